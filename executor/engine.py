@@ -1,0 +1,84 @@
+"""The contract of an engine: what runs inside a rank."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from search_spaces.capability import Capability
+from search_spaces.model import Model
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+"""What memory is split into. `activations` is everything that an engine does not claim for another tag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """Where a rank stands. The default process group is up for all of a gang's ranks."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    control_group: dist.ProcessGroup | None = None
+    """A gloo group for the measurement's own agreements, apart from the engine's; None: one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What an optimizer step tells, the same on every rank."""
+
+    loss: float
+    """Mean loss over the global batch, before the update."""
+    gradient_norm: float
+    """Global L2 norm of the mean gradient, before clipping."""
+
+
+class EngineSession(ABC):
+    """A model that is built on this rank and can be trained. Used from one thread. Every rank calls the same methods in order.
+
+    Between steps nothing is in flight: every collective that a step starts has ended when it returns.
+    """
+
+    @abstractmethod
+    def prepare(self, step: int) -> None:
+        """Make the data of step `step` ready on the device, so that a timed step does not wait for data."""
+
+    @abstractmethod
+    def train_step(self) -> StepReport:
+        """One optimizer step over the prepared data: every micro-batch, the reduction, clipping and the update."""
+
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether lazily made state (optimizer state, gather trace, buffers) exists, so that steps repeat exactly."""
+
+    @abstractmethod
+    def tagged_storages(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor that is live between steps, with its tag of `TAGS`. A storage may come more than once."""
+
+    @abstractmethod
+    def parameter_counts(self) -> Mapping[str, int]:
+        """`total` and `trainable` parameters of the whole model, in elements."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free every tensor and hook. The process group stays up. May be called twice."""
+
+
+class Engine(ABC):
+    """Builds sessions. Stateless: one instance serves every trial of a process."""
+
+    capability: Capability
+
+    @abstractmethod
+    def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> EngineSession:
+        """Build the model for this rank.
+
+        Raises:
+            EngineRefusalError: the engine refuses the combination, with the rule's name.
+            FactoryError: a user's factory raises or does not keep the Protocol.
+            DataError: the text to train on cannot be read.
+        """

@@ -1,0 +1,1 @@
+"""What a trial runs: `native` is our sharded engine."""

@@ -1,0 +1,1 @@
+"""What a trial measures: time, memory, communication, FLOPs."""

@@ -1,0 +1,1 @@
+"""Who runs trials: `ray` (the real one), `local` (plain processes), `replay` (a table of measurements)."""

@@ -1,0 +1,50 @@
+"""The contract of a runner."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+
+from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
+
+Handle = str
+"""A submitted attempt: the request's attempt token."""
+Event = Progress | TrialResult | NodeEvent
+
+
+class Runner(ABC):
+    """Runs trial requests and tells what becomes of them.
+
+    - The runner owns a submitted attempt until it has returned its `TrialResult` from `events`, exactly one for each
+      attempt that was submitted, whatever happened to it: a runner never raises because of a trial.
+    - A trial that passes its `timeout_seconds` is ended by force (TIMEOUT) and its devices are free again within seconds.
+    - Methods are called from one thread; only `cancel` may be called from any thread and from a signal handler.
+    - After `close` no process of the runner is left; attempts that were running get no result. `close` may be called twice.
+
+    Raises:
+        RunnerError: ranks cannot be started or placed at all (never because of one trial).
+    """
+
+    @abstractmethod
+    def submit(self, request: TrialRequest) -> Handle:
+        """Start the attempt, or queue it until there is room. Returns at once."""
+
+    @abstractmethod
+    def events(self, timeout: float) -> list[tuple[Handle, Event]]:
+        """Return what happened, in order, waiting up to `timeout` seconds for the first. Node events have handle ""."""
+
+    @abstractmethod
+    def cancel(self, handle: Handle, reason: str) -> None:
+        """End an attempt by force; its result (CANCELLED, with the reason) comes through `events`. Unknown: ignored."""
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many further attempts would start at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process and give back every resource."""
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,187 @@
+"""What is trained: decoder-only transformers by their shape, or a module of the user's own."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from search_spaces.errors import ModelFormatError
+
+
+class Norm(StrEnum):
+    """Normalisation layer: RMSNorm has a weight, LayerNorm a weight and a bias."""
+
+    RMSNORM = "rmsnorm"
+    LAYERNORM = "layernorm"
+
+
+class Position(StrEnum):
+    """How positions enter: rotated queries and keys, or a learned table added to the embeddings."""
+
+    ROTARY = "rotary"
+    LEARNED = "learned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer by its shape.
+
+    Raises:
+        ModelFormatError: a size is not positive, or heads do not divide as they must.
+    """
+
+    name: str
+    family: str
+    """llama, mistral, qwen2, gpt2, opt, gpt_neox or mixtral."""
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    """Width of the MLP's hidden layer (of one expert where there are experts)."""
+    vocab_size: int
+    sequence_length: int
+    """Longest sequence, in tokens."""
+    tied_embeddings: bool = False
+    """Whether the output projection is the embedding table."""
+    norm: Norm = Norm.RMSNORM
+    norm_epsilon: float = 1e-5
+    activation: str = "silu"
+    """silu, gelu, gelu_tanh or relu."""
+    gated_mlp: bool = True
+    """Whether the MLP multiplies by a gate (three matrices instead of two)."""
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    position: Position = Position.ROTARY
+    rotary_fraction: float = 1.0
+    """Share of each head's dimensions that is rotated."""
+    rope_theta: float = 10_000.0
+    position_offset: int = 0
+    """Rows of the learned position table before position 0 (2 in OPT)."""
+    parallel_residual: bool = False
+    """Whether attention and MLP read the same input (GPT-NeoX)."""
+    pre_norm: bool = True
+    """Whether norms stand before the sub-layers, with a final norm (False in OPT-350M: after them, no final norm)."""
+    embedding_size: int = 0
+    """Width of the embedding table where it differs from `hidden_size` (OPT-350M), projected in and out; 0: the same."""
+    num_experts: int = 0
+    """Experts a layer; 0: a dense MLP."""
+    experts_per_token: int = 0
+    sliding_window: int = 0
+    """Tokens that attention looks back; 0: all."""
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+            "ffn_hidden_size", "vocab_size", "sequence_length",
+        ):  # fmt: skip
+            if getattr(self, field) < 1:
+                raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelFormatError(
+                "num_key_value_heads",
+                f"{self.num_key_value_heads} does not divide {self.num_attention_heads} attention heads",
+                "give a divisor of num_attention_heads",
+            )
+        if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
+            raise ModelFormatError("activation", f"{self.activation!r} is not known", "use silu, gelu, gelu_tanh or relu")
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise ModelFormatError(
+                "experts_per_token",
+                f"{self.experts_per_token} is not between 1 and {self.num_experts}",
+                "route each token to at least one and at most every expert",
+            )
+
+    @property
+    def input_embedding_parameters(self) -> int:
+        """Parameters of the tables that are looked up, not multiplied: tokens and learned positions."""
+        table = self.vocab_size * (self.embedding_size or self.hidden_size)
+        if self.position is Position.LEARNED:
+            table += (self.sequence_length + self.position_offset) * self.hidden_size
+        return table
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer, all experts included."""
+        return self._attention_parameters + self._mlp_parameters(max(self.num_experts, 1)) + 2 * self._norm_parameters
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters in all, tied tables counted once."""
+        return (
+            self.input_embedding_parameters
+            + self.num_layers * self.layer_parameters
+            + self._projection_parameters
+            + (self._norm_parameters if self.pre_norm else 0)
+            + (0 if self.tied_embeddings else self.vocab_size * (self.embedding_size or self.hidden_size))
+        )
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Parameters that one token meets: all but the experts that it is not routed to."""
+        if not self.num_experts:
+            return self.parameter_count
+        idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
+        router_in_idle = (self.num_experts - self.experts_per_token) * self.hidden_size
+        return self.parameter_count - self.num_layers * (idle - router_in_idle)
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """FLOPs that training needs for a token, forward and backward, recomputation not counted.
+
+        6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
+        tied table once, as the output projection; lookup tables not), T `sequence_length`. Causality is not discounted.
+        """
+        multiplied = self.active_parameter_count - self.input_embedding_parameters
+        if self.tied_embeddings:
+            multiplied += self.vocab_size * (self.embedding_size or self.hidden_size)
+        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim * sequence_length
+        return 6.0 * multiplied + attention
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden_size * (2 if self.norm is Norm.LAYERNORM else 1)
+
+    @property
+    def _projection_parameters(self) -> int:
+        return 2 * self.embedding_size * self.hidden_size if self.embedding_size else 0
+
+    @property
+    def _attention_parameters(self) -> int:
+        queries = self.num_attention_heads * self.head_dim
+        keys_values = 2 * self.num_key_value_heads * self.head_dim
+        weights = self.hidden_size * (2 * queries + keys_values)
+        biases = (queries + keys_values if self.qkv_bias else 0) + (self.hidden_size if self.attention_output_bias else 0)
+        return weights + biases
+
+    def _mlp_parameters(self, experts: int) -> int:
+        """Parameters of `experts` expert MLPs and the router's rows for them; of one dense MLP where there is no router."""
+        matrices = 3 if self.gated_mlp else 2
+        mlp = matrices * self.hidden_size * self.ffn_hidden_size
+        if self.mlp_bias:
+            mlp += (matrices - 1) * self.ffn_hidden_size + self.hidden_size
+        router = experts * self.hidden_size if self.num_experts else 0
+        return experts * mlp + router
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoryModel:
+    """A module of the user's own, built in the ranks by `module:factory`, with what a look at it told."""
+
+    reference: str
+    """`module:factory`; `factory()` returns `(module, batch)`."""
+    parameter_count: int
+    """Trainable and frozen parameters, tied ones counted once."""
+    python_path: tuple[str, ...] = ()
+    """Folders that the ranks put first on `sys.path` before they import the factory."""
+
+    @property
+    def name(self) -> str:
+        """The reference: what the user calls the model."""
+        return self.reference
+
+    def flops_per_token(self, sequence_length: int) -> float:  # noqa: ARG002  the shape inside is not known
+        """6 FLOPs a parameter and token: the matrix products alone, since the module's attention is not known."""
+        return 6.0 * self.parameter_count
+
+
+Model = ModelSpec | FactoryModel

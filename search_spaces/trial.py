@@ -1,0 +1,177 @@
+"""What is asked of a runner and what comes back: plain data that crosses process borders."""
+
+from dataclasses import dataclass, field
+
+from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial_config import TrialConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean with its 95 % interval; the unit is that of the field that holds it."""
+
+    mean: float
+    low: float
+    high: float
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether the two intervals have a point in common."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What every trial of a job trains on: the same samples in the same order, whatever the configuration."""
+
+    global_batch_size: int
+    """Samples in one optimizer step, over all ranks."""
+    sequence_length: int
+    """Tokens in a sample."""
+    seed: int = 0
+    data_path: str | None = None
+    """A file or folder of text; None: the sources of the installed Python standard library."""
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    gradient_clipping: float = 1.0
+    """Bound of the global gradient norm; 0: no clipping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How long and how exactly a trial is measured."""
+
+    warmup_updates: int = 2
+    """Updates before the step time is looked at at all (at least 2)."""
+    max_warmup_steps: int = 20
+    """Steps after which warm-up ends even where a trend is left (the result then says so)."""
+    min_steps: int = 5
+    max_steps: int = 200
+    max_seconds: float = 10.0
+    """Seconds of timed steps after which the measurement ends with the interval that it has."""
+    target_relative_half_width: float = 0.02
+    """The measurement ends when the half-width of the 95 % interval of the mean step time is below this share of it."""
+    measure_memory: bool = True
+    """Whether the allocator's events are recorded on an extra untimed step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """One attempt that a runner is asked to make."""
+
+    attempt: str
+    """The attempt's token: results are accepted under it."""
+    model: ModelSpec | FactoryModel
+    config: TrialConfig
+    workload: Workload
+    world_size: int
+    engine: str = "native"
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    memory_limit_bytes: int | None = None
+    """Allocator bytes per rank beyond which the trial is INFEASIBLE; None: what the device has."""
+    timeout_seconds: float = 300.0
+    """Seconds from start of build to end of measurement after which every rank is killed."""
+    reference_losses: tuple[float, ...] = ()
+    """Losses of the first steps on the same seed and data; empty: this trial sets them."""
+    expected_step_seconds: float | None = None
+    rate_to_beat: float | None = None
+    """Samples/s of the best so far."""
+    excluded_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCount:
+    """One kind of collective in one optimizer step of one rank."""
+
+    operation: str
+    """all_gather, reduce_scatter, all_reduce, broadcast, …"""
+    mesh_dimension: str
+    """The group that it runs over: data, tensor, pipeline, context, or control."""
+    count: int
+    bytes: int
+    """Bytes of the full (unsharded) message, summed over the count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasurement:
+    """What one rank measured."""
+
+    rank: int
+    host: str
+    peak_memory_bytes: int
+    """Highest sum of live allocations in a step, by the allocator's own events."""
+    memory_by_tag: dict[str, int]
+    """The same peak split: parameters, gradients, optimizer_state, activations, buffers; sums to it exactly."""
+    tag_peak_bytes: dict[str, int]
+    """Each tag's own highest value in the step; these do not sum to the peak."""
+    rss_peak_bytes: int
+    """Highest resident set of the process in the measured steps."""
+    cpu_seconds_per_step: float
+    collectives: tuple[CollectiveCount, ...]
+    reserved_bytes: int | None = None
+    """CUDA: the caching allocator's peak reservation."""
+    non_torch_bytes: int | None = None
+    """CUDA: device memory in use outside torch's allocator."""
+    allocation_retries: int | None = None
+    """CUDA: cache flushes in the measured window; any makes the trial unstable."""
+    throttled: bool | None = None
+    """CUDA: whether the device lowered its clocks for heat or power."""
+    sm_clock_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """How an attempt ended and what it measured. Fields beyond the outcome are empty where nothing was measured."""
+
+    attempt: str
+    outcome: Outcome
+    message: str = ""
+    """One line: why this outcome."""
+    rule: str | None = None
+    """INVALID: the rule that refuses."""
+    traceback: str | None = None
+    """The real traceback of the first rank that failed."""
+    losses: tuple[float, ...] = ()
+    """Losses of the first steps, for the job's reference."""
+    gradient_norms: tuple[float, ...] = ()
+    step_seconds: tuple[float, ...] = ()
+    """Each timed step, the slowest rank's wall seconds."""
+    samples_per_second: Interval | None = None
+    """The interval covers this trial's own steps and the spread between repeats."""
+    within_relative_error: float = 0.0
+    """Standard error of the mean step time within this trial, as a share of it."""
+    peak_memory_bytes: int | None = None
+    """The highest rank's peak."""
+    ranks: tuple[RankMeasurement, ...] = ()
+    tflops_per_device: float | None = None
+    mfu: float | None = None
+    flops_convention: str = "palm-appendix-b"
+    unstable: bool = False
+    """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by phase on rank 0: setup, build, warmup, memory, measure, close."""
+    warm: bool = False
+    """Whether the ranks had run a trial before."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions and hardware as the ranks saw them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A sign of life from a running trial."""
+
+    attempt: str
+    phase: str
+    step: int
+    samples_per_second: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """What a runner learnt of a node."""
+
+    node: str
+    kind: str
+    """lost, added, slow, quarantined."""
+    message: str = ""

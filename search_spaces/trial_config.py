@@ -1,0 +1,101 @@
+"""One point of the space: a value for every knob, canonical and hashed."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.errors import UnknownNameError
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """A value for every knob. `search_spaces.knobs` states each one's unit, domain and condition.
+
+    Sizes of buckets are elements, not bytes. Data-parallel degree and gradient accumulation are derived:
+    see `data_parallel_size` and `gradient_accumulation_steps`.
+    """
+
+    zero_stage: int = 0
+    micro_batch_size: int = 1
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+    overlap_comm: bool = True
+    contiguous_gradients: bool = True
+    defer_gradient_reduction: bool = False
+    reduce_dtype: str = "fp32"
+    hsdp_shard_size: int = 0
+    reshard_after_forward: bool = True
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    offload_ratio: float = 1.0
+    tensor_parallel_size: int = 1
+    sequence_parallel: bool = False
+    pipeline_parallel_size: int = 1
+    virtual_stages: int = 1
+    pipeline_schedule: str = "1f1b"
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    activation_checkpointing: str = "none"
+    checkpoint_every_k: int = 1
+    precision: str = "fp32"
+    attention_backend: str = "best"
+    loss_chunk_size: int = 0
+    fused_optimizer: bool = True
+    rank_order: str = "tp-cp-dp-pp"
+    expandable_segments: bool = False
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that one replica of the model takes: TP x PP x CP."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Replicas of the model on `world_size` ranks, rounded down."""
+        return world_size // self.model_parallel_size
+
+    def gradient_accumulation_steps(self, global_batch_size: int, world_size: int) -> int:
+        """Micro-batches that each replica runs in one optimizer step, rounded down."""
+        return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))
+
+    def values(self) -> dict[str, Value]:
+        """Every knob and its value, in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def replace(self, changes: Mapping[str, Value]) -> "TrialConfig":
+        """The same point with some knobs changed.
+
+        Raises:
+            UnknownNameError: a knob does not exist.
+        """
+        for name in changes:
+            if name not in KNOB_NAMES:
+                raise UnknownNameError(name, "no knob has this name", "see `autotune space --knobs` for the knobs")
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits that are the same in every process for the same values."""
+        return stable_hash(self.values())
+
+    def differences(self, other: "TrialConfig") -> dict[str, Value]:
+        """The knobs of this point whose value is another in `other`."""
+        theirs = other.values()
+        return {name: value for name, value in self.values().items() if value != theirs[name]}
+
+
+KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
+"""The names of all knobs, in the order in which they are shown."""
+
+
+def stable_hash(value: Any) -> str:
+    """16 hexadecimal digits of SHA-256 over canonical JSON: the same in every process and on every machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,28 @@
+"""Errors of the storage.
+
+StorageError
+├── DatabaseUnavailableError (OSError)      cannot be opened, is locked, read-only, or of a newer schema
+├── UnknownJobError          (LookupError)  no job has that id
+├── LeaseHeldError           (RuntimeError) another live process holds the job
+└── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
+"""
+
+
+class StorageError(Exception):
+    """Base of all errors of this package; each message is one line that names the remedy."""
+
+
+class DatabaseUnavailableError(StorageError, OSError):
+    """The database cannot be opened, is locked or read-only, or has a newer schema than this version knows."""
+
+
+class UnknownJobError(StorageError, LookupError):
+    """No job has that id, or there is no job at all."""
+
+
+class LeaseHeldError(StorageError, RuntimeError):
+    """Another live process holds the job."""
+
+
+class LeaseLostError(StorageError, RuntimeError):
+    """The lease expired or was taken over by another process; nothing may be written under it."""

@@ -1,0 +1,106 @@
+"""Rows as values: what the Store gives out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process that may hold a job: enough to tell whether it still lives."""
+
+    host: str
+    pid: int
+    started: float
+    """When the process started, seconds since the epoch: tells a reused pid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to write a job, until it expires or is released. Every write is fenced by its token."""
+
+    job_id: str
+    token: int
+    owner: Owner
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A tuning job."""
+
+    id: str
+    created: datetime
+    updated: datetime
+    state: JobState
+    reason: str
+    """A StopReason for SUCCEEDED, else a short word; empty while open."""
+    message: str
+    request: Mapping[str, Any]
+    """The job request as plain data (`autotune.jobs`)."""
+    reference_losses: tuple[float, ...]
+    """Losses of the first steps that every trial is held against; empty until the first OK trial."""
+    active_seconds: float
+    """Seconds that processes have held the job, over all of them: what a budget in seconds is counted in."""
+    owner: Owner | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One measurement wanted by a job; unique by (job, config, purpose, fidelity, repeat)."""
+
+    job_id: str
+    number: int
+    """0, 1, 2, … in the order of proposal; 0 is the baseline."""
+    config: TrialConfig
+    purpose: Purpose
+    fidelity: str
+    """Name of the fidelity: full, or a reduced one."""
+    repeat: int
+    counted: bool
+    """Whether it counts against the budget of trials."""
+    outcome: Outcome | None
+    """None: wanted or running."""
+    result: TrialResult | None
+    """The accepted attempt's result; None while there is none. A refused candidate has a result and no attempt."""
+    attempts: int
+    """Attempts started so far."""
+    created: datetime
+    started: datetime | None
+    """Start of the accepted attempt."""
+    finished: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One execution of a trial."""
+
+    token: str
+    job_id: str
+    trial_number: int
+    number: int
+    """1, 2, … within the trial."""
+    state: str
+    """running, accepted, retried (its outcome gets another attempt), superseded (a late result), or abandoned."""
+    outcome: Outcome | None
+    started: datetime
+    finished: datetime | None
+    host: str
+    result: TrialResult | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something that happened to a job, written in the same transaction as the change that it tells."""
+
+    job_id: str
+    sequence: int
+    """1, 2, 3, … within the job, with no gap."""
+    time: datetime
+    kind: str
+    payload: Mapping[str, Any]
