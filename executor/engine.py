@@ -29,12 +29,12 @@ class RankContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What an optimizer step tells, the same on every rank."""
+    """What an optimizer step tells."""
 
     loss: float
-    """Mean loss over the global batch, before the update."""
-    gradient_norm: float
-    """Global L2 norm of the mean gradient, before clipping."""
+    """Mean loss over this rank's micro-batches, before the update."""
+    gradient_norm: float | None
+    """Global L2 norm of the mean gradient before clipping, the same on every rank; None where nothing is clipped."""
 
 
 class EngineSession(ABC):

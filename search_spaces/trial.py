@@ -73,6 +73,8 @@ class TrialRequest:
     """Seconds from start of build to end of measurement after which every rank is killed."""
     reference_losses: tuple[float, ...] = ()
     """Losses of the first steps on the same seed and data; empty: this trial sets them."""
+    peak_flops_per_device: float | None = None
+    """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
     expected_step_seconds: float | None = None
     rate_to_beat: float | None = None
     """Samples/s of the best so far."""
@@ -107,7 +109,10 @@ class RankMeasurement:
     rss_peak_bytes: int
     """Highest resident set of the process in the measured steps."""
     cpu_seconds_per_step: float
+    """CPU seconds of the process, all threads, in one timed step."""
     collectives: tuple[CollectiveCount, ...]
+    device_seconds_per_step: float | None = None
+    """CUDA: seconds between events at the start and the end of a timed step."""
     reserved_bytes: int | None = None
     """CUDA: the caching allocator's peak reservation."""
     non_torch_bytes: int | None = None

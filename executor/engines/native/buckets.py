@@ -1,0 +1,180 @@
+"""Gradient reduction: gradients of ZeRO 0-3 into flat shards, through fixed buckets."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.engines.native.collectives import Group, Pending, mark
+from executor.engines.native.layout import Layout, Slot, as_rows
+from search_spaces.trial_config import TrialConfig
+
+IN_FLIGHT = 2
+"""Buckets that may be on the way at once where communication overlaps: one sends while the next one fills."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A bucket on its way: its tensors must live until the collective has ended."""
+
+    work: Pending
+    bucket: int
+    rows: Tensor
+    output: Tensor
+
+
+class GradientReducer:
+    """Turns the gradients of a step into this rank's share of their sum.
+
+    1. A gradient that is ready is moved out of `parameter.grad` into its bucket: a matrix [ranks, columns] whose row r
+       is what rank r owns. (`contiguous_gradients` off: it stays where it is until the whole bucket is ready, and the
+       bucket is put together then.)
+    2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
+       stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
+       still waiting are sent, with zeros for parameters that had no gradient on this rank.
+    3. What arrives is added to the flat gradient shard.
+
+    Stages 0 and 1, and stage 2 with `defer_gradient_reduction`, hold full gradients in `reduce_dtype` over the
+    micro-batches of a step and reduce at the last one; stages 2 and 3 reduce at every micro-batch [Rajbhandari et al. 2020,
+    ZeRO, 5.2]. Losses are scaled before backward, so sums are means.
+    """
+
+    def __init__(
+        self, layout: Layout, group: Group, config: TrialConfig, master_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layout, self.group, self.device = layout, group, device
+        self.master_dtype = master_dtype
+        self.reduce_dtype = torch.bfloat16 if config.reduce_dtype == "bf16" else master_dtype
+        self.contiguous = config.contiguous_gradients
+        self.limit = IN_FLIGHT if config.overlap_comm else 0
+        self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
+        self.shard: Tensor | None = None
+        self._in_shard = self.contiguous and layout.ranks == 1 and self.reduce_dtype == master_dtype
+        self._rows: dict[int, Tensor] = {}
+        self._held: dict[Slot, Tensor] = {}
+        self._ready: set[Slot] = set()
+        self._filled: set[Slot] = set()
+        self._landed: set[int] = set()
+        self._sent: deque[_Sent] = deque()
+        self._next = 0
+        self._reduces = True
+
+    def begin_micro_batch(self, last: bool) -> None:
+        """Every micro-batch but the last only accumulates, unless the stage reduces each."""
+        self._reduces = last or self.every_micro_batch
+        self._next = 0
+        self._ready.clear()
+
+    @torch.no_grad()
+    def declare_ready(self, slots: Iterable[Slot]) -> None:
+        """These parameters get no more gradient in this micro-batch; send the buckets that this completes.
+
+        Where other collectives run during backward (stage 3), it must be called at the same point between them on every
+        rank, whether or not the rank has these gradients.
+        """
+        self._ready.update(slots)
+        while self._reduces and self._next < len(self.layout.buckets) and self._complete(self._next):
+            self._send_next()
+
+    @torch.no_grad()
+    def end_micro_batch(self) -> None:
+        """Send what is waiting and wait for what is on the way."""
+        while self._reduces and self._next < len(self.layout.buckets):
+            self._send_next()
+        while self._sent:
+            self._land(self._sent.popleft())
+
+    def take_shard(self) -> Tensor:
+        """This rank's share of the mean gradient, flat, in the master's type; the reducer forgets it."""
+        shard, self.shard = self._gradient_shard(), None
+        self._landed.clear()
+        return shard
+
+    def held_tensors(self) -> list[Tensor]:
+        """Gradients that live between micro-batches or steps."""
+        shard = [self.shard] if self.shard is not None else []
+        return [*shard, *self._rows.values(), *self._held.values()]
+
+    def _complete(self, bucket: int) -> bool:
+        return all(slot in self._ready for slot in self.layout.buckets[bucket])
+
+    @torch.no_grad()
+    def take(self, slot: Slot) -> None:
+        """Move the parameter's gradient out of `parameter.grad`; called once per parameter and micro-batch, by autograd."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            return
+        if self.contiguous:
+            target = self._bucket_rows(slot.bucket)[:, slot.column : slot.column + slot.shard_elements]
+            rows = as_rows(gradient, slot, self.layout.ranks)
+            target.add_(rows) if slot in self._filled else target.copy_(rows)
+        elif slot in self._filled:
+            self._held[slot].add_(gradient)
+        else:
+            self._held[slot] = gradient.to(self.reduce_dtype)
+            mark("gradients", self._held[slot])
+        self._filled.add(slot)
+        slot.parameter.grad = None
+
+    def _bucket_rows(self, bucket: int) -> Tensor:
+        """The bucket's matrix; at stage 0 a part of the flat gradient itself, so that nothing is copied back."""
+        if bucket not in self._rows:
+            columns, ranks = self.layout.columns(bucket), self.layout.ranks
+            if self._in_shard:
+                start = self.layout.start(bucket)
+                self._rows[bucket] = self._gradient_shard()[start : start + columns].view(1, columns)
+            else:
+                self._rows[bucket] = torch.empty(ranks, columns, dtype=self.reduce_dtype, device=self.device)
+                mark("gradients" if not self.every_micro_batch else "buffers", self._rows[bucket])
+        return self._rows[bucket]
+
+    def _gradient_shard(self) -> Tensor:
+        if self.shard is None:
+            elements = self.layout.master_elements
+            self.shard = torch.empty(elements, dtype=self.master_dtype, device=self.device)
+            mark("gradients", self.shard)
+        return self.shard
+
+    def _send_next(self) -> None:
+        bucket, self._next = self._next, self._next + 1
+        rows = self._assemble(bucket)
+        if self.layout.ranks == 1:
+            work, output = self.group.all_reduce(rows), rows.view(-1)
+        else:
+            output = self._landing_place(bucket, rows)
+            work = self.group.reduce_scatter(output, rows)
+        self._sent.append(_Sent(work, bucket, rows, output))
+        while len(self._sent) > self.limit:
+            self._land(self._sent.popleft())
+
+    def _assemble(self, bucket: int) -> Tensor:
+        """The bucket's matrix with zeros where this rank has no gradient."""
+        rows = self._bucket_rows(bucket)
+        for slot in self.layout.buckets[bucket]:
+            target = rows[:, slot.column : slot.column + slot.shard_elements]
+            if slot not in self._filled:
+                target.zero_()
+            elif not self.contiguous:
+                target.copy_(as_rows(self._held.pop(slot), slot, self.layout.ranks))
+            self._filled.discard(slot)
+        del self._rows[bucket]
+        return rows
+
+    def _landing_place(self, bucket: int, rows: Tensor) -> Tensor:
+        """Straight into the gradient shard where this is the step's first reduction of the bucket, in the same type."""
+        if bucket not in self._landed and self.reduce_dtype == self.master_dtype:
+            start = self.layout.start(bucket)
+            return self._gradient_shard()[start : start + rows.shape[1]]
+        output = torch.empty(rows.shape[1], dtype=self.reduce_dtype, device=self.device)
+        mark("buffers", output)
+        return output
+
+    def _land(self, sent: _Sent) -> None:
+        sent.work.wait()
+        shard, start = self._gradient_shard(), self.layout.start(sent.bucket)
+        target = shard[start : start + sent.output.numel()]
+        if sent.output.data_ptr() != target.data_ptr():
+            target.add_(sent.output) if sent.bucket in self._landed else target.copy_(sent.output)
+        self._landed.add(sent.bucket)

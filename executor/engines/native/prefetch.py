@@ -1,0 +1,273 @@
+"""Stage 3: parameters are gathered when their unit is used, ahead of time along a recorded trace, and let go after."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from executor.engines.native.collectives import Group, Pending, mark
+from executor.engines.native.layout import Slot, from_rows, master_shards
+from search_spaces.trial_config import TrialConfig
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Parameters that are gathered together: those of a module that every rank calls."""
+
+    module: nn.Module
+    slots: tuple[Slot, ...]
+    encloses: bool = False
+    """Whether other units run inside it, so that in backward its parameters are needed until the end."""
+
+
+@dataclass(slots=True)
+class _Gather:
+    """A gather on its way; the tensors must live until it has ended."""
+
+    work: Pending
+    slots: tuple[Slot, ...]
+    rows: Tensor
+    shard: Tensor
+    done: bool = field(default=False)
+
+
+class ParameterGatherer:
+    """Keeps the parameters of the units in use whole, and of no others.
+
+    1. Before a unit runs forward, and before the gradient of its output runs backward, its parameters are gathered in one
+       collective (those that are not there or on the way already).
+    2. The first micro-batch records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
+       ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all.
+    3. After forward a unit's parameters are let go, unless the trace says that the same unit is used next, or
+       `reshard_after_forward` is off. In backward a parameter's memory goes when its gradient is done; for the account that
+       decides what is gathered next, a unit ends when the next one begins, since that is the same on every rank even where
+       only some ranks used a branch.
+    4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it.
+
+    Sizes in elements, meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021, ZeRO-Infinity].
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        master: Tensor,
+        group: Group,
+        config: TrialConfig,
+        declare_ready: Callable[[Iterable[Slot]], None],
+    ) -> None:
+        self.units, self.master, self.group = tuple(units), master, group
+        self.declare_ready = declare_ready
+        self.prefetch_elements = config.prefetch_bucket_size
+        self.max_live = config.max_live_parameters
+        self.overlap = config.overlap_comm
+        self.reshard = config.reshard_after_forward
+        self.persistence_threshold = config.param_persistence_threshold
+        self.trace: list[Unit] = []
+        self.recording = True
+        self._position = -1
+        self._live: set[Slot] = set()
+        self._live_elements = 0
+        self._pending: dict[Slot, _Gather] = {}
+        self._in_backward: Unit | None = None
+        self._units_left: Counter[Slot] = Counter()
+        self._all = _unique(slot for unit in units for slot in unit.slots)
+        for slot in self._all:
+            slot.parameter.data.untyped_storage().resize_(0)
+        self._hooks = [hook for unit in units for hook in self._attach(unit)]
+
+    def _attach(self, unit: Unit) -> list[torch.utils.hooks.RemovableHandle]:
+        before = unit.module.register_forward_pre_hook(lambda *_: self._use(unit))
+        after = unit.module.register_forward_hook(lambda _module, _inputs, output: self._after_forward(unit, output))
+        return [before, after]
+
+    def close(self) -> None:
+        """Remove the hooks and bring every parameter back whole."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def gather_all(self) -> None:
+        """Make every parameter whole, as for reading the weights; `end_micro_batch` lets them go again."""
+        for unit in self.units:
+            self._fetch(unit)
+
+    def begin_micro_batch(self) -> None:
+        """Count anew in how many units each parameter is still to be used backward."""
+        self._units_left = Counter(slot for unit in self.units for slot in unit.slots)
+
+    def gradient_done(self, slot: Slot) -> None:
+        """Autograd needs the parameter no more in this micro-batch: free its memory."""
+        if slot.elements > self.persistence_threshold:
+            slot.parameter.data.untyped_storage().resize_(0)
+
+    def end_micro_batch(self) -> None:
+        """Let go of all that backward did not, and start the trace anew."""
+        self._in_backward = None
+        for slot in self._all:
+            if slot in self._pending:
+                self._finish(self._pending[slot])
+            self._let_go(slot)
+        self.recording = False
+        self._position = -1
+
+    def parameters_changed(self) -> None:
+        """The optimizer has changed the master: what persists is stale."""
+        self._live.clear()
+        self._live_elements = 0
+
+    @torch.no_grad()
+    def _use(self, unit: Unit) -> None:
+        if self.recording:
+            self.trace.append(unit)
+        self._fetch(unit)
+        if not self.recording and self.prefetch_elements:
+            self._advance(unit)
+            self._prefetch()
+
+    def _use_backward(self, unit: Unit) -> None:
+        previous, self._in_backward = self._in_backward, unit
+        if previous is not None and not previous.encloses:
+            self._leave_backward(previous, unit)
+        self._use(unit)
+
+    def _leave_backward(self, unit: Unit, entered: Unit) -> None:
+        for slot in unit.slots:
+            if slot not in entered.slots:
+                self._let_go(slot)
+        self._units_left.subtract(unit.slots)
+        self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
+
+    def _after_forward(self, unit: Unit, output: object) -> None:
+        outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        if outputs:
+            register_multi_grad_hook(outputs, lambda _gradient: self._use_backward(unit), mode="any")
+        if self.reshard and not self._used_next(unit):
+            for slot in unit.slots:
+                self._let_go(slot)
+
+    def _used_next(self, unit: Unit) -> bool:
+        """Whether the trace's next use is this unit again, as for the last unit between forward and backward."""
+        if self.recording:
+            return False
+        later = self._find(unit, max(self._position, 0))
+        return later is not None and later + 1 < len(self.trace) and self.trace[later + 1] is unit
+
+    def _advance(self, unit: Unit) -> None:
+        """Move to this use in the trace; a use that it does not hold leaves the position where it is."""
+        found = self._find(unit, self._position + 1)
+        self._position = self._position if found is None else found
+
+    def _find(self, unit: Unit, start: int) -> int | None:
+        return next((place for place in range(start, len(self.trace)) if self.trace[place] is unit), None)
+
+    def _fetch(self, unit: Unit) -> None:
+        for slot in unit.slots:
+            if slot in self._pending:
+                self._finish(self._pending[slot])
+        missing = tuple(slot for slot in unit.slots if slot not in self._live)
+        if missing:
+            self._finish(self._issue(missing))
+
+    def _prefetch(self) -> None:
+        """Gather ahead, in one collective, the next parameters of the trace that fit the two limits."""
+        on_the_way = sum(slot.elements for slot in self._pending)
+        wanted: list[Slot] = []
+        elements = 0
+        upcoming = (slot for unit in self.trace[self._position + 1 :] for slot in unit.slots)
+        for slot in upcoming:
+            if slot in self._live or slot in self._pending or slot in wanted:
+                continue
+            elements += slot.elements
+            if on_the_way + elements > self.prefetch_elements or self._live_elements + on_the_way + elements > self.max_live:
+                break
+            wanted.append(slot)
+        if wanted:
+            gather = self._issue(tuple(wanted))
+            if not self.overlap:
+                self._finish(gather)
+
+    def _issue(self, slots: tuple[Slot, ...]) -> _Gather:
+        slots = tuple(sorted(slots, key=lambda slot: slot.offset))
+        dtype = slots[0].parameter.dtype
+        shard = master_shards(self.master, slots).to(dtype)
+        if shard.untyped_storage().data_ptr() != self.master.untyped_storage().data_ptr():
+            mark("buffers", shard)
+        rows = torch.empty(self.group.size, shard.numel(), dtype=dtype, device=shard.device)
+        mark("buffers", rows)
+        gather = _Gather(self.group.all_gather(rows, shard), slots, rows, shard)
+        self._pending.update(dict.fromkeys(slots, gather))
+        return gather
+
+    def _finish(self, gather: _Gather) -> None:
+        if gather.done:
+            return
+        gather.work.wait()
+        gather.done = True
+        column = 0
+        for slot in gather.slots:
+            data = slot.parameter.data
+            storage = data.untyped_storage()
+            if storage.size() == 0:
+                storage.resize_(slot.elements * data.element_size())
+                mark("parameters", data)
+            # Through `.data`: weights that autograd saved must not look modified.
+            data.view(-1).copy_(from_rows(gather.rows[:, column : column + slot.shard_elements], slot))
+            column += slot.shard_elements
+            del self._pending[slot]
+            self._live.add(slot)
+            self._live_elements += slot.elements
+
+    def _let_go(self, slot: Slot) -> None:
+        if slot in self._live and slot.elements > self.persistence_threshold:
+            slot.parameter.data.untyped_storage().resize_(0)
+            self._live.remove(slot)
+            self._live_elements -= slot.elements
+
+
+def find_units(model: nn.Module, slots: Sequence[Slot]) -> list[Unit]:
+    """The model's own `sharding_units()`, else its repeated blocks; what they leave belongs to the model as a whole.
+
+    Branches that only some ranks take must lie inside a unit: gathers then stay the same on every rank.
+    """
+    declared = getattr(model, "sharding_units", None)
+    modules: list[nn.Module] = list(declared()) if callable(declared) else repeated_blocks(model)
+    by_parameter = {id(slot.parameter): slot for slot in slots}
+    units = [Unit(module, slots_of) for module in modules if (slots_of := _slots_of(module, by_parameter))]
+    covered = {slot for unit in units for slot in unit.slots}
+    rest = tuple(slot for slot in slots if slot not in covered)
+    if rest:
+        units.insert(0, Unit(model, rest, encloses=bool(units)))
+    return units
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that stand at least twice, of one class, in a ModuleList or Sequential, in order."""
+    for child in model.children():
+        entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
+        trainable = [entry for entry in entries if any(True for _ in entry.parameters())]
+        if len(trainable) > 1 and len({type(entry) for entry in trainable}) == 1:
+            others = [other for other in model.children() if other is not child]
+            return [*trainable, *(block for other in others for block in repeated_blocks(other))]
+    return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def _slots_of(module: nn.Module, by_parameter: dict[int, Slot]) -> tuple[Slot, ...]:
+    return tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)
+
+
+def _unique(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+    return tuple(dict.fromkeys(slots))
+
+
+def _tensors(output: object) -> list[Tensor]:
+    """Tensors in a module's output: itself, or those inside tuples, lists, dicts and dataclass-like objects."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, dict):
+        return [tensor for value in output.values() for tensor in _tensors(value)]
+    if isinstance(output, list | tuple):
+        return [tensor for value in output for tensor in _tensors(value)]
+    return []

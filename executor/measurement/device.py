@@ -1,0 +1,78 @@
+"""What CUDA tells beside time and allocations. On other devices every answer is None."""
+
+import contextlib
+import subprocess
+from dataclasses import dataclass
+
+import torch
+
+BAD_REASONS = 0x0000_0000_0000_00E8
+"""Bits of NVML's clock event reasons that mean heat or power: hardware slow-down, software and hardware thermal, brake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """A look at the device after the timed steps."""
+
+    reserved_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    sm_clock_mhz: float | None = None
+    throttled: bool | None = None
+
+
+def allocation_retries(device: torch.device) -> int | None:
+    """Times that the caching allocator had to flush its cache, since the process started."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else None
+
+
+def read_device(device: torch.device) -> DeviceState:
+    """Reserved memory, memory outside torch, clock and throttling now."""
+    if device.type != "cuda":
+        return DeviceState()
+    free, total = torch.cuda.mem_get_info(device)
+    clock, reasons = _ask_driver(device)
+    return DeviceState(
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        non_torch_bytes=max(total - free - torch.cuda.memory_reserved(device), 0),
+        sm_clock_mhz=clock,
+        throttled=None if reasons is None else bool(reasons & BAD_REASONS),
+    )
+
+
+def _ask_driver(device: torch.device) -> tuple[float | None, int | None]:
+    """SM clock in MHz and the event reasons, from nvidia-smi; None where it is not there."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    query = [
+        "nvidia-smi",
+        f"--id=GPU-{uuid}",
+        "--query-gpu=clocks.sm,clocks_event_reasons.active",
+        "--format=csv,noheader,nounits",
+    ]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        clock, reasons = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split(",")
+        return float(clock), int(reasons.strip(), 16)
+    return None, None
+
+
+class DeviceEvents:
+    """Device time of the timed steps, by CUDA events; nothing elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on = device.type == "cuda"
+        self._pairs: list[tuple[torch.cuda.Event, ...]] = []
+
+    def start(self) -> None:
+        if self._on:
+            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            pair[0].record()
+            self._pairs.append(pair)
+
+    def stop(self) -> None:
+        if self._on:
+            self._pairs[-1][1].record()
+
+    def mean(self) -> float | None:
+        """Seconds per step; the device must be idle."""
+        if not self._pairs:
+            return None
+        return float(sum(begin.elapsed_time(end) for begin, end in self._pairs)) / len(self._pairs) / 1e3

@@ -1,0 +1,25 @@
+"""Versions and hardware as a rank sees them."""
+
+import os
+import platform
+
+import torch
+import torch.distributed as dist
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Versions and hardware as this rank sees them."""
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "threads_per_rank": str(torch.get_num_threads()),
+        "backend": str(dist.get_backend()) if dist.is_initialized() else "none",
+    }
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return found

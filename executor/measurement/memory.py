@@ -1,0 +1,241 @@
+"""Peak memory of a step by the allocator's own events, split by tag; and the resident set beside it."""
+
+import gc
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from executor.engine import TAGS
+
+BOUNDARY = "autotune.boundary"
+_MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
+_BACKEND = ("c10d::", "gloo:", "nccl:")
+"""Operators inside which the backend allocates for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAccount:
+    """The memory of one optimizer step on this rank, in bytes."""
+
+    peak: int
+    by_tag: dict[str, int]
+    """The peak, split; sums to it."""
+    tag_peaks: dict[str, int]
+    """Each tag's own highest value in the step."""
+    at_start: dict[str, int]
+    """What was live before the step, split."""
+    collectives: dict[str, tuple[int, int]]
+    """Operation -> (count, bytes of the full message) of the step, as the dispatcher saw them."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """One allocation."""
+
+    size: int
+    tag: str
+
+
+def account_step(
+    step: Callable[[], object], storages: Callable[[], Iterable[tuple[str, Tensor]]], device: torch.device
+) -> MemoryAccount:
+    """Run `step` twice under the profiler and account for the second.
+
+    1. The allocator reports an allocation and its release; a release of what was allocated before the profiler started goes
+       unreported on the CPU. A step that repeats releases in its second run only what the first run allocated (reported) or
+       what no step releases: so the second run is complete.
+    2. Between the runs, the engine names every live storage with its tag (`storages`): the start of the account. What the
+       first run allocated and the engine does not name, but which is still live, stays in the account as activations.
+    3. The second run's events are replayed in order of time. An allocation is an activation unless the engine marks it
+       (`autotune.tag:TAG:ADDRESS`) or the communication backend made it for itself (buffers).
+    """
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    # Reference cycles would be freed at some random point between two steps.
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with profile(activities=activities, profile_memory=True, record_shapes=True) as recorder:
+            step()
+            named = _named_storages(storages(), device)
+            allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+            with record_function(BOUNDARY):
+                pass
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    finally:
+        if collecting:
+            gc.enable()
+    return _replay(list(_events(recorder)), named, device, allocated)
+
+
+def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[int, _Block]:
+    """Live storages on the device by address; the first tag that names a storage holds."""
+    blocks: dict[int, _Block] = {}
+    for tag, value in storages:
+        storage = value.untyped_storage()
+        if storage.size() and storage.device.type == device.type:
+            blocks.setdefault(storage.data_ptr(), _Block(storage.size(), tag))
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """An allocation (size > 0), a release (size < 0), a mark, the boundary, or a collective."""
+
+    time: int
+    kind: str
+    address: int = 0
+    size: int = 0
+    tag: str = ""
+    device: str = "cpu"
+    operation: str = ""
+
+
+def _events(recorder: Any) -> Iterator[_Event]:
+    """The recorded events in order of time, whatever thread they come from."""
+    found: list[_Event] = []
+    stack = [(node, False) for node in recorder.profiler.kineto_results.experimental_event_tree()]
+    while stack:
+        node, in_backend = stack.pop()
+        event = _read(node, in_backend)
+        if event is not None:
+            found.append(event)
+        inside = in_backend or node.name.startswith(_BACKEND)
+        stack.extend((child, inside) for child in node.children)
+    return iter(sorted(found, key=lambda event: event.time))
+
+
+def _read(node: Any, in_backend: bool) -> _Event | None:
+    if node.typed[0].name == "Allocation":
+        fields = node.extra_fields
+        tag = "buffers" if in_backend else "activations"
+        return _Event(
+            node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type
+        )
+    if node.name == BOUNDARY:
+        return _Event(node.start_time_ns, "boundary")
+    if mark := _MARK.fullmatch(node.name):
+        return _Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2]))
+    if node.name.startswith("c10d::") and node.typed[0].name == "TorchOp":
+        return _Event(node.start_time_ns, "collective", operation=node.name, size=_largest_input(node.extra_fields.inputs))
+    return None
+
+
+def _largest_input(inputs: Iterable[Any]) -> int:
+    """Bytes of the largest tensor among an operator's inputs: the full message of a collective."""
+    sizes = [0]
+    for value in inputs:
+        if isinstance(value, list | tuple):
+            sizes.append(_largest_input(value))
+        elif hasattr(value, "sizes") and hasattr(value, "dtype"):
+            elements = 1
+            for length in value.sizes:
+                elements *= length
+            sizes.append(elements * value.dtype.itemsize)
+    return max(sizes)
+
+
+def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None) -> MemoryAccount:
+    """Two passes: first find the final tag of every allocation, then follow the sums."""
+    boundary = next(index for index, event in enumerate(events) if event.kind == "boundary")
+    live = {**_live_at(events[:boundary], device), **named}
+    if allocated is not None:
+        # What a device's allocator holds beyond that: rounding, and tensors from before that no step releases.
+        live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
+    first = list(live.values())
+    changes = _changes(events[boundary:], live, device)
+    at_start = Counter[str]()
+    for block in first:
+        at_start[block.tag] += block.size
+    peak, by_tag, tag_peaks = _follow(at_start, changes)
+    return MemoryAccount(
+        peak=peak,
+        by_tag={tag: by_tag[tag] for tag in TAGS},
+        tag_peaks={tag: tag_peaks[tag] for tag in TAGS},
+        at_start={tag: at_start[tag] for tag in TAGS},
+        collectives=_collectives(events[boundary:]),
+    )
+
+
+def _live_at(events: Iterable[_Event], device: torch.device) -> dict[int, _Block]:
+    """What the first run allocated and did not release."""
+    live: dict[int, _Block] = {}
+    _changes(events, live, device)
+    return live
+
+
+def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.device) -> list[tuple[int, _Block]]:
+    """(+size or -size, block) in order; marks change a block's tag for its whole life. `live` is brought up to date."""
+    changes: list[tuple[int, _Block]] = []
+    for event in events:
+        if event.kind == "mark" and event.address in live:
+            live[event.address].tag = event.tag
+        elif event.kind == "memory" and event.device == device.type:
+            if event.size > 0:
+                block = live[event.address] = _Block(event.size, event.tag)
+                changes.append((event.size, block))
+            elif event.address in live:
+                block = live.pop(event.address)
+                changes.append((-block.size, block))
+    return changes
+
+
+def _follow(at_start: Counter[str], changes: list[tuple[int, _Block]]) -> tuple[int, Counter[str], Counter[str]]:
+    now, highest = Counter(at_start), Counter(at_start)
+    peak, at_peak = now.total(), Counter(at_start)
+    for size, block in changes:
+        now[block.tag] += size
+        highest[block.tag] = max(highest[block.tag], now[block.tag])
+        if now.total() > peak:
+            peak, at_peak = now.total(), Counter(now)
+    return peak, at_peak, highest
+
+
+_OPERATIONS = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::broadcast_": "broadcast",
+    "c10d::alltoall_base_": "all_to_all",
+    "c10d::send": "send",
+    "c10d::recv_": "recv",
+}
+
+
+def _collectives(events: Iterable[_Event]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for event in events:
+        if event.kind == "collective":
+            name = _OPERATIONS.get(event.operation, event.operation.removeprefix("c10d::"))
+            count, size = found.get(name, (0, 0))
+            found[name] = (count + 1, size + event.size)
+    return found
+
+
+def reset_peak_resident_set() -> None:
+    """Start the kernel's count of the highest resident set anew (Linux; elsewhere the count covers the process's life)."""
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        try:
+            path.write_text("5")
+        except OSError:  # not permitted in some containers: the peak then covers the process's life
+            return
+
+
+def peak_resident_set() -> int:
+    """Highest resident set of this process since the last reset, in bytes; 0 where the kernel does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
