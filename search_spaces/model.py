@@ -173,6 +173,8 @@ class FactoryModel:
     """Trainable and frozen parameters, tied ones counted once."""
     python_path: tuple[str, ...] = ()
     """Folders that the ranks put first on `sys.path` before they import the factory."""
+    frozen_parameter_count: int = 0
+    """Those of the parameters that are not trained: they have neither gradients nor optimizer state."""
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 StorageError
 ├── DatabaseUnavailableError (OSError)      cannot be opened, is locked, read-only, or of a newer schema
 ├── UnknownJobError          (LookupError)  no job has that id
+├── UnknownTrialError        (LookupError)  the job has no such trial, or no such attempt
 ├── LeaseHeldError           (RuntimeError) another live process holds the job
 └── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
 """
@@ -18,6 +19,10 @@ class DatabaseUnavailableError(StorageError, OSError):
 
 class UnknownJobError(StorageError, LookupError):
     """No job has that id, or there is no job at all."""
+
+
+class UnknownTrialError(StorageError, LookupError):
+    """The job has no trial of that number, no attempt of that token, or the trial is closed to further attempts."""
 
 
 class LeaseHeldError(StorageError, RuntimeError):

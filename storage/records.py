@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from search_spaces.outcome import JobState, Outcome, Purpose
@@ -10,14 +11,47 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 
 
+class AttemptState(StrEnum):
+    """What became of an attempt. The values are stored: never rename one."""
+
+    RUNNING = "running"
+    """The trial's current attempt: its result will be accepted."""
+    ACCEPTED = "accepted"
+    """Its result is the trial's."""
+    RETRIED = "retried"
+    """Its outcome gets another attempt: the trial is wanted again."""
+    SUPERSEDED = "superseded"
+    """Its result came after the attempt was given up: kept, never counted."""
+    ABANDONED = "abandoned"
+    """Given up without a result, because its process died or let the job go."""
+
+
+class EventKind(StrEnum):
+    """The events that the store writes itself; callers of `Store.add_event` add kinds of their own."""
+
+    JOB_CREATED = "job_created"
+    JOB_ACQUIRED = "job_acquired"
+    """A process holds the job from here on; the payload names it."""
+    JOB_RELEASED = "job_released"
+    """The payload has the state, the reason and the message that the job was left with."""
+    TRIAL_ADDED = "trial_added"
+    TRIAL_REFUSED = "trial_refused"
+    ATTEMPT_STARTED = "attempt_started"
+    ATTEMPT_FINISHED = "attempt_finished"
+    """The payload has the attempt's state and outcome."""
+    ATTEMPT_ABANDONED = "attempt_abandoned"
+    REFERENCE_SET = "reference_set"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that may hold a job: enough to tell whether it still lives."""
+    """A process that may hold a job: enough to tell whether it still lives. `storage.owners.current_owner` makes one."""
 
     host: str
     pid: int
     started: float
-    """When the process started, seconds since the epoch: tells a reused pid."""
+    """When the process started, in seconds since its host booted: tells a reused pid, and clock changes leave it as it is.
+    0 where the system does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +119,13 @@ class AttemptRecord:
     trial_number: int
     number: int
     """1, 2, … within the trial."""
-    state: str
-    """running, accepted, retried (its outcome gets another attempt), superseded (a late result), or abandoned."""
+    state: AttemptState
     outcome: Outcome | None
     started: datetime
     finished: datetime | None
+    """When its result came; None while it runs, and where none ever came."""
     host: str
+    """Host of the process that holds the job, not of the ranks."""
     result: TrialResult | None
 
 

@@ -16,6 +16,7 @@ class Store(ABC):
 
     - Each method is one transaction: all of it happens or nothing. Its event rows are written in the same transaction.
     - Methods that take a `Lease` raise LeaseLostError, and write nothing, where the lease is no longer the job's current one.
+      A lease that has expired is current until another process takes the job: expiry only permits the takeover.
     - A store may be used from several threads and, on one database, from several processes.
     - Times are UTC.
 
@@ -86,15 +87,22 @@ class Store(ABC):
         """Record a wanted trial, or return the one that is there already (same config, purpose, fidelity and repeat).
 
         With `refusal` the candidate was refused before it reached a device: it is kept with that outcome and not counted.
+        A refusal of a trial that is there closes it where no attempt was started yet, and is ignored otherwise.
         """
 
     @abstractmethod
     def trials(self, job_id: str) -> list[TrialRecord]:
-        """All trials of a job by number, refused ones included."""
+        """All trials of a job by number, refused ones included; empty for a job that does not exist."""
 
     @abstractmethod
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
-        """Open an attempt with a fresh token; a trial of purpose `search` is counted from now on."""
+        """Open an attempt with a fresh token; a trial of purpose `search` is counted from now on.
+
+        An attempt of the same trial that still runs becomes `abandoned`.
+
+        Raises:
+            UnknownTrialError: there is no such trial, or it has its outcome already.
+        """
 
     @abstractmethod
     def finish_attempt(self, lease: Lease, result: TrialResult, retry: bool = False) -> bool:
@@ -102,7 +110,10 @@ class Store(ABC):
 
         Returns True where it was accepted: the attempt is its trial's current one, and becomes `accepted` (the trial has its
         outcome) or, with `retry`, `retried` (the trial stays wanted). A result of an attempt that is no longer current is
-        kept as `superseded`, never counted: False.
+        kept as `superseded`, never counted: False. The first result of an attempt stays: given twice, the answer is the same.
+
+        Raises:
+            UnknownTrialError: the job has no such attempt.
         """
 
     @abstractmethod

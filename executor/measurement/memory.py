@@ -51,8 +51,8 @@ def account_step(
     1. The allocator reports an allocation and its release; a release of what was allocated before the profiler started goes
        unreported on the CPU. A step that repeats releases in its second run only what the first run allocated (reported) or
        what no step releases: so the second run is complete.
-    2. Between the runs, the engine names every live storage with its tag (`storages`): the start of the account. What the
-       first run allocated and the engine does not name, but which is still live, stays in the account as activations.
+    2. Between the runs, the engine names every live storage with its tag (`storages`): the start of the account. On a device
+       whose allocator tells its total, what the engine does not name is counted as buffers.
     3. The second run's events are replayed in order of time. An allocation is an activation unless the engine marks it
        (`autotune.tag:TAG:ADDRESS`) or the communication backend made it for itself (buffers).
     """
@@ -147,9 +147,9 @@ def _largest_input(inputs: Iterable[Any]) -> int:
 def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None) -> MemoryAccount:
     """Two passes: first find the final tag of every allocation, then follow the sums."""
     boundary = next(index for index, event in enumerate(events) if event.kind == "boundary")
-    live = {**_live_at(events[:boundary], device), **named}
+    live = dict(named)
     if allocated is not None:
-        # What a device's allocator holds beyond that: rounding, and tensors from before that no step releases.
+        # What a device's allocator holds beyond that: rounding, and tensors that no step releases.
         live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
     changes = _changes(events[boundary:], live, device)
@@ -166,13 +166,6 @@ def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device
     )
 
 
-def _live_at(events: Iterable[_Event], device: torch.device) -> dict[int, _Block]:
-    """What the first run allocated and did not release."""
-    live: dict[int, _Block] = {}
-    _changes(events, live, device)
-    return live
-
-
 def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.device) -> list[tuple[int, _Block]]:
     """(+size or -size, block) in order; marks change a block's tag for its whole life. `live` is brought up to date."""
     changes: list[tuple[int, _Block]] = []
@@ -180,12 +173,13 @@ def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.de
         if event.kind == "mark" and event.address in live:
             live[event.address].tag = event.tag
         elif event.kind == "memory" and event.device == device.type:
+            if event.address in live:
+                # Released, seen or (by a thread that does not report) unseen: the address is free for a new block.
+                block = live.pop(event.address)
+                changes.append((-block.size, block))
             if event.size > 0:
                 block = live[event.address] = _Block(event.size, event.tag)
                 changes.append((event.size, block))
-            elif event.address in live:
-                block = live.pop(event.address)
-                changes.append((-block.size, block))
     return changes
 
 

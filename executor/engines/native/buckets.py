@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import Group, Pending, mark
+from executor.engines.native.collectives import Group, InFlight, mark
 from executor.engines.native.layout import Layout, Slot, as_rows
 from search_spaces.trial_config import TrialConfig
 
@@ -19,7 +19,7 @@ IN_FLIGHT = 2
 class _Sent:
     """A bucket on its way: its tensors must live until the collective has ended."""
 
-    work: Pending
+    work: InFlight
     bucket: int
     rows: Tensor
     output: Tensor

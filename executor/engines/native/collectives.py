@@ -1,5 +1,6 @@
 """The collectives of one mesh dimension, and how a tensor is marked for the memory account."""
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -11,15 +12,40 @@ from torch.profiler import record_function
 _all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-
-class Finished:
-    """Stands for a collective over one rank, or one that has ended."""
-
-    def wait(self) -> bool:
-        return True
+BACKEND_SECONDS = 0.001
+"""Seconds that a memory account gives the backend's thread to let go of a finished collective."""
 
 
-Pending = dist.Work | Finished
+class InFlight:
+    """A collective on its way."""
+
+    def __init__(self, start: Callable[[], dist.Work | None], *aliases: Tensor) -> None:
+        """`aliases` are views that were made for this collective alone."""
+        self._aliases = aliases if accounting() else ()
+        self._uses = [alias._use_count() for alias in self._aliases]  # type: ignore[attr-defined]
+        self._work = start()
+
+    def wait(self) -> None:
+        """Return when the result may be used; on CUDA, by the current stream.
+
+        The backend's thread may drop a collective's tensors a moment after it has said that it is done, and what is released
+        on that thread is not reported: where memory is accounted for, let it be the first to drop them.
+        """
+        work, self._work = self._work, None
+        if work is None:
+            return
+        work.wait()
+        if self._aliases:
+            time.sleep(BACKEND_SECONDS)
+            del work
+            self._wait_for_backend()
+
+    def _wait_for_backend(self) -> None:
+        until = time.monotonic() + 100 * BACKEND_SECONDS
+        pairs = list(zip(self._aliases, self._uses, strict=True))
+        while any(alias._use_count() > uses for alias, uses in pairs) and time.monotonic() < until:  # type: ignore[attr-defined]
+            time.sleep(BACKEND_SECONDS / 10)
+        self._aliases = ()
 
 
 class Group:
@@ -28,29 +54,37 @@ class Group:
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self.group, self.size, self.rank = group, size, rank
 
-    def all_reduce(self, value: Tensor) -> Pending:
+    def all_reduce(self, value: Tensor) -> InFlight:
         """Sum in place, asynchronously."""
         if self.size == 1:
-            return Finished()
-        return dist.all_reduce(value, group=self.group, async_op=True) or Finished()
+            return InFlight(lambda: None)
+        alias = value.view_as(value)
+        return InFlight(lambda: dist.all_reduce(alias, group=self.group, async_op=True), alias)
 
-    def reduce_scatter(self, output: Tensor, rows: Tensor) -> Pending:
+    def reduce_scatter(self, output: Tensor, rows: Tensor) -> InFlight:
         """Sum `rows` [ranks, n] over the ranks and leave this rank's row in `output` [n], asynchronously."""
         if self.size == 1:
             output.copy_(rows[0])
-            return Finished()
-        return _reduce_scatter(output, rows.view(-1), group=self.group, async_op=True) or Finished()
+            return InFlight(lambda: None)
+        flat, alias = rows.view(-1), output.view_as(output)
+        return InFlight(lambda: _reduce_scatter(alias, flat, group=self.group, async_op=True), alias, flat)
 
-    def all_gather(self, rows: Tensor, shard: Tensor) -> Pending:
+    def all_gather(self, rows: Tensor, shard: Tensor) -> InFlight:
         """Gather every rank's `shard` [n] into `rows` [ranks, n], asynchronously."""
         if self.size == 1:
             rows[0].copy_(shard)
-            return Finished()
-        return _all_gather(rows.view(-1), shard, group=self.group, async_op=True) or Finished()
+            return InFlight(lambda: None)
+        flat, alias = rows.view(-1), shard.view_as(shard)
+        return InFlight(lambda: _all_gather(flat, alias, group=self.group, async_op=True), flat, alias)
+
+
+def accounting() -> bool:
+    """Whether a memory account runs on this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def mark(tag: str, value: Tensor) -> None:
     """Tell a running memory account that `value`'s storage belongs to `tag`. Costs nothing where none runs."""
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+    if accounting():
         with record_function(f"autotune.tag:{tag}:{value.untyped_storage().data_ptr()}"):
             pass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from executor.engines.native.collectives import Group, Pending, mark
+from executor.engines.native.collectives import Group, InFlight, mark
 from executor.engines.native.layout import Slot, from_rows, master_shards
 from search_spaces.trial_config import TrialConfig
 
@@ -27,7 +27,7 @@ class Unit:
 class _Gather:
     """A gather on its way; the tensors must live until it has ended."""
 
-    work: Pending
+    work: InFlight
     slots: tuple[Slot, ...]
     rows: Tensor
     shard: Tensor

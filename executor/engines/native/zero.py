@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
-from executor.engines.native.collectives import Group, Pending, mark
+from executor.engines.native.collectives import Group, InFlight, mark
 from executor.engines.native.layout import Layout, Slot, as_rows, from_rows, make_layout, master_shards
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from search_spaces.trial import Workload
@@ -19,7 +19,7 @@ from search_spaces.trial_config import TrialConfig
 class _Refill:
     """Updated parameters on their way back to every rank."""
 
-    work: Pending
+    work: InFlight
     slots: tuple[Slot, ...]
     rows: Tensor
     shard: Tensor

@@ -1,0 +1,41 @@
+# Every target makes the environment that it needs. PYTHON names the interpreter to make it from (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test gpu parity chaos bench clean
+
+# torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+demo: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+parity: $(STAMP)
+	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md
+
+chaos: $(STAMP)
+	AUTOTUNE_CHAOS_KILLS=10 $(BIN)/python -m pytest -m chaos
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md
+	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
+
+# Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
+gpu:
+	$(PYTHON) benchmarks/gpu.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

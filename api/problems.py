@@ -1,0 +1,51 @@
+"""Errors as problem documents (RFC 9457): what is wrong, where, and what to do."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from storage.errors import DatabaseUnavailableError, UnknownJobError
+
+MEDIA_TYPE = "application/problem+json"
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app with a problem document."""
+
+    @app.exception_handler(UnknownJobError)
+    def unknown_job(_request: Request, error: UnknownJobError) -> JSONResponse:
+        return problem(HTTPStatus.NOT_FOUND, str(error))
+
+    @app.exception_handler(DatabaseUnavailableError)
+    def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:
+        # The message names files and hosts of the server, which are not the client's to know.
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used; try again, then ask who runs the server")
+
+    @app.exception_handler(RequestValidationError)
+    def bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [{"field": ".".join(map(str, item["loc"])), "message": item["msg"]} for item in error.errors()]
+        detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)
+
+    @app.exception_handler(HTTPException)
+    def refused(_request: Request, error: HTTPException) -> JSONResponse:
+        return problem(HTTPStatus(error.status_code), str(error.detail), headers=dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    def broken(_request: Request, _error: Exception) -> JSONResponse:
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason")
+
+
+def problem(
+    status: HTTPStatus, detail: str, errors: Sequence[dict[str, Any]] = (), headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return a problem document; `errors` names each field that is wrong."""
+    body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
+    if errors:
+        body["errors"] = list(errors)
+    return JSONResponse(body, status, headers, MEDIA_TYPE)

@@ -1,0 +1,82 @@
+"""Equal behaviour, one configuration: what does not matter stands at its default, what is too large is clipped."""
+
+from collections.abc import Iterable
+
+from search_spaces.context import SpaceContext
+from search_spaces.knobs import KNOBS, PARALLEL_SIZES
+from search_spaces.trial_config import TrialConfig, Value
+
+SEARCH_ORDER: tuple[str, ...] = (
+    *PARALLEL_SIZES,
+    "micro_batch_size",
+    "pipeline_schedule",
+    "virtual_stages",
+    "sequence_parallel",
+    "expert_parallel_size",
+    "rank_order",
+    "zero_stage",
+    "defer_gradient_reduction",
+    "hsdp_shard_size",
+    "offload_optimizer",
+    "offload_ratio",
+    "offload_param",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "max_live_parameters",
+    "reshard_after_forward",
+    "allgather_bucket_size",
+    "activation_checkpointing",
+    "checkpoint_every_k",
+    "reduce_bucket_size",
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_dtype",
+    "precision",
+    "attention_backend",
+    "loss_chunk_size",
+    "fused_optimizer",
+    "expandable_segments",
+)
+"""Every knob, those that a condition reads before the knob that it stands for, and knobs that share a rule close together:
+counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast."""
+
+
+def canonical_reads(name: str) -> tuple[str, ...]:
+    """The other knobs that the canonical value of a knob depends on."""
+    condition = KNOBS[name].condition
+    own = PARALLEL_SIZES if name == "hsdp_shard_size" else ()
+    return (*(condition.reads if condition else ()), *own)
+
+
+def canonical_value(name: str, value: Value, config: TrialConfig, context: SpaceContext) -> Value:
+    """The value that stands for `value`, given that the knobs of `canonical_reads` are canonical in `config`.
+
+    1. Where the knob's condition does not hold: the default.
+    2. Element sizes from the model's parameter count on: the default where that is one of them, else the count. (The default
+       and not always the count, because an engine that does not honour the knob still honours its default.)
+    3. A shard group of all data-parallel ranks: 0, which means the same.
+    """
+    knob = KNOBS[name]
+    if knob.condition is not None and not knob.condition.holds(config, context):
+        value = knob.default
+    count = context.model.parameter_count
+    if knob.is_element_size and int(value) >= count:
+        return max(int(knob.default), count)
+    if name == "hsdp_shard_size" and value == config.data_parallel_size(context.world_size):
+        return 0
+    return value
+
+
+def canonical_values(name: str, domain: Iterable[Value], config: TrialConfig, context: SpaceContext) -> tuple[Value, ...]:
+    """What the values of a domain stand for, each once, in the order of the domain."""
+    return tuple(dict.fromkeys(canonical_value(name, value, config, context) for value in domain))
+
+
+def canonical(config: TrialConfig, context: SpaceContext) -> TrialConfig:
+    """The one configuration that stands for all that behave as `config` does. Idempotent."""
+    for name in SEARCH_ORDER:
+        value = getattr(config, name)
+        stands_for = canonical_value(name, value, config, context)
+        if stands_for != value:
+            config = config.replace({name: stands_for})
+    return config

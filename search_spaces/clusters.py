@@ -1,0 +1,237 @@
+"""Clusters by name: this machine, presets from public data sheets, a user's TOML file, a live Ray cluster."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from search_spaces.cluster import ClusterSpec, DeviceSpec
+from search_spaces.errors import ClusterFormatError
+from search_spaces.preset_files import preset_tables, unknown_name
+
+RANKS_PER_CORE = 4
+"""Ranks that `local` puts on a core at most: more only take turns."""
+CPU_PEAK_FLOPS_PER_CORE = 1e11
+"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. MFU on a CPU is of this."""
+CPU_MEMORY_BANDWIDTH = 2e10
+"""Bytes/s of a machine's memory, a rough estimate of two DDR4 channels in use; ranks share it."""
+LOOPBACK_BANDWIDTH = 2e9
+"""Bytes/s between two ranks of this machine through gloo, a rough estimate."""
+
+
+def cluster_preset_names() -> tuple[str, ...]:
+    """The names that `resolve_cluster` knows beside `local` and `ray`."""
+    return tuple(preset_tables("clusters"))
+
+
+def device_preset(name: str) -> DeviceSpec:
+    """A device from its public data sheet.
+
+    Raises:
+        UnknownNameError: there is no such preset.
+    """
+    devices = preset_tables("devices")
+    if name not in devices:
+        raise unknown_name("device preset", name, devices)
+    return _device(name, devices[name])
+
+
+def resolve_cluster(
+    text: str, ranks: int | None = None, memory_limit_bytes: int | None = None, live: ClusterSpec | None = None
+) -> ClusterSpec:
+    """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, the path of a TOML file, or `ray`.
+
+    `ranks` sets the ranks of `local` and, elsewhere, must be the devices of the cluster. `memory_limit_bytes` lowers the
+    memory of each device. `live` is what the caller, who may import torch and ray, found: the answer to `ray`, and to
+    `local` where this machine has GPUs.
+
+    Raises:
+        UnknownNameError: there is no such preset, and it is no path either.
+        ClusterFormatError: the text or the file cannot be read, or more ranks are asked for than there is room for.
+    """
+    if text == "local" and live is None:
+        return local_cluster(ranks, memory_limit_bytes)
+    cluster = _described(text, live)
+    if ranks is not None and ranks != cluster.world_size:
+        raise ClusterFormatError(
+            "ranks",
+            f"{ranks} is not the {cluster.world_size} devices of {text}",
+            "leave it out, or change the nodes (NAME:NODES)",
+        )
+    return _limited(cluster, memory_limit_bytes)
+
+
+def local_cluster(
+    ranks: int | None = None,
+    memory_limit_bytes: int | None = None,
+    gpu_name: str | None = None,
+    gpu_count: int = 0,
+    gpu_memory_bytes: int = 0,
+) -> ClusterSpec:
+    """This machine: a rank a GPU where GPUs are handed in (this package cannot look for them itself), else ranks on its cores.
+
+    Raises:
+        ClusterFormatError: `ranks` is not positive, or more than `RANKS_PER_CORE` a core, or more than the GPUs.
+    """
+    cores = _cores()
+    most = gpu_count or RANKS_PER_CORE * cores
+    if ranks is None:
+        ranks = gpu_count or min(2, cores)
+    if not 1 <= ranks <= most:
+        room = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
+        raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({room})", f"use at most {most} ranks")
+    device = _gpu(gpu_name or "gpu", gpu_memory_bytes) if gpu_count else _cpu_share(ranks, cores)
+    cluster = ClusterSpec(
+        name="local",
+        nodes=1,
+        devices_per_node=ranks,
+        device=device,
+        intra_node_bandwidth=3.1e10 if gpu_count else LOOPBACK_BANDWIDTH,
+        inter_node_bandwidth=LOOPBACK_BANDWIDTH,
+        host_memory_bytes=_host_memory_bytes(),
+        cores_per_node=cores,
+    )
+    return _limited(cluster, memory_limit_bytes)
+
+
+def read_cluster_file(path: str | Path) -> ClusterSpec:
+    """The cluster of a TOML file: the fields of ClusterSpec, `device` being a preset's name or a table of DeviceSpec's fields.
+
+    Raises:
+        ClusterFormatError: the file cannot be read, or a key is missing or of the wrong type; the message names both.
+    """
+    file = Path(path).expanduser()
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise ClusterFormatError(str(file), reason, "give the path of a TOML file, local, or NAME:NODES") from None
+    except ValueError as error:
+        raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
+    try:
+        return _cluster(str(table.get("name", file.stem)), table, table.get("nodes", 1))
+    except ClusterFormatError as error:
+        raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
+
+
+def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
+    if text in ("ray", "local"):
+        if live is None:
+            raise ClusterFormatError("ray", "no live Ray cluster was found to describe", "state it with --ray-address")
+        return live
+    name, _, nodes = text.partition(":")
+    presets = preset_tables("clusters")
+    if name in presets:
+        if nodes and re.fullmatch(r"[1-9]\d{0,5}", nodes) is None:
+            raise ClusterFormatError(text, f"{nodes!r} is no number of nodes", f"write {name}:4 for 4 nodes")
+        return _cluster(text, presets[name], int(nodes or 1))
+    if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
+        return read_cluster_file(text)
+    raise unknown_name("cluster preset", name, ("local", "ray", *presets), "or give NAME:NODES, or the path of a TOML file")
+
+
+def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
+    stated = table.get("device")
+    if isinstance(stated, Mapping):
+        device = _device(str(stated.get("name", name)), stated)
+    else:
+        device = device_preset(str(stated)) if stated is not None else _missing("device")
+    return ClusterSpec(
+        name=name,
+        nodes=_count({"nodes": nodes}, "nodes"),
+        devices_per_node=_count(table, "devices_per_node"),
+        device=device,
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth"),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
+        host_memory_bytes=_count(table, "host_memory_bytes"),
+        cores_per_node=_count(table, "cores_per_node"),
+    )
+
+
+def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
+    flops = table.get("peak_flops", {})
+    if not isinstance(flops, Mapping):
+        raise ClusterFormatError("peak_flops", f"{flops!r} is no table", "write peak_flops = { bf16 = 312e12 }")
+    return DeviceSpec(
+        name=name,
+        kind=str(table.get("kind", "cuda")),
+        memory_bytes=_count(table, "memory_bytes"),
+        peak_flops={str(precision): _number(flops, precision) for precision in flops},
+        memory_bandwidth=_number(table, "memory_bandwidth") if "memory_bandwidth" in table else None,
+        source=str(table.get("source", "")),
+    )
+
+
+def _missing(key: str) -> Any:
+    raise ClusterFormatError(key, "is missing", "add this key")
+
+
+def _number(table: Mapping[str, Any], key: str) -> float:
+    value = table[key] if key in table else _missing(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
+    return float(value)
+
+
+def _count(table: Mapping[str, Any], key: str) -> int:
+    value = _number(table, key)
+    if not value.is_integer():
+        raise ClusterFormatError(key, f"{value!r} is not a whole number", "give a positive integer")
+    return int(value)
+
+
+def _limited(cluster: ClusterSpec, memory_limit_bytes: int | None) -> ClusterSpec:
+    """The cluster with each device's memory lowered to the limit."""
+    if memory_limit_bytes is None:
+        return cluster
+    if memory_limit_bytes < 1:
+        raise ClusterFormatError("memory limit", f"{memory_limit_bytes} is not positive", "give a positive number of bytes")
+    memory = min(memory_limit_bytes, cluster.device.memory_bytes)
+    return replace(cluster, device=replace(cluster.device, memory_bytes=memory))
+
+
+def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
+    """The data sheet's figures where the driver's name for the device holds a preset's; else its memory alone.
+
+    PCIe boards have other peaks than the modules of the same name.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    fitting = [
+        device_preset(preset)
+        for preset in preset_tables("devices")
+        if preset.split("-")[0] in words and ("pcie" in preset) == ("pcie" in words)
+    ]
+    if not fitting:
+        return DeviceSpec(name=name, kind="cuda", memory_bytes=memory_bytes, peak_flops={}, source="the driver")
+    nearest = min(fitting, key=lambda device: abs(device.memory_bytes - memory_bytes))
+    return replace(nearest, name=name, memory_bytes=memory_bytes)
+
+
+def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
+    peak = CPU_PEAK_FLOPS_PER_CORE * cores / ranks
+    return DeviceSpec(
+        name="cpu",
+        kind="cpu",
+        memory_bytes=_host_memory_bytes() // ranks,
+        peak_flops={"fp32": peak, "fp64": peak / 2},
+        memory_bandwidth=CPU_MEMORY_BANDWIDTH / ranks,
+        source="a rough estimate per core; memory as this machine's kernel states it",
+    )
+
+
+def _cores() -> int:
+    """Cores that this process may run on, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _host_memory_bytes() -> int:
+    """Main memory, or the control group's limit where that is lower (containers)."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return installed
+    return min(installed, int(limit)) if limit.isdigit() else installed

@@ -1,0 +1,96 @@
+"""Typed reading of the keys of a config.json: what is wrong is told with the key and the remedy."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from search_spaces.errors import ModelFormatError
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Hugging Face's name of an activation -> ours."""
+
+
+class ConfigKeys:
+    """Typed reading of a config.json; a null is the same as an absent key, as it is to Hugging Face.
+
+    Several keys may be asked for at once: old and new spellings of one setting, the first that is there being taken. A
+    setting without a default must be there.
+
+    Raises, from every method:
+        ModelFormatError: the key is missing, or its value is of the wrong type.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def size(self, *keys: str, default: int | None = None) -> int:
+        """A positive integer."""
+        key, value = self._find(keys, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelFormatError(key, f"{value!r} is not a positive integer", "correct it in the config.json")
+        return value
+
+    def number(self, *keys: str, default: float) -> float:
+        """A positive number."""
+        key, value = self._find(keys, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ModelFormatError(key, f"{value!r} is not a positive number", "correct it in the config.json")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        key, value = self._find((key,), default)
+        if not isinstance(value, bool):
+            raise ModelFormatError(key, f"{value!r} is neither true nor false", "correct it in the config.json")
+        return value
+
+    def text(self, *keys: str, default: str | None = None) -> str:
+        """A string."""
+        key, value = self._find(keys, default)
+        if not isinstance(value, str):
+            raise ModelFormatError(key, f"{value!r} is not a string", "correct it in the config.json")
+        return value
+
+    def activation(self, key: str, default: str) -> str:
+        """An activation, by our name for it."""
+        name = self.text(key, default=default)
+        if name not in ACTIVATIONS:
+            raise ModelFormatError(key, f"{name!r} is not an activation that is known", f"use one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    def rope(self, key: str, default: float, *old_spellings: str) -> float:
+        """A setting of the rotary embedding: in `rope_parameters` since transformers 5, at the top level before."""
+        nested = self._config.get("rope_parameters")
+        if isinstance(nested, Mapping) and nested.get(key) is not None:
+            return ConfigKeys(nested).number(key, default=default)
+        return self.number(key, *old_spellings, default=default)
+
+    def must_be(self, key: str, expected: bool, why: str) -> None:
+        """Refuse a setting under which the model has another shape than any ModelSpec."""
+        if self.flag(key, expected) is not expected:
+            raise ModelFormatError(key, why, "use a model without this setting, or module:factory")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, be it null."""
+        return key in self._config
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is absent or null."""
+        return self._config.get(key) is None
+
+    def _find(self, keys: tuple[str, ...], default: Any) -> tuple[str, Any]:
+        for key in keys:
+            if self._config.get(key) is not None:
+                return key, self._config[key]
+        if default is None:
+            raise ModelFormatError(keys[0], "is missing", "add this key to the config.json")
+        return keys[0], default

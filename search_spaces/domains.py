@@ -1,0 +1,135 @@
+"""Domains in words: what `powers_of_two` and the like mean for a knob of this model on this cluster."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from search_spaces.context import SpaceContext
+from search_spaces.errors import KnobValueError
+from search_spaces.knob import Kind
+from search_spaces.knobs import KNOBS, PARALLEL_SIZES, check_value, knob, parse_value
+from search_spaces.model import ModelSpec
+from search_spaces.trial_config import Value
+
+Domain = tuple[Value, ...]
+
+MOST_VIRTUAL_STAGES = 8
+MOST_CHECKPOINTED_APART = 8
+LARGEST_BUCKET = 1_000_000_000
+"""Elements: 4 GB in fp32; more does not make a collective faster."""
+BUCKET_SHARES = (512, 64, 8, 1)
+"""A bucket size is the parameter count divided by one of these."""
+
+
+def resolve_domains(written: Mapping[str, Any], context: SpaceContext) -> dict[str, Domain]:
+    """The domains that were written: a list of values, one value, or an expression, for each knob.
+
+    Raises:
+        UnknownNameError: a knob does not exist.
+        KnobValueError: a value is not in its knob's domain, or there is none.
+    """
+    degrees = {name: _resolve(name, written[name], context, {}) for name in PARALLEL_SIZES if name in written}
+    others = {name: _resolve(name, value, context, degrees) for name, value in written.items() if name not in degrees}
+    known = degrees | others
+    return {name: known[name] for name in KNOBS if name in known}
+
+
+def parse_domain(name: str, text: str) -> Any:
+    """What the text of a pin writes: an expression's name, one value, or several with commas between.
+
+    Raises:
+        UnknownNameError: the knob does not exist.
+        KnobValueError: a value is not in its domain.
+    """
+    if text.strip() in EXPRESSIONS:
+        return text.strip()
+    return tuple(parse_value(name, part) for part in text.split(","))
+
+
+def check_domain(name: str, values: Sequence[object]) -> Domain:
+    """The values in the knob's own type, each once.
+
+    Raises:
+        UnknownNameError: the knob does not exist.
+        KnobValueError: a value is not in its domain, or there is none.
+    """
+    checked = tuple(dict.fromkeys(check_value(name, value) for value in values))
+    if not checked:
+        raise KnobValueError(name, "no value is given", "give at least one value, or leave the knob out")
+    return checked
+
+
+def _resolve(name: str, written: Any, context: SpaceContext, degrees: Mapping[str, Domain]) -> Domain:
+    knob(name)
+    if isinstance(written, str) and written in EXPRESSIONS:
+        return check_domain(name, EXPRESSIONS[written](name, context, degrees))
+    return check_domain(name, written if isinstance(written, list | tuple) else (written,))
+
+
+def _powers_of_two(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> list[Value]:
+    """1, 2, 4, … up to the largest value that could be legal; 0 before them where it means something else."""
+    largest = _largest(name, context, degrees)
+    powers: list[Value] = [2**exponent for exponent in range(max(largest, 1).bit_length())]
+    return [0, *powers] if name == "hsdp_shard_size" else powers
+
+
+def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> list[Value]:
+    """Every divisor of the largest value that could be legal."""
+    largest = max(_largest(name, context, degrees), 1)
+    small = [number for number in range(1, math.isqrt(largest) + 1) if largest % number == 0]
+    return sorted({*small, *(largest // number for number in small)})
+
+
+def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
+    """Shares of the parameter count, to two digits, so that they separate behaviour in models of any size."""
+    count = context.model.parameter_count
+    shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in BUCKET_SHARES if share > 1}
+    none_at_all = {0} if name == "prefetch_bucket_size" else set()
+    return sorted(size for size in {*shares, *none_at_all, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
+
+
+def _all(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
+    if not KNOBS[name].choices:
+        raise KnobValueError(name, "its values cannot all be listed", "list them, or write powers_of_two")
+    return list(KNOBS[name].choices)
+
+
+EXPRESSIONS: dict[str, Callable[[str, SpaceContext, Mapping[str, Domain]], list[Value]]] = {
+    "powers_of_two": _powers_of_two,
+    "divisors": _divisors,
+    "element_sizes": _element_sizes,
+    "all": _all,
+}
+"""Words that may be written for a domain."""
+
+
+def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> int:
+    """The largest value of a degree, a count or a batch that could be legal."""
+    world, model = context.world_size, context.model
+    layers = model.num_layers if isinstance(model, ModelSpec) else world
+    experts = model.num_experts if isinstance(model, ModelSpec) else 1
+    largest = {
+        "micro_batch_size": context.workload.global_batch_size // _fewest_replicas(world, degrees),
+        "tensor_parallel_size": min(context.cluster.devices_per_node, world),
+        "pipeline_parallel_size": min(world, layers),
+        "context_parallel_size": world,
+        "expert_parallel_size": min(world, experts),
+        "hsdp_shard_size": world // 2,
+        "virtual_stages": min(layers // 2, MOST_VIRTUAL_STAGES),
+        "checkpoint_every_k": min(layers // 2, MOST_CHECKPOINTED_APART),
+        "loss_chunk_size": context.workload.sequence_length,
+    }
+    if name not in largest or KNOBS[name].kind is not Kind.INT:
+        raise KnobValueError(name, "has no largest value to count up to", "list its values")
+    return largest[name]
+
+
+def _fewest_replicas(world: int, degrees: Mapping[str, Domain]) -> int:
+    """Data-parallel ranks where every model-parallel degree is at its largest."""
+    replica = math.prod(max(int(value) for value in domain) for domain in degrees.values())
+    return max(world // replica, 1)
+
+
+def _two_digits(number: int) -> int:
+    step = int(10 ** max(len(str(number)) - 2, 0))
+    return number // step * step

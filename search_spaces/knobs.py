@@ -1,0 +1,224 @@
+"""Every knob, and how a value for it is read and checked."""
+
+import re
+from collections.abc import Mapping
+
+from search_spaces.context import SpaceContext
+from search_spaces.errors import KnobValueError
+from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
+from search_spaces.preset_files import unknown_name
+from search_spaces.trial_config import TrialConfig, Value
+
+
+def _at_stages(*stages: int) -> Condition:
+    text = f"zero_stage is {' or '.join(str(stage) for stage in stages)}"
+    return Condition(text, ("zero_stage",), lambda config, _: config.zero_stage in stages)
+
+
+def _accumulates(config: TrialConfig, context: SpaceContext) -> bool:
+    workload = context.workload
+    return config.gradient_accumulation_steps(workload.global_batch_size, context.world_size) > 1
+
+
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+STAGE_3 = _at_stages(3)
+STAGES_1_2 = _at_stages(1, 2)
+DEFERS = Condition(
+    "zero_stage is 2 and gradient_accumulation_steps > 1",
+    ("zero_stage", "micro_batch_size", *PARALLEL_SIZES),
+    lambda config, context: config.zero_stage == 2 and _accumulates(config, context),
+)
+OFFLOADS = Condition(
+    "offload_optimizer is not none", ("offload_optimizer",), lambda config, _: config.offload_optimizer != "none"
+)
+TENSOR_PARALLEL = Condition(
+    "tensor_parallel_size > 1", ("tensor_parallel_size",), lambda config, _: config.tensor_parallel_size > 1
+)
+PIPELINED = Condition(
+    "pipeline_parallel_size > 1", ("pipeline_parallel_size",), lambda config, _: config.pipeline_parallel_size > 1
+)
+CHECKPOINTS = Condition(
+    "activation_checkpointing is not none",
+    ("activation_checkpointing",),
+    lambda config, _: config.activation_checkpointing != "none",
+)
+DATA_AND_PIPELINE = Condition(
+    "pipeline_parallel_size > 1 and data-parallel degree > 1",
+    PARALLEL_SIZES,
+    lambda config, context: config.pipeline_parallel_size > 1 and config.data_parallel_size(context.world_size) > 1,
+)
+ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
+
+_INT, _BOOL, _FLOAT, _CHOICE = Kind.INT, Kind.BOOL, Kind.FLOAT, Kind.CHOICE
+_EXACT, _REORDERS, _CHANGES = Numerics.EXACT, Numerics.REORDERS, Numerics.CHANGES
+_STEP, _REBUILD, _GROUP, _PROCESS = Applies.STEP, Applies.REBUILD, Applies.PROCESS_GROUP, Applies.PROCESS
+_BOTH: tuple[Value, ...] = (False, True)
+_DTYPES: tuple[Value, ...] = ("fp32", "bf16", "fp16")
+
+
+def _knob(
+    name: str, unit: str, kind: Kind, numerics: Numerics, applies: Applies, description: str,
+    choices: tuple[Value, ...] = (), minimum: float = 0, maximum: float | None = None, condition: Condition | None = None,
+) -> Knob:  # fmt: skip
+    return Knob(
+        name=name, description=description, unit=unit, kind=kind, numerics=numerics, applies=applies, choices=choices,
+        minimum=minimum, maximum=maximum, condition=condition,
+    )  # fmt: skip
+
+
+# fmt: off
+_TABLE = (
+    _knob("zero_stage", "stage", _INT, _REORDERS, _REBUILD,
+          "What data-parallel ranks divide: 1 the optimizer state, 2 the gradients too, 3 the parameters too.",
+          choices=(0, 1, 2, 3)),
+    _knob("micro_batch_size", "samples", _INT, _REORDERS, _STEP,
+          "Samples that a rank runs at once; gradient accumulation follows from the global batch.", minimum=1),
+    _knob("reduce_bucket_size", "elements", _INT, _REORDERS, _REBUILD,
+          "Gradients that one reduction carries.", minimum=1),
+    _knob("allgather_bucket_size", "elements", _INT, _EXACT, _REBUILD,
+          "Updated parameters that one all-gather carries.", minimum=1, condition=STAGES_1_2),
+    _knob("prefetch_bucket_size", "elements", _INT, _EXACT, _REBUILD,
+          "Parameters gathered ahead of their use; 0 gathers none ahead.", condition=STAGE_3),
+    _knob("param_persistence_threshold", "elements", _INT, _REORDERS, _REBUILD,
+          "Parameters smaller than this stay whole on every rank.", condition=STAGE_3),
+    _knob("max_live_parameters", "elements", _INT, _EXACT, _REBUILD,
+          "Gathered parameters that may be held at once.", minimum=1, condition=STAGE_3),
+    _knob("overlap_comm", "", _BOOL, _EXACT, _REBUILD,
+          "Whether communication runs beside computation.", choices=_BOTH),
+    _knob("contiguous_gradients", "", _BOOL, _EXACT, _REBUILD,
+          "Whether gradients are copied into one buffer as they are made.", choices=_BOTH),
+    _knob("defer_gradient_reduction", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether gradients are reduced once a step instead of once a micro-batch; whole gradients are then held.",
+          choices=_BOTH, condition=DEFERS),
+    _knob("reduce_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
+          "Type in which gradients are reduced.", choices=_DTYPES),
+    _knob("hsdp_shard_size", "ranks", _INT, _REORDERS, _GROUP,
+          "Ranks that share one copy of the sharded states, copies kept in step by all-reduce; 0: all data-parallel ranks."),
+    _knob("reshard_after_forward", "", _BOOL, _EXACT, _REBUILD,
+          "Whether gathered parameters are released after forward and gathered again for backward.",
+          choices=_BOTH, condition=STAGE_3),
+    _knob("offload_optimizer", "place", _CHOICE, _REORDERS, _REBUILD,
+          "Where optimizer state is kept and updated.", choices=("none", "cpu", "nvme")),
+    _knob("offload_param", "place", _CHOICE, _EXACT, _REBUILD,
+          "Where sharded parameters are kept.", choices=("none", "cpu", "nvme")),
+    _knob("offload_ratio", "share", _FLOAT, _REORDERS, _REBUILD,
+          "Share of the optimizer state that is offloaded.", maximum=1, condition=OFFLOADS),
+    _knob("tensor_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
+          "Ranks that divide each matrix.", minimum=1),
+    _knob("sequence_parallel", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether tensor-parallel ranks divide the norms' sequence too.", choices=_BOTH, condition=TENSOR_PARALLEL),
+    _knob("pipeline_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
+          "Ranks that divide the layers.", minimum=1),
+    _knob("virtual_stages", "stages a rank", _INT, _REORDERS, _REBUILD,
+          "Pipeline stages that each rank holds.", minimum=1, condition=PIPELINED),
+    _knob("pipeline_schedule", "name", _CHOICE, _REORDERS, _REBUILD,
+          "Order in which a rank runs the micro-batches of its stages.", condition=PIPELINED,
+          choices=("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")),
+    _knob("context_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
+          "Ranks that divide each sequence.", minimum=1),
+    _knob("expert_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
+          "Data-parallel ranks that divide the experts.", minimum=1),
+    _knob("activation_checkpointing", "policy", _CHOICE, _EXACT, _REBUILD,
+          "Which activations are computed again in backward instead of kept.", choices=("none", "selective", "full")),
+    _knob("checkpoint_every_k", "layers", _INT, _EXACT, _REBUILD,
+          "Every which layer is checkpointed.", minimum=1, condition=CHECKPOINTS),
+    _knob("precision", "dtype", _CHOICE, _CHANGES, _REBUILD,
+          "Type of parameters and activations in forward and backward.", choices=(*_DTYPES, "fp64")),
+    _knob("attention_backend", "name", _CHOICE, _REORDERS, _REBUILD,
+          "Kernel of scaled dot-product attention; best lets torch choose.",
+          choices=("best", "flash", "efficient", "cudnn", "math")),
+    _knob("loss_chunk_size", "tokens", _INT, _REORDERS, _REBUILD,
+          "Tokens whose logits are held at once; 0: all."),
+    _knob("fused_optimizer", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether the update is one kernel instead of one an operation.", choices=_BOTH),
+    _knob("rank_order", "mesh order", _CHOICE, _REORDERS, _PROCESS,
+          "Which dimension's ranks are neighbours, innermost first.", choices=("tp-cp-dp-pp", "tp-cp-pp-dp"),
+          condition=DATA_AND_PIPELINE),
+    _knob("expandable_segments", "", _BOOL, _EXACT, _PROCESS,
+          "Whether the CUDA allocator grows its segments instead of adding new ones.", choices=_BOTH, condition=ON_CUDA),
+)
+# fmt: on
+
+KNOBS: Mapping[str, Knob] = {knob.name: knob for knob in _TABLE}
+"""Every knob by its name, in the order of TrialConfig's fields."""
+
+_TRUE = ("true", "on", "yes")
+_FALSE = ("false", "off", "no")
+_WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
+_NUMBER = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def knob(name: str) -> Knob:
+    """The knob of that name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in KNOBS:
+        raise unknown_name("knob", name, KNOBS)
+    return KNOBS[name]
+
+
+def parse_value(name: str, text: str) -> Value:
+    """The value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16.
+
+    Raises:
+        UnknownNameError: there is no such knob.
+        KnobValueError: the text is no value of its domain.
+    """
+    spelled = text.strip()
+    kind = knob(name).kind
+    if kind is Kind.BOOL and spelled.lower() in _TRUE + _FALSE:
+        return spelled.lower() in _TRUE
+    if kind in (Kind.INT, Kind.FLOAT) and _NUMBER.fullmatch(spelled):
+        return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
+    return check_value(name, spelled.lower() if kind is Kind.CHOICE else spelled)
+
+
+def check_value(name: str, value: object) -> Value:
+    """`value` in the knob's own type (5e8 becomes 500000000 for whole numbers).
+
+    Raises:
+        UnknownNameError: there is no such knob.
+        KnobValueError: the value is not in its domain.
+    """
+    the_knob = knob(name)
+    checked = _typed(the_knob, value)
+    if the_knob.choices and checked not in the_knob.choices:
+        raise _refused(the_knob, value)
+    if isinstance(checked, int | float) and not the_knob.choices and not the_knob.holds(checked):
+        raise _refused(the_knob, value)
+    return checked
+
+
+def domain_text(the_knob: Knob) -> str:
+    """The domain in words: `0, 1, 2 or 3`; `a whole number of elements, at least 1`."""
+    if the_knob.kind is Kind.BOOL:
+        return "true or false"
+    if the_knob.choices:
+        *others, last = (str(choice) for choice in the_knob.choices)
+        return f"{', '.join(others)} or {last}"
+    what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit}"
+    if the_knob.maximum is not None:
+        return f"{what} from {the_knob.minimum:g} to {the_knob.maximum:g}"
+    return f"{what}, at least {the_knob.minimum:g}"
+
+
+def _typed(the_knob: Knob, value: object) -> Value:
+    kind = the_knob.kind
+    if isinstance(value, bool):
+        if kind is Kind.BOOL:
+            return value
+    elif isinstance(value, str):
+        if kind is Kind.CHOICE:
+            return value
+    elif isinstance(value, int | float):
+        if kind is Kind.FLOAT:
+            return float(value)
+        if kind is Kind.INT and (isinstance(value, int) or value.is_integer()):
+            return int(value)
+    raise _refused(the_knob, value)
+
+
+def _refused(the_knob: Knob, value: object) -> KnobValueError:
+    return KnobValueError(the_knob.name, f"{value!r} is not in its domain", f"give {domain_text(the_knob)}")

@@ -1,0 +1,190 @@
+"""Counting, drawing and walking legal configurations without listing them.
+
+A configuration is built knob by knob in SEARCH_ORDER. A rule is asked as soon as the last knob that it reads has a value,
+and what follows from a prefix depends only on the values that later rules and conditions still read (the frontier). So one
+number is remembered per depth and frontier: this is variable elimination [Dechter 1999, Bucket elimination], exact for any
+rules.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_values
+from search_spaces.context import SpaceContext
+from search_spaces.rules import ENGINE_HONOURS, RULES
+from search_spaces.trial_config import TrialConfig, Value
+
+Prefix = tuple[Value, ...]
+"""Canonical values of the first knobs of SEARCH_ORDER."""
+
+POSITION = {name: depth for depth, name in enumerate(SEARCH_ORDER)}
+DEPTHS = len(SEARCH_ORDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What follows from a prefix, in canonical configurations."""
+
+    legal: int
+    refused: Mapping[str, int]
+    """Rule -> configurations, each counted under the first rule that refuses while it is built."""
+
+
+class Lattice:
+    """The canonical configurations of a Cartesian product of domains. Remembers what it counted; its answers never change."""
+
+    def __init__(self, context: SpaceContext, base: TrialConfig, domains: Mapping[str, tuple[Value, ...]]) -> None:
+        self._context = context
+        self._base = base
+        self._domains = tuple(domains.get(name, (getattr(base, name),)) for name in SEARCH_ORDER)
+        self._rules = tuple(
+            tuple(rule for rule in RULES if rule is not ENGINE_HONOURS and max(map(_position, rule.reads)) == depth)
+            for depth in range(DEPTHS)
+        )
+        self._rule_reads = tuple(_depths(name for rule in rules for name in rule.reads) for rules in self._rules)
+        self._choice_reads = tuple(_depths(canonical_reads(name)) for name in SEARCH_ORDER)
+        self._legal_frontier = _frontiers(self._choice_reads, self._rule_reads)
+        self._any_frontier = _frontiers(self._choice_reads, tuple(() for _ in SEARCH_ORDER))
+        self._choices: dict[tuple[int, Prefix], tuple[Value, ...]] = {}
+        self._verdicts: dict[tuple[int, Prefix], str | None] = {}
+        self._tallies: dict[tuple[int, Prefix], Tally] = {}
+        self._totals: dict[tuple[int, Prefix], int] = {}
+
+    def choices(self, prefix: Prefix) -> tuple[Value, ...]:
+        """The canonical values that the knob after `prefix` may have, legal or not."""
+        depth = len(prefix)
+        key = (depth, _pick(prefix, self._choice_reads[depth]))
+        if key not in self._choices:
+            config = self._config(prefix, self._choice_reads[depth])
+            self._choices[key] = canonical_values(SEARCH_ORDER[depth], self._domains[depth], config, self._context)
+        return self._choices[key]
+
+    def tally(self, prefix: Prefix = ()) -> Tally:
+        """How many canonical configurations start with `prefix`: legal ones, and refused ones by rule."""
+        depth = len(prefix)
+        if depth == DEPTHS:
+            return Tally(1, {})
+        key = (depth, _pick(prefix, self._legal_frontier[depth]))
+        if key not in self._tallies:
+            self._tallies[key] = self._sum(prefix)
+        return self._tallies[key]
+
+    def total(self, prefix: Prefix = ()) -> int:
+        """How many canonical configurations start with `prefix`, legal or not."""
+        depth = len(prefix)
+        if depth == DEPTHS:
+            return 1
+        key = (depth, _pick(prefix, self._any_frontier[depth]))
+        if key not in self._totals:
+            self._totals[key] = sum(self.total((*prefix, value)) for value in self.choices(prefix))
+        return self._totals[key]
+
+    def walk(self, prefix: Prefix = ()) -> Iterator[TrialConfig]:
+        """Every legal canonical configuration once, in the order of SEARCH_ORDER and of the domains."""
+        if len(prefix) == DEPTHS:
+            yield self._config(prefix, range(DEPTHS))
+            return
+        for longer, _ in self._legal_steps(prefix):
+            yield from self.walk(longer)
+
+    def draw(self, rng: random.Random) -> TrialConfig | None:
+        """A legal configuration, each with the same probability; None: there is none."""
+        if not self.tally().legal:
+            return None
+        prefix: Prefix = ()
+        while len(prefix) < DEPTHS:
+            prefix = _draw(self._legal_steps(prefix), rng)
+        return self._config(prefix, range(DEPTHS))
+
+    def refused_example(self, rule: str) -> TrialConfig | None:
+        """A configuration that is counted under `rule`, completed with the first choices."""
+        prefix: Prefix = ()
+        while len(prefix) < DEPTHS:
+            for value in self.choices(prefix):
+                longer = (*prefix, value)
+                verdict = self._verdict(longer)
+                if verdict == rule:
+                    return self._completed(longer)
+                if verdict is None and self.tally(longer).refused.get(rule):
+                    prefix = longer
+                    break
+            else:
+                return None
+        return None
+
+    def _sum(self, prefix: Prefix) -> Tally:
+        legal, refused = 0, Counter[str]()
+        for value in self.choices(prefix):
+            longer = (*prefix, value)
+            rule = self._verdict(longer)
+            if rule is not None:
+                refused[rule] += self.total(longer)
+                continue
+            below = self.tally(longer)
+            legal += below.legal
+            refused.update(below.refused)
+        return Tally(legal, refused)
+
+    def _legal_steps(self, prefix: Prefix) -> list[tuple[Prefix, int]]:
+        """The prefixes one knob longer that lead somewhere, with their counts of legal configurations."""
+        longer = ((*prefix, value) for value in self.choices(prefix))
+        counted = ((step, self.tally(step).legal) for step in longer if self._verdict(step) is None)
+        return [(step, legal) for step, legal in counted if legal]
+
+    def _verdict(self, prefix: Prefix) -> str | None:
+        """The first rule that refuses at the last knob of `prefix`."""
+        depth = len(prefix) - 1
+        capability = self._context.capability
+        if capability is not None and not capability.honours(SEARCH_ORDER[depth], prefix[-1]):
+            return ENGINE_HONOURS.name
+        if not self._rules[depth]:
+            return None
+        key = (depth, _pick(prefix, self._rule_reads[depth]))
+        if key not in self._verdicts:
+            config = self._config(prefix, self._rule_reads[depth])
+            refusing = (rule.name for rule in self._rules[depth] if rule.check(config, self._context) is not None)
+            self._verdicts[key] = next(refusing, None)
+        return self._verdicts[key]
+
+    def _completed(self, prefix: Prefix) -> TrialConfig:
+        while len(prefix) < DEPTHS:
+            prefix = (*prefix, self.choices(prefix)[0])
+        return self._config(prefix, range(DEPTHS))
+
+    def _config(self, prefix: Prefix, depths: tuple[int, ...] | range) -> TrialConfig:
+        return self._base.replace({SEARCH_ORDER[depth]: prefix[depth] for depth in depths})
+
+
+def _draw(steps: list[tuple[Prefix, int]], rng: random.Random) -> Prefix:
+    """One step with probability in proportion to its count. Counts are exact integers, however large."""
+    at = rng.randrange(sum(count for _, count in steps))
+    for step, count in steps:
+        if at < count:
+            return step
+        at -= count
+    raise AssertionError("the counts of the steps do not add up")
+
+
+def _position(name: str) -> int:
+    return POSITION[name]
+
+
+def _depths(names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(sorted({POSITION[name] for name in names}))
+
+
+def _pick(prefix: Prefix, depths: tuple[int, ...]) -> Prefix:
+    return tuple([prefix[depth] for depth in depths])
+
+
+def _frontiers(
+    choice_reads: tuple[tuple[int, ...], ...], rule_reads: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
+    """For each depth, the knobs before it that something from it on still reads."""
+    frontiers = []
+    for depth in range(DEPTHS):
+        later = {read for reads in (*choice_reads[depth:], *rule_reads[depth:]) for read in reads}
+        frontiers.append(tuple(sorted(read for read in later if read < depth)))
+    return tuple(frontiers)

@@ -1,0 +1,26 @@
+"""The presets that come with the package: TOML tables by name, and what to say when a name is not there."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import UnknownNameError
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@cache
+def preset_tables(file: str) -> dict[str, dict[str, Any]]:
+    """The tables of a preset file by name, in the order of the file. Not to be changed: the answer is shared."""
+    return tomllib.loads((PRESETS / f"{file}.toml").read_text(encoding="utf-8"))
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> UnknownNameError:
+    """The error for a name that does not exist, with the nearest ones; `otherwise` names what else may be given."""
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}"
+    return UnknownNameError(name, f"no {kind} has this name", remedy + (f" ({otherwise})" if otherwise else ""))

@@ -1,0 +1,199 @@
+"""Which configurations are refused, by which rule, and what to do about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from search_spaces.context import SpaceContext
+from search_spaces.model import ModelSpec
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+
+Check = Callable[[TrialConfig, SpaceContext], str | None]
+"""What is wrong with the configuration, in one clause without the remedy; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A legal configuration passes every rule; `check` looks at the knobs in `reads` alone."""
+
+    name: str
+    reads: tuple[str, ...]
+    remedy: str
+    check: Check
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a configuration is illegal."""
+
+    rule: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}; {self.remedy}"
+
+
+TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
+EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
+STAGES, SCHEDULE = "virtual_stages", "pipeline_schedule"
+DEGREES = (TP, PP, CP)
+BATCH = ("micro_batch_size", *DEGREES)
+
+
+def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
+    """Every rule that refuses the configuration, in the order of RULES; empty: it is legal."""
+    found = ((rule, rule.check(config, context)) for rule in RULES)
+    return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
+
+
+def _world_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    replica = config.model_parallel_size
+    if context.world_size % replica == 0:
+        return None
+    return f"a replica takes {replica} ranks (tensor x pipeline x context), which does not divide {context.world_size}"
+
+
+def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    replicas = max(config.data_parallel_size(context.world_size), 1)
+    batch = context.workload.global_batch_size
+    if batch % (config.micro_batch_size * replicas) == 0:
+        return None
+    return f"a global batch of {batch} is no multiple of {config.micro_batch_size} samples on each of {replicas} replicas"
+
+
+def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
+    if isinstance(context.model, ModelSpec) or (config.model_parallel_size == 1 and config.expert_parallel_size == 1):
+        return None
+    return f"the layers of {context.model.name} are not known, so that they cannot be divided"
+
+
+def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    model, size = context.model, config.tensor_parallel_size
+    if not isinstance(model, ModelSpec):
+        return None
+    sizes = {
+        "attention heads": model.num_attention_heads,
+        "key-value heads": model.num_key_value_heads,
+        "the MLP's width": model.ffn_hidden_size,
+        "the vocabulary": model.vocab_size,
+    }
+    wrong = [f"{name} ({value})" for name, value in sizes.items() if value % size]
+    return f"{size} ranks do not divide {', '.join(wrong)} of {model.name}" if wrong else None
+
+
+def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
+    size, devices = config.tensor_parallel_size, min(context.cluster.devices_per_node, context.world_size)
+    if size <= devices and devices % size == 0:
+        return None
+    return f"{size} tensor-parallel ranks do not fit evenly into a node of {devices} devices"
+
+
+def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    length, pieces = context.workload.sequence_length, config.context_parallel_size
+    if config.sequence_parallel:
+        pieces *= config.tensor_parallel_size
+    return f"a sequence of {length} tokens is not divided by {pieces} ranks" if length % pieces else None
+
+
+def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    if not isinstance(context.model, ModelSpec) or stages <= context.model.num_layers:
+        return None
+    return f"{stages} stages (ranks x virtual stages) are more than the {context.model.num_layers} layers"
+
+
+def _virtual_stages(config: TrialConfig, _: SpaceContext) -> str | None:
+    schedule, stages = config.pipeline_schedule, config.virtual_stages
+    if config.pipeline_parallel_size == 1:
+        return None
+    if schedule in ("gpipe", "1f1b"):
+        return f"{schedule} runs one stage a rank, not {stages}" if stages != 1 else None
+    if schedule in ("zbv", "dualpipev"):
+        return f"{schedule} folds two stages into a rank, not {stages}" if stages != 2 else None
+    return f"{schedule} needs at least 2 stages a rank" if stages < 2 else None
+
+
+def _pipeline_batches(config: TrialConfig, context: SpaceContext) -> str | None:
+    schedule, ranks = config.pipeline_schedule, config.pipeline_parallel_size
+    if ranks == 1:
+        return None
+    count = config.gradient_accumulation_steps(context.workload.global_batch_size, context.world_size)
+    if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and (count == 0 or count % ranks):
+        return f"{schedule} needs a multiple of {ranks} micro-batches, not {count}"
+    least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
+    return f"{schedule} on {ranks} ranks needs at least {least} micro-batches, not {count}" if count < least else None
+
+
+def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
+    size = config.expert_parallel_size
+    if size == 1 or not isinstance(context.model, ModelSpec):
+        return None
+    if context.model.num_experts % size or not context.model.num_experts:
+        return f"{size} ranks do not divide {context.model.num_experts} experts"
+    replicas = config.data_parallel_size(context.world_size)
+    return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or not replicas else None
+
+
+def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    size, replicas = config.hsdp_shard_size, config.data_parallel_size(context.world_size)
+    if size == 0:
+        return None
+    if config.zero_stage != 3:
+        return f"hsdp_shard_size={size} needs sharded parameters, but zero_stage is {config.zero_stage}"
+    return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or size > replicas else None
+
+
+def _offload_optimizer_stage(config: TrialConfig, _: SpaceContext) -> str | None:
+    if config.offload_optimizer == "none" or config.zero_stage >= 1:
+        return None
+    return "the optimizer state is offloaded, but zero_stage is 0"
+
+
+def _offload_param_stage(config: TrialConfig, _: SpaceContext) -> str | None:
+    if config.offload_param == "none" or config.zero_stage == 3:
+        return None
+    return f"parameters are offloaded, but zero_stage is {config.zero_stage}"
+
+
+def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
+    every, model = config.checkpoint_every_k, context.model
+    if config.activation_checkpointing == "none" or not isinstance(model, ModelSpec) or every <= model.num_layers:
+        return None
+    return f"no {every}th layer exists among {model.num_layers}"
+
+
+def _precision_supported(config: TrialConfig, context: SpaceContext) -> str | None:
+    device = context.cluster.device
+    return None if device.supports(config.precision) else f"{device.name} does not compute in {config.precision}"
+
+
+def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
+    return context.capability.refusal(config) if context.capability else None
+
+
+ENGINE_HONOURS = Rule(
+    "engine-honours", KNOB_NAMES, "leave the knob at a value that the engine honours, or choose another engine", _engine_honours
+)
+"""The one rule that reads every knob; it judges knob by knob (`Capability.honours`)."""
+
+RULES: tuple[Rule, ...] = (
+    Rule("world-divides", DEGREES, "choose degrees whose product divides the ranks", _world_divides),
+    Rule("tensor-divides", (TP,), "choose a tensor_parallel_size that divides all of them", _tensor_divides),
+    Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
+    Rule("factory-shape", (*DEGREES, EP), "leave the model-parallel degrees at 1, or give a config.json", _factory_shape),
+    Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
+    Rule("sequence-divides", (CP, TP, "sequence_parallel"), "choose degrees that divide the sequence", _sequence_divides),
+    Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
+    Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
+    Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),
+    Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
+    Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
+    Rule("offload-optimizer-stage", ("offload_optimizer", ZERO), "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
+    Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
+    Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
+    Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
+    ENGINE_HONOURS,
+)
+"""Every rule, in the order in which refusals are listed."""
+
+RULES_BY_NAME = {rule.name: rule for rule in RULES}

@@ -1,0 +1,173 @@
+"""Spaces by name, from a user's file, and with pins (KNOB=VALUE)."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from search_spaces.capability import Capability
+from search_spaces.cluster import ClusterSpec
+from search_spaces.context import SpaceContext
+from search_spaces.domains import EXPRESSIONS, parse_domain, resolve_domains
+from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
+from search_spaces.knobs import KNOBS, knob
+from search_spaces.model import Model
+from search_spaces.preset_files import preset_tables, unknown_name
+from search_spaces.rules import ENGINE_HONOURS, RULES_BY_NAME
+from search_spaces.space import SearchSpace
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+Pin = str | Value | Sequence[Value]
+"""The text of a pin (`3`, `1,2,4`, `powers_of_two`), a value, or several."""
+
+
+def space_preset_names() -> tuple[str, ...]:
+    """The names that `resolve_space` knows."""
+    return tuple(preset_tables("spaces"))
+
+
+def device_defaults(cluster: ClusterSpec, capability: Capability | None = None) -> TrialConfig:
+    """Every knob at its default on this cluster: bf16 where a GPU computes in it, expandable segments on CUDA.
+
+    A default that the engine does not honour stays at TrialConfig's.
+    """
+    device = cluster.device
+    wanted: dict[str, Value] = {"precision": "bf16", "expandable_segments": True} if device.kind == "cuda" else {}
+    if not device.supports("bf16"):
+        wanted.pop("precision", None)
+    honoured = {name: value for name, value in wanted.items() if capability is None or capability.honours(name, value)}
+    return TrialConfig().replace(honoured)
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, str]:
+    """`["zero_stage=3"]` as knob and text; a text with commas is a domain.
+
+    Raises:
+        SpaceFormatError: a text is no KNOB=VALUE, or a knob comes twice.
+        UnknownNameError: a knob does not exist.
+        KnobValueError: a value is not in its domain.
+    """
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise SpaceFormatError(text, "is no KNOB=VALUE", "write for example zero_stage=3 or zero_stage=2,3")
+        parse_domain(knob(name).name, value)
+        if name in pins:
+            raise SpaceFormatError(name, "is set twice", f"write {name}={pins[name]},{value} to search both")
+        pins[name] = value
+    return pins
+
+
+def resolve_space(
+    text: str,
+    model: Model,
+    cluster: ClusterSpec,
+    workload: Workload,
+    capability: Capability | None = None,
+    pins: Mapping[str, Pin] | None = None,
+    base: TrialConfig | None = None,
+) -> SearchSpace:
+    """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
+
+    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`.
+
+    Raises:
+        UnknownNameError: there is no such preset or knob.
+        SpaceFormatError: the file cannot be read, or names an unknown knob or a bad value.
+        KnobValueError: a pin's value is not in its knob's domain.
+        IllegalConfigError: the pins leave nothing legal; the message names the rule.
+    """
+    context = SpaceContext(
+        model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
+    )
+    written = _written_domains(text, context)
+    pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
+
+    def space(domains: Mapping[str, Any]) -> SearchSpace:
+        return SearchSpace(
+            model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
+            base=base or device_defaults(cluster, capability), domains=resolve_domains(domains, context), name=text,
+        )  # fmt: skip
+
+    answer = space(written | pinned)
+    if pinned and not answer.count() and space(written).count():
+        raise _pins_refused(answer, pinned)
+    return answer
+
+
+def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:
+    """Why nothing is left: the rule that refuses most among those that read a pinned knob."""
+    census = space.census()
+    reading = [name for name in census.refused if set(RULES_BY_NAME[name].reads) & set(pinned)]
+    own = [name for name in reading if name != ENGINE_HONOURS.name]
+    rule = RULES_BY_NAME[(own or reading or list(census.refused))[0]]
+    example = space.refused_example(rule.name)
+    message = rule.check(example, space.context) if example else None
+    said = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
+    return IllegalConfigError(rule.name, f"with {said}, {message}" if said else str(message), rule.remedy)
+
+
+def _pin_text(value: Any) -> str:
+    return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _written_domains(text: str, context: SpaceContext) -> dict[str, Any]:
+    """The domains of a preset or a file, those that it extends first."""
+    presets = preset_tables("spaces")
+    if text in presets:
+        return _collected(presets[text])
+    path = Path(text).expanduser()
+    if not (path.exists() or path.suffix == ".toml" or "/" in text):
+        raise unknown_name("space preset", text, presets, "or give the path of a TOML file")
+    table = _read(path)
+    _check_file(path, table, context)
+    return _collected(table)
+
+
+def _collected(table: Mapping[str, Any]) -> dict[str, Any]:
+    domains: dict[str, Any] = {}
+    for name in table.get("extends", ()):
+        domains |= _collected(preset_tables("spaces")[name])
+    domains.update(table.get("domains", {}))
+    return domains
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise SpaceFormatError(
+            str(path), reason, f"give the path of a TOML file, or {', '.join(space_preset_names())}"
+        ) from None
+    except ValueError as error:
+        raise SpaceFormatError(str(path), f"is not TOML ({error})", "correct the file") from None
+
+
+def _check_file(path: Path, table: Mapping[str, Any], context: SpaceContext) -> None:
+    """Everything that can be wrong with a user's file, told with the file's name and the knob's."""
+    unknown = set(table) - {"description", "extends", "domains"}
+    if unknown:
+        name = min(unknown)
+        raise SpaceFormatError(f"{path}: {name}", "is no key of a space", "use description, extends and [domains]")
+    extends, domains = table.get("extends", []), table.get("domains", {})
+    presets = space_preset_names()
+    if not isinstance(extends, list) or not set(map(str, extends)) <= set(presets):
+        raise SpaceFormatError(f"{path}: extends", f"{extends!r} is no list of spaces", f"list some of {', '.join(presets)}")
+    if not isinstance(domains, Mapping):
+        raise SpaceFormatError(f"{path}: domains", "is no table", "write [domains] and a line for each knob")
+    for name, written in domains.items():
+        _check_domain(path, name, written, context)
+
+
+def _check_domain(path: Path, name: str, written: Any, context: SpaceContext) -> None:
+    if isinstance(written, str) and name in KNOBS and not KNOBS[name].choices and written not in EXPRESSIONS:
+        raise SpaceFormatError(
+            f"{path}: {name}", f"{written!r} is no expression", f"list values, or write {', '.join(EXPRESSIONS)}"
+        )
+    try:
+        resolve_domains({name: written}, context)
+    except SearchSpaceError as error:
+        raise SpaceFormatError(f"{path}: {name}", error.problem, error.remedy) from None

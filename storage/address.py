@@ -1,0 +1,90 @@
+"""Where the database is: addresses, and what can be told of a database file before it is opened."""
+
+import os
+from pathlib import Path
+
+from platformdirs import user_data_path
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from storage.errors import DatabaseUnavailableError
+
+_USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
+
+
+def default_database_url() -> str:
+    """Return the address in AUTOTUNE_DB, else that of a file in the user's data folder, which is made where it is missing.
+
+    Raises:
+        DatabaseUnavailableError: the folder cannot be made.
+    """
+    if address := os.environ.get("AUTOTUNE_DB"):
+        return address
+    folder = user_data_path("autotune")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unavailable(str(folder), f"cannot be made ({error.strerror})", "name a database with --db") from error
+    return URL.create("sqlite", database=str(folder / "autotune.db")).render_as_string()
+
+
+def parse_address(address: str) -> URL:
+    """Return the address as a URL; one without a scheme is the path of an SQLite file.
+
+    Raises:
+        DatabaseUnavailableError: it is not an address, or of a database that is not supported.
+    """
+    if "://" not in address:
+        return _sqlite(address)
+    try:
+        url = make_url(address)
+    except (ArgumentError, ValueError) as error:
+        raise _unavailable(address, "is not the address of a database", _USE) from error
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url.database or "")
+    if url.get_backend_name() != "postgresql":
+        raise _unavailable(describe(url), f"{url.get_backend_name()} databases are not supported", _USE)
+    return url
+
+
+def describe(url: URL) -> str:
+    """Return the address as messages show it: the path of a file, or the URL with its password hidden."""
+    return url.database or "" if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a database file that cannot be written, by what the file system says of it.
+
+    Permission bits are read as well as asked for: root may write anything, but who took the bits away meant it. The folder
+    must be writable too, because SQLite keeps its write-ahead log beside the file.
+
+    Raises:
+        DatabaseUnavailableError: the path is a folder, its folder is missing, or one of them is read-only.
+    """
+    try:
+        path = path.resolve()
+        if path.is_dir():
+            raise _unavailable(str(path), "is a folder", f"give a file in it: {path / 'autotune.db'}")
+        if not path.parent.is_dir():
+            raise _unavailable(str(path.parent), "is not a folder that exists", f"make it: mkdir -p {path.parent}")
+        for place in (path, path.parent):
+            if place.exists() and not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
+                raise _unavailable(str(place), "is read-only", f"chmod u+w {place}, or name another database with --db")
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, DatabaseUnavailableError):
+            raise
+        raise _unavailable(str(path), f"cannot be reached ({error})", "name another database with --db") from error
+
+
+def _sqlite(path: str) -> URL:
+    if path in ("", ":memory:"):
+        raise _unavailable(repr(path), "names no file, and a job must outlive its process", _USE)
+    try:
+        # Absolute, because a later connection may be made when the process has changed its folder.
+        return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
+    except (OSError, RuntimeError) as error:
+        raise _unavailable(path, f"cannot be reached ({error})", _USE) from error
+
+
+def _unavailable(place: str, problem: str, remedy: str) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(f"{place}: {problem}; {remedy}")

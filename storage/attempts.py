@@ -1,0 +1,98 @@
+"""Attempts: each execution of a trial, and which of their results count."""
+
+import secrets
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from search_spaces.outcome import Purpose
+from search_spaces.plain import to_plain
+from search_spaces.trial import RankMeasurement, TrialResult
+from storage.codec import attempt_record, clean
+from storage.errors import UnknownTrialError
+from storage.events import tell
+from storage.leases import fenced
+from storage.records import AttemptRecord, AttemptState, EventKind, Lease
+from storage.tables import AttemptRow, JobRow, RankRow, TrialRow
+from storage.trials import settle
+
+
+def start_attempt(session: Session, now: datetime, lease: Lease, trial_number: int) -> AttemptRecord:
+    """See `Store.start_attempt`."""
+    job = fenced(session, now, lease)
+    trial = session.get(TrialRow, (job.id, trial_number))
+    if trial is None:
+        raise UnknownTrialError(f"job {job.id} has no trial {trial_number}; add it first")
+    if trial.outcome is not None:
+        raise UnknownTrialError(f"trial {trial_number} of job {job.id} ended {trial.outcome}; only wanted trials are attempted")
+    abandon(session, now, job, trial_number)
+    trial.attempt_count += 1
+    trial.counted = trial.counted or trial.purpose is Purpose.SEARCH
+    attempt = AttemptRow(
+        token=secrets.token_hex(16),
+        job_id=job.id,
+        trial_number=trial_number,
+        number=trial.attempt_count,
+        state=AttemptState.RUNNING,
+        host=lease.owner.host,
+        started=now,
+    )
+    session.add(attempt)
+    tell(session, now, job, EventKind.ATTEMPT_STARTED, _named(attempt))
+    return attempt_record(attempt)
+
+
+def finish_attempt(session: Session, now: datetime, lease: Lease, result: TrialResult, retry: bool) -> bool:
+    """See `Store.finish_attempt`."""
+    job = fenced(session, now, lease)
+    attempt = session.get(AttemptRow, result.attempt)
+    if attempt is None or attempt.job_id != job.id:
+        raise UnknownTrialError(f"job {job.id} has no attempt {result.attempt!r}; results are of attempts that were started")
+    if attempt.result is not None:
+        return attempt.state is not AttemptState.SUPERSEDED
+    attempt.state = _state_after(attempt.state, retry)
+    attempt.outcome, attempt.finished, attempt.result = result.outcome, now, to_plain(result)
+    session.add_all(_rank_row(attempt.token, measurement) for measurement in result.ranks)
+    if attempt.state is AttemptState.ACCEPTED:
+        settle(session.get_one(TrialRow, (job.id, attempt.trial_number)), attempt.started, now, result)
+    payload = {"state": attempt.state, "outcome": result.outcome, "message": result.message}
+    tell(session, now, job, EventKind.ATTEMPT_FINISHED, _named(attempt) | payload)
+    return attempt.state is not AttemptState.SUPERSEDED
+
+
+def abandon(session: Session, now: datetime, job: JobRow, trial_number: int | None = None) -> None:
+    """Give up the attempts of a job, or of one of its trials, that still run: their trials are wanted again."""
+    query = select(AttemptRow).where(AttemptRow.job_id == job.id, AttemptRow.state == AttemptState.RUNNING)
+    if trial_number is not None:
+        query = query.where(AttemptRow.trial_number == trial_number)
+    for attempt in session.scalars(query.order_by(AttemptRow.trial_number)).all():
+        attempt.state = AttemptState.ABANDONED
+        tell(session, now, job, EventKind.ATTEMPT_ABANDONED, _named(attempt))
+
+
+def attempts(session: Session, job_id: str, trial_number: int | None) -> list[AttemptRecord]:
+    """See `Store.attempts`."""
+    query = select(AttemptRow).where(AttemptRow.job_id == job_id)
+    if trial_number is not None:
+        query = query.where(AttemptRow.trial_number == trial_number)
+    rows = session.scalars(query.order_by(AttemptRow.started, AttemptRow.trial_number, AttemptRow.number))
+    return [attempt_record(row) for row in rows]
+
+
+def _state_after(state: AttemptState, retry: bool) -> AttemptState:
+    """What an attempt becomes with its result: one that no longer ran when the result came is superseded."""
+    if state is not AttemptState.RUNNING:
+        return AttemptState.SUPERSEDED
+    return AttemptState.RETRIED if retry else AttemptState.ACCEPTED
+
+
+def _named(attempt: AttemptRow) -> dict[str, Any]:
+    return {"trial": attempt.trial_number, "attempt": attempt.number}
+
+
+def _rank_row(attempt: str, measurement: RankMeasurement) -> RankRow:
+    columns = {column.name for column in RankRow.__table__.columns}
+    values = {name: value for name, value in to_plain(measurement).items() if name in columns}
+    return RankRow(attempt=attempt, **values | {"host": clean(measurement.host)})

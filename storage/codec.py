@@ -1,0 +1,111 @@
+"""Rows to records, and plain data to JSON text that both databases take."""
+
+import json
+import math
+from typing import Any
+
+from search_spaces.plain import from_plain
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
+from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
+
+_NUMBER = "$number"
+
+
+def dump_json(value: Any) -> str:
+    """Return `value` as JSON. NaN and infinities, which JSON lacks and losses may be, become `{"$number": "nan"}`."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_tagged(value), allow_nan=False, separators=(",", ":"))
+
+
+def load_json(text: str) -> Any:
+    """Return what `dump_json` was given."""
+    return json.loads(text, object_hook=_untagged)
+
+
+def clean(text: str) -> str:
+    """Return `text` as a text column takes it: no NUL, and no half of a surrogate pair (file names may hold one)."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def owner_of(row: JobRow) -> Owner | None:
+    """Return the process that holds the job."""
+    if row.lease_host is None or row.lease_pid is None or row.lease_started is None:
+        return None
+    return Owner(host=row.lease_host, pid=row.lease_pid, started=row.lease_started)
+
+
+def job_record(row: JobRow) -> JobRecord:
+    """Return a job as a value."""
+    return JobRecord(
+        id=row.id,
+        created=row.created,
+        updated=row.updated,
+        state=row.state,
+        reason=row.reason,
+        message=row.message,
+        request=row.request,
+        reference_losses=tuple(row.reference_losses or ()),
+        active_seconds=row.active_seconds,
+        owner=owner_of(row),
+    )
+
+
+def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
+    """Return a trial as a value; `accepted` is the result of its accepted attempt."""
+    result = accepted if accepted is not None else row.refusal
+    return TrialRecord(
+        job_id=row.job_id,
+        number=row.number,
+        config=from_plain(TrialConfig, row.config),
+        purpose=row.purpose,
+        fidelity=row.fidelity,
+        repeat=row.repeat,
+        counted=row.counted,
+        outcome=row.outcome,
+        result=_result(result),
+        attempts=row.attempt_count,
+        created=row.created,
+        started=row.started,
+        finished=row.finished,
+    )
+
+
+def attempt_record(row: AttemptRow) -> AttemptRecord:
+    """Return an attempt as a value."""
+    return AttemptRecord(
+        token=row.token,
+        job_id=row.job_id,
+        trial_number=row.trial_number,
+        number=row.number,
+        state=row.state,
+        outcome=row.outcome,
+        started=row.started,
+        finished=row.finished,
+        host=row.host,
+        result=_result(row.result),
+    )
+
+
+def event_record(row: EventRow) -> EventRecord:
+    """Return an event as a value."""
+    return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=row.payload)
+
+
+def _result(data: dict[str, Any] | None) -> TrialResult | None:
+    return None if data is None else from_plain(TrialResult, data)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NUMBER: repr(value)}
+    if isinstance(value, dict):
+        return {key: _tagged(item) for key, item in value.items()}
+    return [_tagged(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _untagged(data: dict[str, Any]) -> Any:
+    return float(data[_NUMBER]) if data.keys() == {_NUMBER} and data[_NUMBER] in ("nan", "inf", "-inf") else data

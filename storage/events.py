@@ -1,0 +1,34 @@
+"""Events: numbered without a gap, in the transaction of the change that they tell."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from search_spaces.plain import to_plain
+from storage.codec import clean, event_record
+from storage.leases import fenced
+from storage.records import EventRecord, Lease
+from storage.tables import EventRow, JobRow
+
+
+def tell(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
+    """Add an event to a job whose row this transaction holds: its counter gives the sequence."""
+    job.event_count += 1
+    job.updated = now
+    event = EventRow(job_id=job.id, sequence=job.event_count, time=now, kind=clean(str(kind)), payload=to_plain(payload))
+    session.add(event)
+    return event
+
+
+def add_event(session: Session, now: datetime, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
+    """See `Store.add_event`."""
+    return event_record(tell(session, now, fenced(session, now, lease), kind, payload))
+
+
+def events(session: Session, job_id: str, after: int, limit: int) -> list[EventRecord]:
+    """See `Store.events`."""
+    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.sequence > after)
+    return [event_record(row) for row in session.scalars(query.order_by(EventRow.sequence).limit(limit))]

@@ -1,0 +1,119 @@
+"""Jobs: opening, finding, holding, giving back, deleting."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, select, tuple_
+from sqlalchemy.orm import Session
+
+from search_spaces.outcome import JobState
+from search_spaces.plain import to_plain
+from storage import leases
+from storage.attempts import abandon
+from storage.codec import clean, job_record, owner_of
+from storage.errors import UnknownJobError
+from storage.events import tell
+from storage.records import EventKind, JobRecord, Lease, Owner
+from storage.tables import JobRow
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+"""32 characters without those that are mistaken for others."""
+
+
+def create_job(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRecord:
+    """See `Store.create_job`."""
+    job = JobRow(
+        id=_free_id(session, now),
+        created=now,
+        updated=now,
+        state=JobState.QUEUED,
+        reason="",
+        message="",
+        request=to_plain(request),
+        active_seconds=0.0,
+        trial_count=0,
+        event_count=0,
+        lease_token=0,
+    )
+    session.add(job)
+    session.flush()  # before its event, which refers to it
+    tell(session, now, job, EventKind.JOB_CREATED, {})
+    return job_record(job)
+
+
+def find_job(session: Session, job_id: str | None) -> JobRow:
+    """Return a job's row by id or prefix, or the newest one. See `Store.job`."""
+    if job_id is None:
+        newest = session.scalars(select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(1)).first()
+        if newest is None:
+            raise UnknownJobError("there is no job yet; start one with `autotune sweep`, or name another database with --db")
+        return newest
+    if exact := session.get(JobRow, job_id):
+        return exact
+    query = select(JobRow).where(JobRow.id.startswith(job_id, autoescape=True)).order_by(JobRow.id).limit(2)
+    fitting = session.scalars(query).all() if job_id else []
+    if len(fitting) > 1:
+        raise UnknownJobError(f"{job_id!r} begins several job ids ({fitting[0].id}, {fitting[1].id}, …); give more of it")
+    if not fitting:
+        raise UnknownJobError(f"there is no job {job_id!r}; check the id, or name another database with --db")
+    return fitting[0]
+
+
+def jobs(session: Session, limit: int, before: str | None) -> list[JobRecord]:
+    """See `Store.jobs`."""
+    query = select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
+    if before is not None:
+        last = find_job(session, before)
+        query = query.where(tuple_(JobRow.created, JobRow.id) < tuple_(last.created, last.id))
+    return [job_record(row) for row in session.scalars(query)]
+
+
+def delete_job(session: Session, now: datetime, job_id: str) -> None:
+    """See `Store.delete_job`. The database removes what belongs to it, by its foreign keys."""
+    leases.refuse_if_held(now, leases.locked(session, job_id))
+    session.execute(delete(JobRow).where(JobRow.id == job_id))
+
+
+def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds: float) -> Lease:
+    """See `Store.acquire`."""
+    job = leases.locked(session, job_id)
+    leases.refuse_if_held(now, job)
+    former = owner_of(job)
+    abandon(session, now, job)
+    lease = leases.grant(now, job, owner, seconds)
+    job.state, job.reason, job.message = JobState.RUNNING, "", ""
+    tell(session, now, job, EventKind.JOB_ACQUIRED, {"owner": owner, "taken_from": former})
+    return lease
+
+
+def heartbeat(session: Session, now: datetime, lease: Lease, seconds: float) -> Lease:
+    """See `Store.heartbeat`."""
+    return leases.extend(now, leases.fenced(session, now, lease), seconds)
+
+
+def release(session: Session, now: datetime, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
+    """See `Store.release`."""
+    job = leases.fenced(session, now, lease)
+    abandon(session, now, job)
+    job.state, job.reason, job.message = state, clean(reason), clean(message)
+    tell(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
+    leases.free(job)
+    return job_record(job)
+
+
+def set_reference_losses(session: Session, now: datetime, lease: Lease, losses: Sequence[float]) -> None:
+    """See `Store.set_reference_losses`."""
+    job = leases.fenced(session, now, lease)
+    if losses and not job.reference_losses:
+        job.reference_losses = list(losses)
+        tell(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
+
+
+def _free_id(session: Session, now: datetime) -> str:
+    """An id that sorts by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
+    while True:
+        job_id = f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+        if session.get(JobRow, job_id) is None:
+            return job_id

@@ -1,0 +1,84 @@
+"""Leases as columns of the job's row: who may write a job, until when, and the token that fences everybody else out."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from storage.codec import owner_of
+from storage.errors import LeaseHeldError, LeaseLostError, UnknownJobError
+from storage.owners import is_dead
+from storage.records import Lease, Owner
+from storage.tables import JobRow
+
+
+def locked(session: Session, job_id: str) -> JobRow:
+    """Return the job's row, held by this transaction until it ends.
+
+    Raises:
+        UnknownJobError: there is none.
+    """
+    # SQLite's writers hold the whole database already, and its compiler leaves FOR UPDATE out.
+    job = session.get(JobRow, job_id, with_for_update=True)
+    if job is None:
+        raise UnknownJobError(f"there is no job {job_id!r}; check the id, or name another database with --db")
+    return job
+
+
+def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
+    """Return the row of the lease's job, held by this transaction, with the holder's seconds counted up to `now`.
+
+    Raises:
+        LeaseLostError: the lease is no longer the job's current one.
+    """
+    job = session.get(JobRow, lease.job_id, with_for_update=True)
+    if job is None or job.lease_host is None or job.lease_token != lease.token:
+        raise LeaseLostError(
+            f"job {lease.job_id} was taken over or given back, and this process writes it no longer; resume it to go on"
+        )
+    _count_seconds(job, now)
+    return job
+
+
+def refuse_if_held(now: datetime, job: JobRow) -> None:
+    """Pass where the job is free: it has no holder, its lease has expired, or its holder is a dead process of this host.
+
+    Raises:
+        LeaseHeldError: a live process holds it.
+    """
+    owner = owner_of(job)
+    if owner is None or job.lease_expires is None or job.lease_expires <= now or is_dead(owner):
+        return
+    raise LeaseHeldError(
+        f"job {job.id} is held by process {owner.pid} on {owner.host} until {job.lease_expires:%H:%M:%S} UTC; "
+        "stop that process, or wait until it ends"
+    )
+
+
+def grant(now: datetime, job: JobRow, owner: Owner, seconds: float) -> Lease:
+    """Make `owner` the job's holder under a new token."""
+    job.lease_token += 1
+    job.lease_host, job.lease_pid, job.lease_started = owner.host, owner.pid, owner.started
+    job.lease_seen = now
+    return extend(now, job, seconds)
+
+
+def extend(now: datetime, job: JobRow, seconds: float) -> Lease:
+    """Let the holder's lease end `seconds` from now."""
+    owner = owner_of(job)
+    if owner is None:
+        raise LeaseLostError(f"job {job.id} has no holder; acquire it")
+    job.updated = now
+    job.lease_expires = now + timedelta(seconds=seconds)
+    return Lease(job_id=job.id, token=job.lease_token, owner=owner, expires=job.lease_expires)
+
+
+def free(job: JobRow) -> None:
+    """End the lease. The token stays, so that the next one is higher."""
+    job.lease_host = job.lease_pid = job.lease_started = job.lease_expires = job.lease_seen = None
+
+
+def _count_seconds(job: JobRow, now: datetime) -> None:
+    """Add the time since the holder's last write; a machine that slept past the lease's end did not hold it meanwhile."""
+    if job.lease_seen is not None and job.lease_expires is not None:
+        job.active_seconds += max(0.0, (min(now, job.lease_expires) - job.lease_seen).total_seconds())
+    job.lease_seen = now

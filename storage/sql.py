@@ -1,0 +1,122 @@
+"""The store on SQL: SQLite in one file, or PostgreSQL."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
+from search_spaces.outcome import JobState, Purpose
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage import attempts, events, jobs, trials
+from storage.address import check_file, default_database_url, describe, parse_address
+from storage.codec import job_record
+from storage.database import Database
+from storage.migrations import migrate
+from storage.records import AttemptRecord, EventRecord, JobRecord, Lease, Owner, TrialRecord
+from storage.store import Store
+
+__all__ = ["SqlStore", "default_database_url", "open_store"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def open_store(url: str, busy_seconds: float = 5.0) -> Store:
+    """Open the store at `url`, made or brought up to date where needed, and prove that it can be written.
+
+    Args:
+        url: path of an SQLite file, `sqlite:///PATH`, or `postgresql://…`.
+        busy_seconds: how long each transaction waits for another process's lock.
+
+    Raises:
+        DatabaseUnavailableError: it cannot be opened or written, is locked, or has a newer schema.
+    """
+    return SqlStore(url, busy_seconds)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class SqlStore(Store):
+    """A store on SQL. Each method hands one function of its room one transaction."""
+
+    def __init__(self, url: str, busy_seconds: float = 5.0, clock: Callable[[], datetime] = _utc_now) -> None:
+        """Open the database; see `open_store`. `clock` gives the time in UTC."""
+        address = parse_address(url)
+        place = describe(address)
+        if address.get_backend_name() == "sqlite":
+            check_file(Path(place))
+        self._clock = clock
+        self._database = Database(address, busy_seconds)
+        try:
+            self._database.write(lambda session: migrate(session.connection(), place))
+        except BaseException:
+            self._database.close()
+            raise
+
+    def create_job(self, request: Mapping[str, Any]) -> JobRecord:
+        return self._write(jobs.create_job, request)
+
+    def job(self, job_id: str | None = None) -> JobRecord:
+        return self._database.read(lambda session: job_record(jobs.find_job(session, job_id)))
+
+    def jobs(self, limit: int = 50, before: str | None = None) -> list[JobRecord]:
+        return self._read(jobs.jobs, limit, before)
+
+    def delete_job(self, job_id: str) -> None:
+        self._write(jobs.delete_job, job_id)
+
+    def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
+        return self._write(jobs.acquire, job_id, owner, seconds)
+
+    def heartbeat(self, lease: Lease, seconds: float = 30.0) -> Lease:
+        return self._write(jobs.heartbeat, lease, seconds)
+
+    def release(self, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
+        return self._write(jobs.release, lease, state, reason, message)
+
+    def add_trial(
+        self,
+        lease: Lease,
+        config: TrialConfig,
+        purpose: Purpose,
+        fidelity: str = "full",
+        repeat: int = 0,
+        refusal: TrialResult | None = None,
+    ) -> TrialRecord:
+        return self._write(trials.add_trial, lease, config, purpose, fidelity, repeat, refusal)
+
+    def trials(self, job_id: str) -> list[TrialRecord]:
+        return self._read(trials.trials, job_id)
+
+    def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
+        return self._write(attempts.start_attempt, lease, trial_number)
+
+    def finish_attempt(self, lease: Lease, result: TrialResult, retry: bool = False) -> bool:
+        return self._write(attempts.finish_attempt, lease, result, retry)
+
+    def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:
+        return self._read(attempts.attempts, job_id, trial_number)
+
+    def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
+        self._write(jobs.set_reference_losses, lease, losses)
+
+    def add_event(self, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
+        return self._write(events.add_event, lease, kind, payload)
+
+    def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
+        return self._read(events.events, job_id, after, limit)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._database.read(lambda session: work(session, *args, **kwargs))
+
+    def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        # The time is read once the lock is held, so that events and leases are in the order of their times.
+        return self._database.write(lambda session: work(session, self._clock(), *args, **kwargs))

@@ -1,0 +1,191 @@
+"""The tables: jobs, trials, attempts, rank measurements, events.
+
+Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from search_spaces.outcome import JobState, Outcome, Purpose
+from storage.records import AttemptState
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC. SQLite has no time zones: there it is kept without one, and read back with UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a time without a zone, which nobody could place."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone; store times in UTC")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Return the moment with UTC as its zone, whatever the session's zone is."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _words(kind: type[StrEnum]) -> Enum:
+    """A column of the values of `kind`, kept as text so that a new value needs no migration."""
+    return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [member.value for member in members])
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012  read once by SQLAlchemy
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+        JobState: _words(JobState),
+        Outcome: _words(Outcome),
+        Purpose: _words(Purpose),
+        AttemptState: _words(AttemptState),
+    }
+
+
+class JobRow(Base):
+    """A job, its lease, and the counters that number its trials and events."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "created", "id"), Index(None, "state"))
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    created: Mapped[datetime]
+    updated: Mapped[datetime]
+    state: Mapped[JobState]
+    reason: Mapped[str] = mapped_column(Text)
+    message: Mapped[str] = mapped_column(Text)
+    request: Mapped[dict[str, Any]]
+    reference_losses: Mapped[list[Any] | None]
+    active_seconds: Mapped[float]
+    trial_count: Mapped[int]
+    event_count: Mapped[int]
+    lease_token: Mapped[int] = mapped_column(BigInteger)
+    """Grows with every holder, and is never reset: the fence."""
+    lease_host: Mapped[str | None] = mapped_column(Text)
+    """None: nobody holds the job, and the other lease columns mean nothing."""
+    lease_pid: Mapped[int | None]
+    lease_started: Mapped[float | None]
+    lease_expires: Mapped[datetime | None]
+    lease_seen: Mapped[datetime | None]
+    """The holder's last write: up to here its seconds are in `active_seconds`."""
+
+
+class TrialRow(Base):
+    """A wanted measurement; the scalar columns repeat what the accepted result says, for queries."""
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        UniqueConstraint("job_id", "config_hash", "purpose", "fidelity", "repeat"),
+        Index(None, "job_id", "outcome"),
+        Index(None, "config_hash"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    config: Mapped[dict[str, Any]]
+    config_hash: Mapped[str] = mapped_column(String(16))
+    purpose: Mapped[Purpose]
+    fidelity: Mapped[str] = mapped_column(String(64))
+    repeat: Mapped[int]
+    counted: Mapped[bool]
+    outcome: Mapped[Outcome | None]
+    samples_per_second_mean: Mapped[float | None]
+    samples_per_second_low: Mapped[float | None]
+    samples_per_second_high: Mapped[float | None]
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    refusal: Mapped[dict[str, Any] | None]
+    """The result of a candidate that was refused; other results are their attempt's."""
+    attempt_count: Mapped[int]
+    created: Mapped[datetime]
+    started: Mapped[datetime | None]
+    finished: Mapped[datetime | None]
+
+
+class AttemptRow(Base):
+    """One execution of a trial, with the whole result that came of it."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "trial_number"], ["trials.job_id", "trials.number"], ondelete="CASCADE"),
+        UniqueConstraint("job_id", "trial_number", "number"),
+        Index(None, "job_id", "state"),
+    )
+
+    token: Mapped[str] = mapped_column(String(32), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(32))
+    trial_number: Mapped[int]
+    number: Mapped[int]
+    state: Mapped[AttemptState]
+    outcome: Mapped[Outcome | None]
+    host: Mapped[str] = mapped_column(Text)
+    started: Mapped[datetime]
+    finished: Mapped[datetime | None]
+    result: Mapped[dict[str, Any] | None]
+
+
+class RankRow(Base):
+    """What one rank measured in an attempt."""
+
+    __tablename__ = "rank_measurements"
+
+    attempt: Mapped[str] = mapped_column(ForeignKey("attempts.token", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(Text)
+    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    memory_by_tag: Mapped[dict[str, Any]]
+    tag_peak_bytes: Mapped[dict[str, Any]]
+    rss_peak_bytes: Mapped[int] = mapped_column(BigInteger)
+    cpu_seconds_per_step: Mapped[float]
+    collectives: Mapped[list[Any]]
+    reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    non_torch_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    allocation_retries: Mapped[int | None]
+    throttled: Mapped[bool | None]
+    sm_clock_mhz: Mapped[float | None]
+
+
+class EventRow(Base):
+    """Something that happened to a job."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[datetime]
+    kind: Mapped[str] = mapped_column(String(64))
+    payload: Mapped[dict[str, Any]]

@@ -1,0 +1,95 @@
+"""Trials: what a job wants measured."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from search_spaces.outcome import Purpose
+from search_spaces.plain import to_plain
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.codec import trial_record
+from storage.events import tell
+from storage.leases import fenced
+from storage.records import AttemptState, EventKind, Lease, TrialRecord
+from storage.tables import AttemptRow, JobRow, TrialRow
+
+
+def add_trial(
+    session: Session,
+    now: datetime,
+    lease: Lease,
+    config: TrialConfig,
+    purpose: Purpose,
+    fidelity: str,
+    repeat: int,
+    refusal: TrialResult | None,
+) -> TrialRecord:
+    """See `Store.add_trial`."""
+    job = fenced(session, now, lease)
+    same = (TrialRow.config_hash == config.hash, TrialRow.purpose == purpose, TrialRow.repeat == repeat)
+    trial = session.scalars(select(TrialRow).where(TrialRow.job_id == job.id, TrialRow.fidelity == fidelity, *same)).first()
+    if trial is None:
+        trial = _new_trial(now, job, config, purpose, fidelity, repeat)
+        session.add(trial)
+        if refusal is None:
+            tell(session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose})
+    if refusal is not None and trial.outcome is None and trial.attempt_count == 0:
+        _refuse(session, now, job, trial, refusal)
+    session.flush()
+    return trial_record(trial, accepted_result(session, trial))
+
+
+def trials(session: Session, job_id: str) -> list[TrialRecord]:
+    """See `Store.trials`."""
+    accepted = and_(
+        AttemptRow.job_id == TrialRow.job_id,
+        AttemptRow.trial_number == TrialRow.number,
+        AttemptRow.state == AttemptState.ACCEPTED,
+    )
+    query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, accepted).where(TrialRow.job_id == job_id)
+    return [trial_record(trial, result) for trial, result in session.execute(query.order_by(TrialRow.number))]
+
+
+def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:
+    """Close the trial with the result that it will keep."""
+    rate = result.samples_per_second
+    trial.outcome = result.outcome
+    trial.started, trial.finished = started, finished
+    trial.peak_memory_bytes = result.peak_memory_bytes
+    if rate is not None:
+        trial.samples_per_second_mean = rate.mean
+        trial.samples_per_second_low = rate.low
+        trial.samples_per_second_high = rate.high
+
+
+def accepted_result(session: Session, trial: TrialRow) -> dict[str, Any] | None:
+    """The result of the trial's accepted attempt, where there is one."""
+    query = select(AttemptRow.result).where(AttemptRow.job_id == trial.job_id, AttemptRow.trial_number == trial.number)
+    return session.scalars(query.where(AttemptRow.state == AttemptState.ACCEPTED)).first()
+
+
+def _new_trial(now: datetime, job: JobRow, config: TrialConfig, purpose: Purpose, fidelity: str, repeat: int) -> TrialRow:
+    number = job.trial_count
+    job.trial_count += 1
+    return TrialRow(
+        job_id=job.id,
+        number=number,
+        config=to_plain(config),
+        config_hash=config.hash,
+        purpose=purpose,
+        fidelity=fidelity,
+        repeat=repeat,
+        counted=False,
+        attempt_count=0,
+        created=now,
+    )
+
+
+def _refuse(session: Session, now: datetime, job: JobRow, trial: TrialRow, refusal: TrialResult) -> None:
+    trial.refusal = to_plain(refusal)
+    settle(trial, None, now, refusal)
+    payload = {"trial": trial.number, "config": trial.config, "outcome": refusal.outcome, "message": refusal.message}
+    tell(session, now, job, EventKind.TRIAL_REFUSED, payload)

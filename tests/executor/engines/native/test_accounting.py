@@ -1,0 +1,250 @@
+"""Collectives, bytes and peak memory of a step against closed forms, measured on two real ranks through the local runner."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from executor.runners.local import LocalRunner
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+RANKS = 2
+BYTES = 4  # fp32
+SPEC = ModelSpec(
+    name="accounting", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    ffn_hidden_size=96, vocab_size=256, sequence_length=16,
+)  # fmt: skip
+WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
+QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=4)
+
+P = SPEC.parameter_count
+BLOCK = SPEC.layer_parameters
+EMBEDDING = SPEC.vocab_size * SPEC.hidden_size
+HEAD = EMBEDDING + SPEC.hidden_size
+NORMS = (2 * SPEC.num_layers + 1) * SPEC.hidden_size
+UNITS = SPEC.num_layers + 2
+LARGEST = EMBEDDING
+"""Elements of the largest parameter: the most that one gradient adds before it is moved into its bucket."""
+
+Measure = Callable[..., TrialResult]
+
+
+@pytest.fixture(scope="module")
+def measure() -> Iterator[Measure]:
+    with LocalRunner(RANKS) as runner:
+        known: dict[str, TrialResult] = {}
+
+        def run(**knobs: Any) -> TrialResult:
+            config = TrialConfig(micro_batch_size=4).replace(knobs)
+            if config.hash not in known:
+                known[config.hash] = _run(runner, config)
+            return known[config.hash]
+
+        yield run
+
+
+def _run(runner: LocalRunner, config: TrialConfig) -> TrialResult:
+    runner.submit(
+        TrialRequest(
+            attempt=config.hash,
+            model=SPEC,
+            config=config,
+            workload=WORKLOAD,
+            world_size=RANKS,
+            fidelity=QUICK,
+            timeout_seconds=60,
+        )
+    )
+    while True:
+        for _, event in runner.events(1.0):
+            if isinstance(event, TrialResult):
+                assert event.outcome is Outcome.OK, event.traceback or event.message
+                return event
+
+
+@dataclass(frozen=True)
+class Row:
+    """Knobs and what a step must send: operation -> (count, elements of the full messages)."""
+
+    knobs: dict[str, Any]
+    expected: dict[str, tuple[int, int]]
+
+
+NORM = (1, 1)
+"""The all-reduce of the squared gradient norm where shards are clipped."""
+SHARDED = {"prefetch_bucket_size": 0, "param_persistence_threshold": 0, "zero_stage": 3}
+GATHERS = 2 * UNITS - 1
+"""Each unit forward and backward, but the head once: its backward follows its forward."""
+GATHERED = 2 * P - HEAD
+TABLE = [
+    # Stage 0: every gradient once, in as many all-reduces as buckets; accumulation sends nothing more.
+    Row({}, {"all_reduce": (1, P)}),
+    Row({"micro_batch_size": 1}, {"all_reduce": (1, P)}),
+    Row({"reduce_bucket_size": EMBEDDING + BLOCK}, {"all_reduce": (4, P)}),
+    Row({"reduce_bucket_size": 1}, {"all_reduce": (3 + 9 * SPEC.num_layers, P)}),
+    Row({"contiguous_gradients": False}, {"all_reduce": (1, P)}),
+    Row({"overlap_comm": False, "reduce_bucket_size": 1}, {"all_reduce": (3 + 9 * SPEC.num_layers, P)}),
+    # Stage 1: a reduce-scatter instead, and updated parameters gathered back: 2P in all.
+    Row({"zero_stage": 1}, {"reduce_scatter": (1, P), "all_gather": (1, P), "all_reduce": NORM}),
+    Row({"zero_stage": 1, "micro_batch_size": 1}, {"reduce_scatter": (1, P), "all_gather": (1, P), "all_reduce": NORM}),
+    Row(
+        {"zero_stage": 1, "allgather_bucket_size": 1},
+        {"reduce_scatter": (1, P), "all_gather": (3 + 9 * SPEC.num_layers, P), "all_reduce": NORM},
+    ),
+    # Stage 2: (m + 1) P, or 2P with the reduction deferred to the last micro-batch.
+    Row({"zero_stage": 2}, {"reduce_scatter": (1, P), "all_gather": (1, P), "all_reduce": NORM}),
+    Row({"zero_stage": 2, "micro_batch_size": 1}, {"reduce_scatter": (4, 4 * P), "all_gather": (1, P), "all_reduce": NORM}),
+    Row(
+        {"zero_stage": 2, "micro_batch_size": 1, "defer_gradient_reduction": True},
+        {"reduce_scatter": (1, P), "all_gather": (1, P), "all_reduce": NORM},
+    ),
+    Row(
+        {"zero_stage": 2, "micro_batch_size": 2, "reduce_bucket_size": EMBEDDING + BLOCK},
+        {"reduce_scatter": (2 * 4, 2 * P), "all_gather": (1, P), "all_reduce": NORM},
+    ),
+    # Stage 3: 3mP less the head's second gather.
+    Row(SHARDED, {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED), "all_reduce": NORM}),
+    Row(
+        {**SHARDED, "micro_batch_size": 2},
+        {"reduce_scatter": (2, 2 * P), "all_gather": (2 * GATHERS, 2 * GATHERED), "all_reduce": NORM},
+    ),
+    # Kept whole between forward and backward: one gather a unit.
+    Row(
+        {**SHARDED, "reshard_after_forward": False},
+        {"reduce_scatter": (1, P), "all_gather": (UNITS, P), "all_reduce": NORM},
+    ),
+    # Norms persist: gathered once a step, with their unit; their second gather is saved (the head's was none anyway).
+    Row(
+        {**SHARDED, "param_persistence_threshold": SPEC.hidden_size},
+        {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED - (NORMS - SPEC.hidden_size)), "all_reduce": NORM},
+    ),
+    # Everything persists: one gather a unit and step, whatever the accumulation.
+    Row(
+        {**SHARDED, "param_persistence_threshold": P, "micro_batch_size": 2},
+        {"reduce_scatter": (2, 2 * P), "all_gather": (UNITS, P), "all_reduce": NORM},
+    ),
+    # Room for one block ahead: the same gathers, the next one always on its way while a unit computes.
+    Row(
+        {**SHARDED, "prefetch_bucket_size": BLOCK},
+        {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED), "all_reduce": NORM},
+    ),
+    # Less room than any unit's first parameter: prefetch never starts.
+    Row(
+        {**SHARDED, "prefetch_bucket_size": 1},
+        {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED), "all_reduce": NORM},
+    ),
+    # No room for another live parameter: prefetch never starts.
+    Row(
+        {**SHARDED, "prefetch_bucket_size": P, "max_live_parameters": 1},
+        {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED), "all_reduce": NORM},
+    ),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: ",".join(f"{k}={v}" for k, v in row.knobs.items()) or "default")
+def test_collectives_equal_the_closed_form(measure: Measure, row: Row) -> None:
+    result = measure(**row.knobs)
+    for rank in result.ranks:
+        sent = {count.operation: (count.count, count.bytes) for count in rank.collectives}
+        assert sent == {name: (count, elements * BYTES) for name, (count, elements) in row.expected.items()}
+
+
+def test_every_parameter_divides_so_that_no_padding_blurs_the_forms() -> None:
+    assert not any(size % RANKS for size in (EMBEDDING, BLOCK, SPEC.hidden_size))
+
+
+def test_bf16_reduction_halves_the_bytes(measure: Measure) -> None:
+    sent = {count.operation: count.bytes for count in measure(reduce_dtype="bf16").ranks[0].collectives}
+    assert sent == {"all_reduce": 2 * P}
+
+
+def test_bf16_parameters_travel_in_two_bytes_and_gradients_in_four(measure: Measure) -> None:
+    sent = {count.operation: count.bytes for count in measure(zero_stage=1, precision="bf16").ranks[0].collectives}
+    assert sent == {"reduce_scatter": 4 * P, "all_gather": 2 * P, "all_reduce": BYTES}
+
+
+def test_prefetch_ahead_of_more_than_a_block_merges_gathers_and_sends_the_same(measure: Measure) -> None:
+    merged = {
+        c.operation: (c.count, c.bytes) for c in measure(**{**SHARDED, "prefetch_bucket_size": 2 * BLOCK}).ranks[0].collectives
+    }
+    count, size = merged["all_gather"]
+    assert size == GATHERED * BYTES
+    assert UNITS <= count < GATHERS
+
+
+# Memory. Optimizer state counts the master where it is not the parameters themselves; AdamW's step counter is 4 bytes.
+STEP_COUNTER = 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizer", "gradients"),
+    [
+        (0, 8 * P, 4 * P),
+        # One bucket holds every gradient before it is sent: stage 1 has full gradients and the share.
+        (1, 12 * P // RANKS, 4 * P + 4 * P // RANKS),
+        (2, 12 * P // RANKS, 4 * P // RANKS),
+        (3, 12 * P // RANKS, 4 * P // RANKS),
+    ],
+)
+def test_states_equal_the_closed_form(measure: Measure, stage: int, optimizer: int, gradients: int) -> None:
+    rank = measure(zero_stage=stage, prefetch_bucket_size=0, param_persistence_threshold=0).ranks[0]
+    assert rank.tag_peak_bytes["optimizer_state"] == optimizer + STEP_COUNTER
+    # The share of the reduced gradient, and at most one fresh gradient that is not in its bucket yet.
+    assert gradients <= rank.tag_peak_bytes["gradients"] <= gradients + 4 * LARGEST
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_parameters_are_whole_below_stage_3(measure: Measure, stage: int) -> None:
+    assert measure(zero_stage=stage).ranks[0].tag_peak_bytes["parameters"] == BYTES * P
+
+
+def test_stage_3_holds_the_units_in_use(measure: Measure) -> None:
+    """At a change of units in backward, the one that begins and what autograd still needs of the one that ends."""
+    held = measure(**SHARDED).ranks[0].tag_peak_bytes["parameters"]
+    largest = max(HEAD, BLOCK)
+    assert BYTES * largest <= held <= BYTES * (HEAD + BLOCK)
+
+
+def test_stage_3_kept_after_forward_holds_every_parameter(measure: Measure) -> None:
+    assert measure(**SHARDED, reshard_after_forward=False).ranks[0].tag_peak_bytes["parameters"] == BYTES * P
+
+
+def test_held_gradients_are_full_until_the_last_micro_batch(measure: Measure) -> None:
+    """Stage 1, and stage 2 deferred: full gradients and the share; stage 2 at each micro-batch: the share alone."""
+    held = {"micro_batch_size": 1, "contiguous_gradients": True}
+    for knobs in ({"zero_stage": 1}, {"zero_stage": 2, "defer_gradient_reduction": True}):
+        peak = measure(**held, **knobs).ranks[0].tag_peak_bytes["gradients"]
+        assert 4 * P + 4 * P // RANKS <= peak <= 4 * P + 4 * P // RANKS + 4 * LARGEST
+    assert measure(**held, zero_stage=2).ranks[0].tag_peak_bytes["gradients"] <= 4 * P // RANKS + 4 * LARGEST
+
+
+def test_bf16_states_equal_the_closed_form(measure: Measure) -> None:
+    """2P parameters; fp32 master and moments 12P; fp32 gradients 4P and one fresh bf16 gradient."""
+    rank = measure(precision="bf16").ranks[0]
+    assert rank.tag_peak_bytes["parameters"] == 2 * P
+    assert rank.tag_peak_bytes["optimizer_state"] == 12 * P + STEP_COUNTER
+    assert 4 * P <= rank.tag_peak_bytes["gradients"] <= 4 * P + 2 * LARGEST
+
+
+def test_reduce_buckets_bound_the_communication_buffers(measure: Measure) -> None:
+    """Stage 2: one bucket fills while two are on the way, each with the backend's own copy; a late bucket waits for no one."""
+    whole = measure(zero_stage=2, allgather_bucket_size=1).ranks[0].tag_peak_bytes["buffers"]
+    small = measure(zero_stage=2, allgather_bucket_size=1, reduce_bucket_size=1).ranks[0].tag_peak_bytes["buffers"]
+    assert whole >= BYTES * P
+    assert small < BYTES * 8 * LARGEST < whole
+
+
+def test_tags_sum_to_the_peak_on_every_rank(measure: Measure) -> None:
+    for row in TABLE:
+        for rank in measure(**row.knobs).ranks:
+            assert sum(rank.memory_by_tag.values()) == rank.peak_memory_bytes
+            assert all(rank.memory_by_tag[tag] <= rank.tag_peak_bytes[tag] for tag in rank.memory_by_tag)
+
+
+def test_checkpointing_lowers_activations(measure: Measure) -> None:
+    peaks = [measure(activation_checkpointing=kind).ranks[0].tag_peak_bytes["activations"] for kind in ("full", "none")]
+    assert peaks[0] < peaks[1]

@@ -1,0 +1,146 @@
+"""Clusters: presets, this machine, files, and what is said of bad ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces import clusters
+from search_spaces.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters import cluster_preset_names, device_preset, local_cluster, resolve_cluster
+from search_spaces.errors import ClusterFormatError, SearchSpaceError, UnknownNameError
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.preset_files import preset_tables
+
+FILE = """
+device = "a100-80gb"
+nodes = 3
+devices_per_node = 4
+intra_node_bandwidth = 300e9
+inter_node_bandwidth = 25e9
+host_memory_bytes = 500_000_000_000
+cores_per_node = 64
+"""
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "_cores", lambda: 2)
+
+
+@pytest.mark.parametrize("name", cluster_preset_names())
+def test_preset_survives_plain_data(name: str) -> None:
+    cluster = resolve_cluster(f"{name}:2")
+    assert cluster.world_size == 2 * cluster.devices_per_node
+    assert from_plain(ClusterSpec, json.loads(json.dumps(to_plain(cluster)))) == cluster
+
+
+@pytest.mark.parametrize("name", preset_tables("devices"))
+def test_device_states_its_source(name: str) -> None:
+    device = device_preset(name)
+    assert "data sheet" in device.source or "white paper" in device.source
+    assert device.peak_flops["fp16"] > device.peak_flops["fp32"] > 1e12
+    assert device.memory_bandwidth is not None
+
+
+def test_published_figures() -> None:
+    cluster = resolve_cluster("dgx-a100:4")
+    assert (cluster.nodes, cluster.world_size, cluster.device.memory_bytes) == (4, 32, 80 * 2**30)
+    assert cluster.device.peak_flops["bf16"] == 312e12
+    assert not resolve_cluster("dgx-1v").device.supports("bf16")
+
+
+def test_local_has_two_ranks_unless_told() -> None:
+    assert local_cluster().world_size == 2
+    cluster = resolve_cluster("local", ranks=8, memory_limit_bytes=10_000)
+    assert (cluster.world_size, cluster.device.kind, cluster.device.memory_bytes) == (8, "cpu", 10_000)
+    assert not cluster.device.supports("fp16")
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 9])
+def test_local_refuses_more_ranks_than_four_a_core(ranks: int) -> None:
+    with pytest.raises(ClusterFormatError, match="use at most 8 ranks"):
+        resolve_cluster("local", ranks=ranks)
+
+
+def test_local_gpus_take_the_figures_of_their_data_sheet() -> None:
+    cluster = local_cluster(gpu_name="NVIDIA A100-SXM4-40GB", gpu_count=2, gpu_memory_bytes=42_000_000_000)
+    assert (cluster.world_size, cluster.device.memory_bytes) == (2, 42_000_000_000)
+    assert cluster.device.memory_bandwidth == device_preset("a100-40gb").memory_bandwidth
+    assert resolve_cluster("local", live=cluster) == cluster
+    with pytest.raises(ClusterFormatError, match="2 GPUs"):
+        local_cluster(3, gpu_name="NVIDIA L4", gpu_count=2, gpu_memory_bytes=1)
+
+
+def test_a_gpu_that_is_not_known_has_its_memory_alone() -> None:
+    device = local_cluster(gpu_name="NVIDIA L40", gpu_count=1, gpu_memory_bytes=48).device
+    assert (device.memory_bytes, device.peak_flops) == (48, {})
+
+
+def test_a_pcie_board_is_not_the_module_of_its_name() -> None:
+    board = local_cluster(gpu_name="NVIDIA H100 PCIe", gpu_count=1, gpu_memory_bytes=80 * 2**30).device
+    assert board.peak_flops["bf16"] == 756e12
+
+
+def test_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(FILE)
+    cluster = resolve_cluster(str(file))
+    assert (cluster.name, cluster.world_size, cluster.device.name) == ("mine", 12, "a100-80gb")
+
+
+def test_file_with_a_device_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    table = '[device]\nname = "chip"\nmemory_bytes = 64e9\npeak_flops = { bf16 = 100e12 }\n'
+    file.write_text(FILE.replace('device = "a100-80gb"\n', "") + table)
+    assert resolve_cluster(str(file)).device.peak_flops == {"bf16": 1e14}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nodes = 3", "nodes = 0", "nodes"),
+        ("nodes = 3", "nodes = 2.5", "nodes"),
+        ("cores_per_node = 64", "", "cores_per_node"),
+        ("intra_node_bandwidth = 300e9", 'intra_node_bandwidth = "fast"', "intra_node_bandwidth"),
+        ("nodes = 3", "nodes =", "is not TOML"),
+        ('device = "a100-80gb"', "", "device"),
+    ],
+)
+def test_bad_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(ClusterFormatError, match=said) as caught:
+        resolve_cluster(str(file))
+    assert "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"text": "dgx-a10"}, UnknownNameError),
+        ({"text": "dgx-a100:0"}, ClusterFormatError),
+        ({"text": "dgx-a100:many"}, ClusterFormatError),
+        ({"text": "nowhere.toml"}, ClusterFormatError),
+        ({"text": "ray"}, ClusterFormatError),
+        ({"text": "dgx-a100", "ranks": 4}, ClusterFormatError),
+        ({"text": "local", "memory_limit_bytes": 0}, ClusterFormatError),
+    ],
+)
+def test_bad_text(arguments: dict[str, Any], error: type[SearchSpaceError]) -> None:
+    with pytest.raises(error) as caught:
+        resolve_cluster(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_live_description_answers_ray() -> None:
+    live = resolve_cluster("dgx-h100")
+    assert resolve_cluster("ray", live=live) is live
+
+
+@pytest.mark.parametrize("changes", [{"kind": "tpu"}, {"memory_bytes": 0}, {"peak_flops": {"bf16": -1.0}}])
+def test_device_refuses_what_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ClusterFormatError):
+        DeviceSpec(**({"name": "x", "kind": "cuda", "memory_bytes": 1, "peak_flops": {}} | changes))

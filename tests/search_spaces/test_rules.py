@@ -1,0 +1,105 @@
+"""Rules: what each one refuses, that it says so in one line, and that it reads no more knobs than it names."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from search_spaces.capability import Capability
+from search_spaces.context import SpaceContext
+from search_spaces.knob import Kind
+from search_spaces.knobs import KNOBS
+from search_spaces.model import FactoryModel
+from search_spaces.rules import RULES, RULES_BY_NAME, check_config
+from search_spaces.trial_config import TrialConfig
+
+Make = Callable[..., SpaceContext]
+
+REFUSED = [
+    ("world-divides", {"pipeline_parallel_size": 3}, {}),
+    ("world-divides", {"tensor_parallel_size": 4, "context_parallel_size": 4}, {}),
+    ("tensor-divides", {"tensor_parallel_size": 3}, {}),
+    ("tensor-divides", {"tensor_parallel_size": 4}, {}),
+    ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "dgx-a100:2"}),
+    ("batch-divides", {"micro_batch_size": 3}, {}),
+    ("batch-divides", {"micro_batch_size": 8}, {}),
+    ("sequence-divides", {"context_parallel_size": 8}, {"sequence": 100}),
+    ("sequence-divides", {"tensor_parallel_size": 2, "sequence_parallel": True}, {"sequence": 99}),
+    ("pipeline-layers", {"pipeline_parallel_size": 8}, {}),
+    ("virtual-stages", {"pipeline_parallel_size": 2, "virtual_stages": 2}, {}),
+    ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b"}, {}),
+    ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "zbv"}, {}),
+    ("pipeline-micro-batches", {"pipeline_parallel_size": 2, "micro_batch_size": 8}, {}),
+    (
+        "pipeline-micro-batches",
+        {"pipeline_parallel_size": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"},
+        {"batch": 12},
+    ),
+    (
+        "pipeline-micro-batches",
+        {"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "dualpipev", "micro_batch_size": 4},
+        {},
+    ),
+    ("experts-divide", {"expert_parallel_size": 2}, {}),
+    ("experts-divide", {"expert_parallel_size": 3}, {"model": "mixtral-8x7b"}),
+    ("experts-divide", {"expert_parallel_size": 8, "tensor_parallel_size": 2}, {"model": "mixtral-8x7b"}),
+    ("hsdp-shards", {"hsdp_shard_size": 2}, {}),
+    ("hsdp-shards", {"hsdp_shard_size": 3, "zero_stage": 3}, {}),
+    ("hsdp-shards", {"hsdp_shard_size": 16, "zero_stage": 3}, {}),
+    ("offload-optimizer-stage", {"offload_optimizer": "cpu"}, {}),
+    ("offload-param-stage", {"offload_param": "cpu", "zero_stage": 2}, {}),
+    ("checkpoint-layers", {"activation_checkpointing": "full", "checkpoint_every_k": 5}, {}),
+    ("precision-supported", {"precision": "bf16"}, {"cluster": "dgx-1v"}),
+    ("precision-supported", {"precision": "fp16"}, {"cluster": "local"}),
+    ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
+    ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+]
+
+
+@pytest.mark.parametrize(("rule", "changes", "where"), REFUSED)
+def test_refusal_names_rule_and_remedy_in_one_line(make_context: Make, rule: str, changes: Any, where: Any) -> None:
+    refusals = {refusal.rule: refusal for refusal in check_config(TrialConfig().replace(changes), make_context(**where))}
+    assert rule in refusals
+    assert refusals[rule].remedy == RULES_BY_NAME[rule].remedy
+    assert "\n" not in str(refusals[rule])
+
+
+def test_every_rule_is_seen_to_refuse() -> None:
+    assert {rule for rule, _, _ in REFUSED} == set(RULES_BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({}, {}),
+        ({"tensor_parallel_size": 2, "sequence_parallel": True, "zero_stage": 3}, {}),
+        ({"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv"}, {}),
+        ({"pipeline_parallel_size": 4, "micro_batch_size": 4}, {}),
+        ({"expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
+        ({"hsdp_shard_size": 4, "zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"}, {}),
+        ({"precision": "bf16"}, {"cluster": "local"}),
+        ({"zero_stage": 3}, {"capability": Capability(engine="some", knobs={"zero_stage": None})}),
+        ({"zero_stage": 3}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ],
+)
+def test_legal_configurations_pass(make_context: Make, changes: Any, where: Any) -> None:
+    assert check_config(TrialConfig().replace(changes), make_context(**where)) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_reads_no_other_knobs_than_it_names(make_context: Make, rule: Any) -> None:
+    rng = random.Random(rule.name)
+    context = make_context(model="mixtral-8x7b", capability=Capability(engine="x", knobs={"zero_stage": (0, 3)}))
+    for _ in range(200):
+        config, other = _any_config(rng), _any_config(rng)
+        kept = {name: getattr(config, name) for name in rule.reads}
+        same = rule.check(config, context) == rule.check(dataclasses.replace(other, **kept), context)
+        assert same
+
+
+def _any_config(rng: random.Random) -> TrialConfig:
+    """Any values, legal or not."""
+    values = {name: rng.choice(knob.choices or (1, 2, 4)) for name, knob in KNOBS.items() if knob.kind is not Kind.FLOAT}
+    return TrialConfig().replace(values)

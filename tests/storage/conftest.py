@@ -1,0 +1,77 @@
+"""Stores to test on, one backend after another, and processes that share a database."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import storage
+from storage.sql import SqlStore
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind that the contract must hold on."""
+    return f"{request.param}:///{tmp_path / 'jobs.db'}"
+
+
+@pytest.fixture
+def open_again(address: str, clock: Clock) -> Iterator[Callable[[], SqlStore]]:
+    """Opens one more store on the test's database."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(SqlStore(address, clock=clock))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def store(open_again: Callable[[], SqlStore]) -> SqlStore:
+    return open_again()
+
+
+@contextmanager
+def run_workers(*arguments: str) -> Iterator[Callable[[str], str]]:
+    """Start the process that forks workers, and yield what gives it a line and returns its answer."""
+    environment = os.environ | {"PYTHONPATH": str(Path(storage.__file__).parents[1])}
+    command = [sys.executable, str(WORKER), *arguments]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ask, answers = process.stdin, process.stdout
+
+        def tell(line: str) -> str:
+            ask.write(line + "\n")
+            ask.flush()
+            return answers.readline().strip()
+
+        yield tell
+        ask.close()
+
+
+@pytest.fixture
+def workers() -> Callable[..., object]:
+    """See `run_workers`."""
+    return run_workers

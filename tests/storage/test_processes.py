@@ -1,0 +1,107 @@
+"""Several processes on one database: killed at any point, and racing for one job."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from search_spaces.outcome import JobState
+from storage.errors import LeaseHeldError
+from storage.owners import current_owner
+from storage.records import AttemptState, EventRecord
+from storage.sql import SqlStore, open_store
+
+ROUNDS = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+def every_event(store: SqlStore, job_id: str) -> list[EventRecord]:
+    return store.events(job_id, limit=1_000_000)
+
+
+def check_whole(store: SqlStore, job_id: str, path: Path) -> None:
+    """Every trial, attempt, measurement and event is there with all that was written in its transaction."""
+    trials, attempts, events = store.trials(job_id), store.attempts(job_id), every_event(store, job_id)
+    told = Counter(event.kind for event in events)
+
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert [trial.number for trial in trials] == list(range(told["trial_added"]))
+    assert len(attempts) == told["attempt_started"]
+    assert sum(a.state is AttemptState.ABANDONED for a in attempts) == told["attempt_abandoned"]
+    assert sum(a.result is not None for a in attempts) == told["attempt_finished"]
+    for trial in trials:
+        mine = [a for a in attempts if a.trial_number == trial.number]
+        assert [a.number for a in mine] == list(range(1, trial.attempts + 1))
+        assert trial.counted == bool(mine)
+        assert sum(a.state is AttemptState.ACCEPTED for a in mine) == (trial.outcome is not None)
+    with sqlite3.connect(path) as connection:
+        ranks = connection.execute("SELECT count(*) FROM rank_measurements").fetchone()[0]
+    connection.close()
+    assert ranks == 2 * told["attempt_finished"]
+
+
+def test_a_writer_killed_at_any_point_leaves_nothing_half_written(path: Path, workers: Callable) -> None:
+    with open_store(str(path)) as store, workers() as tell:
+        job_id = store.create_job({}).id
+        for _ in range(ROUNDS):
+            pid = int(tell(f"start sweep {path} {job_id}"))
+            time.sleep(random.uniform(0.0, 0.25))
+            os.kill(pid, signal.SIGKILL)
+            check_whole(store, job_id, path)
+        assert int(tell("wait")) == ROUNDS
+        assert len(store.trials(job_id)) > ROUNDS
+        # The last holder's lease has an hour to go, but it is dead.
+        store.release(store.acquire(job_id, current_owner()), JobState.PAUSED, "", "")
+        check_whole(store, job_id, path)
+
+
+def test_processes_that_share_a_job_never_hold_it_together(path: Path, workers: Callable) -> None:
+    with open_store(str(path)) as store, workers() as tell:
+        job_id = store.create_job({}).id
+        pids = {int(tell(f"start share {path} {job_id}")) for _ in range(4)}
+        assert tell("wait") == "0"
+        events = every_event(store, job_id)[1:]
+
+    assert [event.sequence for event in events] == list(range(2, 2 + 4 * 10 * 5))
+    for first in range(0, len(events), 5):
+        held = events[first : first + 5]
+        assert [event.kind for event in held] == ["job_acquired", "note", "note", "note", "job_released"]
+        assert {event.payload["pid"] for event in held[1:4]} == {held[0].payload["owner"]["pid"]}
+    assert {event.payload["pid"] for event in events if event.kind == "note"} == pids
+
+
+def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(path: Path, workers: Callable) -> None:
+    with open_store(str(path)) as store, workers() as tell:
+        job_id = store.create_job({}).id
+        pid = int(tell(f"start hold {path} {job_id}"))
+        while store.job(job_id).owner is None:
+            time.sleep(0.01)
+        with pytest.raises(LeaseHeldError, match=str(pid)):
+            store.acquire(job_id, current_owner())
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while True:  # the kernel takes a moment; its parent has not reaped it
+            try:
+                assert store.acquire(job_id, current_owner()).token == 2
+                break
+            except LeaseHeldError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        tell("wait")
+
+
+def test_a_new_file_is_opened_by_many_at_once(path: Path, workers: Callable) -> None:
+    with workers() as tell:
+        for _ in range(6):
+            tell(f"start look {path} -")
+        assert tell("wait") == "0"
