@@ -1,0 +1,163 @@
+"""The best configuration as a document: made from a job's rows, written, read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BestConfigError, NoBestError
+from autotune.intervals import Spread
+from autotune.jobs.book import Book
+from autotune.jobs.request import JobRequest, Objective, request_from_row, request_to_row
+from autotune.jobs.session import Session
+from autotune.objective import pareto_front, rate
+from autotune.provenance import provenance
+from autotune.verdict import Verdict, decide, estimate
+from search_spaces.plain import to_plain
+from search_spaces.trial import TrialResult
+from storage.records import TrialRecord
+
+SCHEMA_VERSION = 1
+SCHEMA_PATH = Path(__file__).parent / "schemas" / "best-config.schema.json"
+
+
+def build_best_config(session: Session, book: Book) -> dict[str, Any]:
+    """Return the document: the same for the same rows, but for what `provenance` says of the place.
+
+    Raises:
+        NoBestError: nothing may win (yet).
+    """
+    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    if verdict is None:
+        problem = f"{book.job.id} has no configuration that may win"
+        raise NoBestError("job", problem, "raise the memory limit or the number of trials, and look at `autotune show`")
+    spread = book.spread(session.prior)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": _job(session, book, verdict),
+        "model": {
+            "name": session.model.name,
+            "parameter_count": session.model.parameter_count,
+            "spec": to_plain(session.model),
+        },
+        "cluster": to_plain(session.cluster),
+        "engine": session.request.engine,
+        "objective": _objective(session),
+        "best": _entry(verdict.best, book, spread),
+        "baseline": _baseline(verdict, session, book, spread),
+        "alternatives": [_entry(t, book, spread) for t in pareto_front(book.searched, session.ranking)],
+        "launch": _launch(session),
+        "verified": "native-only",
+        "provenance": provenance(session, book, verdict),
+    }
+
+
+def best_config_text(document: dict[str, Any]) -> str:
+    """The document as it is written: keys in their order, two spaces, one line end."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_best_config(path: Path) -> dict[str, Any]:
+    """Return the document in the file.
+
+    Raises:
+        BestConfigError: it cannot be read, is no best-config, or is of another schema version.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", "give a best-config.json") from error
+    except ValueError as error:
+        raise BestConfigError(str(path), f"is not JSON ({error})", "give a best-config.json") from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        problem = f"has schema version {version}, not {SCHEMA_VERSION}"
+        raise BestConfigError(str(path), problem, "write it again with `autotune export`")
+    for key in ("job", "best"):
+        if not isinstance(document.get(key), dict):
+            raise BestConfigError(str(path), f"lacks {key}", "write it again with `autotune export`")
+    return dict(document)
+
+
+def request_of(document: dict[str, Any]) -> JobRequest:
+    """The request that the document's job had, resolved: enough to run its best configuration again without a database.
+
+    Raises:
+        BestConfigError: this version cannot read it.
+    """
+    try:
+        return request_from_row(document["job"]["request"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise BestConfigError("job.request", str(error), "write the file again with `autotune export`") from error
+
+
+def _job(session: Session, book: Book, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "id": book.job.id,
+        "state": book.job.state.value,
+        "reason": book.job.reason,
+        "message": book.job.message,
+        "trials": book.spent,
+        "tie": verdict.tie,
+        "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
+        "reference_losses": list(book.job.reference_losses),
+        "request": request_to_row(session.request),
+    }
+
+
+def _objective(session: Session) -> dict[str, Any]:
+    ranking = session.ranking
+    return {
+        "name": ranking.objective.value,
+        "memory_limit_bytes": ranking.memory_limit_bytes,
+        "headroom": ranking.headroom,
+    }
+
+
+def _entry(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
+    return {
+        "trial": trial.number,
+        "config": trial.config.values(),
+        "measured": _measured(trial, book, spread),
+        "predicted": None,
+    }
+
+
+def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
+    result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
+    interval = estimate(book, spread, trial.config)
+    batch = book.job.request["global_batch_size"]
+    # The search trial counted its FLOPs at its own rate; the estimate may rest on other trials.
+    scale = interval.mean / rate(trial)
+    return {
+        "samples_per_second": to_plain(interval),
+        "repeats": len(book.repeats(trial.config)),
+        "step_seconds": batch / interval.mean,
+        "peak_memory_bytes": [
+            {"rank": rank.rank, "total": rank.peak_memory_bytes, "by_tag": dict(rank.memory_by_tag)} for rank in result.ranks
+        ],
+        "tflops_per_device": _scaled(result.tflops_per_device, scale),
+        "mfu": _scaled(result.mfu, scale),
+        "hfu": None,
+        "flops_convention": result.flops_convention,
+    }
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
+
+
+def _baseline(verdict: Verdict, session: Session, book: Book, spread: Spread) -> dict[str, Any] | None:
+    if verdict.baseline is None or verdict.gain is None:
+        return None
+    of = "peak_memory_bytes" if session.ranking.objective is Objective.MEMORY else "samples_per_second"
+    return {**_entry(verdict.baseline, book, spread), "gain": {"of": of, **to_plain(verdict.gain)}}
+
+
+def _launch(session: Session) -> dict[str, Any]:
+    ranks_per_node = min(session.cluster.devices_per_node, session.world_size)
+    return {
+        "world_size": session.world_size,
+        "placement": {"nodes": -(-session.world_size // ranks_per_node), "ranks_per_node": ranks_per_node},
+        "env": {},
+        "command": "autotune reproduce best-config.json",
+    }

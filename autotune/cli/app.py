@@ -1,0 +1,235 @@
+"""Every command with its options; what each does is in the module of its name, imported when it is called."""
+
+import importlib.metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.sizes import parse_bytes
+from autotune.cli.status import exit_status
+
+app = typer.Typer(
+    name="autotune",
+    help="Finds the parallel training configuration that is fastest on your cluster, by real trial runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Database = Annotated[
+    str | None,
+    typer.Option("--db", metavar="URL", help="Database: a URL or a file. Default: AUTOTUNE_DB, else your data folder."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
+Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or the beginning of it; the latest when left out.")]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
+]
+Bytes = Annotated[
+    int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
+]
+
+
+def run() -> int:
+    """Run the command line; return the exit status."""
+    return exit_status(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autotune {importlib.metadata.version('autotune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Finds the parallel training configuration that is fastest on your cluster, by real trial runs."""
+
+
+@app.command()
+def sweep(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="local, a preset as NAME:NODES, or a TOML file. [default: local]", show_default=False)
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks of a trial. [default: 2]", show_default=False)] = None,
+    space: Annotated[
+        str | None, typer.Option(help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]", show_default=False)
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Search trials at most. [default: 20]", show_default=False)] = None,
+    strategy: Annotated[str | None, typer.Option(help="tpe, random or grid. [default: tpe]", show_default=False)] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="throughput or memory. [default: throughput]", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, data and strategy. [default: 0]", show_default=False)] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples in an optimizer step, over all ranks. [default: 8]", show_default=False)
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sample. [default: 128]", show_default=False)] = None,
+    memory_limit: Bytes = None,
+    headroom: Annotated[
+        float | None, typer.Option(help="Share of the limit that the winner leaves free. [default: 0.05]", show_default=False)
+    ] = None,
+    set_: Pins = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Start no search trial after so many seconds.")] = None,
+    trial_timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a trial is killed. [default: 300]", show_default=False)
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A file or folder of text to train on.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="JSON of your present knobs: becomes trial 0.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the best configuration is written.")] = Path("best-config.json"),
+    runner: Annotated[str | None, typer.Option(help="ray or local. [default: ray]", show_default=False)] = None,
+    confirm_repeats: Annotated[
+        int | None,
+        typer.Option(help="Rounds at most in which the finalists are measured again. [default: 3]", show_default=False),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with any of these; options win over it.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Tune a model: real trials, the best configuration as JSON."""
+    from autotune.cli.sweep import SweepOptions, sweep_command
+
+    fields: dict[str, Any] = {
+        "model": model,
+        "cluster": cluster,
+        "ranks": ranks,
+        "space": space,
+        "trials": trials,
+        "strategy": strategy,
+        "objective": objective,
+        "seed": seed,
+        "global_batch_size": global_batch_size,
+        "sequence_length": seq_len,
+        "memory_limit_bytes": memory_limit,
+        "headroom": headroom,
+        "max_seconds": max_seconds,
+        "trial_timeout": trial_timeout,
+        "data_path": str(data) if data else None,
+        "runner": runner,
+        "confirm_repeats": confirm_repeats,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    raise typer.Exit(
+        sweep_command(
+            SweepOptions(
+                fields=given,
+                pins=tuple(set_ or ()),
+                baseline=baseline,
+                out=out,
+                config=config,
+                resume=resume,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def show(
+    job: Job = None,
+    jobs: Annotated[bool, typer.Option("--jobs", help="List the newest jobs instead.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Show a job: its state, its trials, the best configuration."""
+    from autotune.cli.show import list_command, show_command
+
+    raise typer.Exit(list_command(db, json) if jobs else show_command(job, db, json))
+
+
+@app.command()
+def export(
+    job: Job = None,
+    format_: Annotated[str, typer.Option("--format", help="json or deepspeed.")] = "json",
+    out: Annotated[Path | None, typer.Option(help="A file; standard output when left out.")] = None,
+    db: Database = None,
+) -> None:
+    """Write a job's best configuration in a framework's format."""
+    from autotune.cli.export import export_command
+
+    raise typer.Exit(export_command(job, format_, out, db))
+
+
+@app.command()
+def reproduce(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
+    runner: Annotated[str | None, typer.Option(help="ray or local; default: as in the file.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Trials to run.")] = 1,
+    json: Json = False,
+) -> None:
+    """Run a best configuration again: is it inside its interval? Exit status 1 where it is not."""
+    from autotune.cli.reproduce import reproduce_command
+
+    raise typer.Exit(reproduce_command(path, runner, repeats, json))
+
+
+@app.command()
+def space(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
+    cluster: Annotated[str, typer.Option(help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: Annotated[int | None, typer.Option(help="Ranks; default: 2 for local, else every device.")] = None,
+    space_: Annotated[str, typer.Option("--space", help="zero, zero-buckets, 3d, full, or a TOML file.")] = "zero",
+    global_batch_size: Annotated[int, typer.Option(help="Samples in an optimizer step, over all ranks.")] = 8,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens in a sample; default: at most the model's own, 128 for local.")
+    ] = None,
+    memory_limit: Bytes = None,
+    set_: Pins = None,
+    engine: Annotated[str, typer.Option(help="native, or any to count what some engine may honour.")] = "native",
+    knobs: Annotated[bool, typer.Option("--knobs", help="List every knob instead.")] = False,
+    json: Json = False,
+) -> None:
+    """Count the configurations of a space: how many are legal, which rule refuses the others and why."""
+    from autotune.cli.space import SpaceOptions, knobs_command, space_command
+
+    if knobs:
+        raise typer.Exit(knobs_command())
+    raise typer.Exit(
+        space_command(
+            SpaceOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                space=space_,
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                pins=tuple(set_ or ()),
+                engine=engine,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def doctor(db: Database = None, json: Json = False) -> None:
+    """Check this installation and this machine; exit status 1 where something would stop a sweep."""
+    from autotune.cli.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(db, json))
+
+
+@app.command()
+def clean(
+    job: Job = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every job.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would be removed.")] = False,
+    db: Database = None,
+) -> None:
+    """Remove a job, or all of them, from the database."""
+    from autotune.cli.clean import clean_command
+
+    raise typer.Exit(clean_command(job, all_, yes, db))

@@ -1,0 +1,34 @@
+"""`autotune clean`: remove jobs from the database."""
+
+from rich.console import Console
+
+from autotune.cli.status import Status
+from storage.errors import LeaseHeldError
+from storage.records import JobRecord
+from storage.sql import default_database_url, open_store
+from storage.store import Store
+
+
+def clean_command(job_id: str | None, every: bool, yes: bool, database: str | None) -> Status:
+    """Remove one job, or all; a job that a live process holds stays."""
+    console, status = Console(stderr=True), Status.OK
+    with open_store(database or default_database_url()) as store:
+        for job in _every_job(store) if every else [store.job(job_id)]:
+            if not yes:
+                console.print(f"would remove job {job.id} ({job.state.value.lower()}); add --yes to do it", highlight=False)
+                continue
+            try:
+                store.delete_job(job.id)
+            except LeaseHeldError as error:
+                console.print(f"kept job {job.id}: {error}", highlight=False, soft_wrap=True)
+                status = Status.FAILURE
+            else:
+                console.print(f"removed job {job.id}", highlight=False)
+    return status
+
+
+def _every_job(store: Store) -> list[JobRecord]:
+    found: list[JobRecord] = []
+    while page := store.jobs(before=found[-1].id if found else None):
+        found += page
+    return found

@@ -1,0 +1,113 @@
+"""`autotune doctor`: what would stop a sweep here, each with its remedy."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.cli.sizes import bytes_text
+from autotune.cli.status import Status
+from search_spaces.clusters import local_cluster
+from storage.errors import StorageError
+from storage.sql import default_database_url, open_store
+
+ROOMS = ("api", "autotune", "executor", "search_spaces", "storage")
+NEEDED = ("torch", "ray", "optuna", "sqlalchemy", "alembic", "fastapi")
+SHARED_MEMORY_BYTES = 1 << 30
+"""Ray's object store and gloo's buffers live in /dev/shm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    good: bool
+    told: str
+    remedy: str = ""
+
+
+def doctor_command(database: str | None, as_json: bool) -> Status:
+    """Look at everything; nothing is changed but that the database is opened."""
+    checks: list[Callable[[], list[Finding]]] = [
+        _python, _packages, _names, _machine, _shared_memory, lambda: _database(database),
+    ]  # fmt: skip
+    findings = [finding for check in checks for finding in check()]
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    else:
+        console = Console()
+        for finding in findings:
+            mark = "[green]ok  [/green]" if finding.good else "[red]BAD [/red]"
+            remedy = "" if finding.good else f"; {finding.remedy}"
+            console.print(f"{mark} {finding.name}: ", end="")
+            console.print(f"{finding.told}{remedy}", markup=False, highlight=False, soft_wrap=True)
+    return Status.OK if all(finding.good for finding in findings) else Status.FAILURE
+
+
+def _python() -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return [Finding(name="python", good=sys.version_info >= (3, 11), told=version, remedy="use Python 3.11 or newer")]
+
+
+def _packages() -> list[Finding]:
+    return [_package(name) for name in NEEDED]
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name=name, good=True, told=importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name=name, good=False, told="is not installed", remedy=f"run pip install {name}")
+
+
+def _names() -> list[Finding]:
+    """Another distribution that owns one of our top-level names breaks us, or we it, in one environment."""
+    owners = importlib.metadata.packages_distributions()
+    found = []
+    for room in ROOMS:
+        others = sorted({owner for owner in owners.get(room, []) if owner.lower() != "autotune"})
+        if others:
+            told = f"the package {room!r} is also installed by {', '.join(others)}"
+            found.append(Finding(name="names", good=False, told=told, remedy="use an environment without it"))
+    return found or [Finding(name="names", good=True, told=f"{', '.join(ROOMS)} belong to autotune alone")]
+
+
+def _machine() -> list[Finding]:
+    cluster = local_cluster(1, None)
+    told = f"{os.cpu_count()} cores, {bytes_text(cluster.host_memory_bytes)} of memory, nvidia-smi " + (
+        "found" if shutil.which("nvidia-smi") else "not found: trials run on the CPU"
+    )
+    return [Finding(name="machine", good=True, told=told)]
+
+
+def _shared_memory() -> list[Finding]:
+    path = Path("/dev/shm")
+    if not path.exists():
+        return []
+    free = shutil.disk_usage(path).free
+    return [
+        Finding(
+            name="shared memory",
+            good=free >= SHARED_MEMORY_BYTES,
+            told=f"{bytes_text(free)} free in /dev/shm",
+            remedy=f"free or allow at least {bytes_text(SHARED_MEMORY_BYTES)} (in a container: --shm-size)",
+        )
+    ]
+
+
+def _database(database: str | None) -> list[Finding]:
+    url = database or default_database_url()
+    try:
+        with open_store(url) as store:
+            store.jobs(limit=1)
+    except StorageError as error:
+        return [Finding(name="database", good=False, told=str(error), remedy="give another with --db")]
+    return [Finding(name="database", good=True, told=url)]

@@ -1,0 +1,126 @@
+"""The live table of a sweep, on standard error: trials as they end, the one that runs, the best so far, the time left."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from autotune.cli.rows import add_trial_row, describe, rate_text, trial_table
+from autotune.cli.sizes import duration_text
+from autotune.jobs.book import Book
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.session import Session
+from search_spaces.outcome import JobState, Purpose
+from search_spaces.trial import Progress
+from storage.records import TrialRecord
+
+ROWS = 12
+"""Trials that the live table shows; without a terminal every trial is a line."""
+
+
+class LiveTable(LoopListener):
+    """Draws a table where standard error is a terminal, and writes a line a trial elsewhere."""
+
+    def __init__(self, session: Session, console: Console) -> None:
+        self._session, self._console = session, console
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._began = time.monotonic()
+        self._book: Book | None = None
+        self._running: dict[int, tuple[TrialRecord, str]] = {}
+        self._drawing = False
+
+    def __enter__(self) -> "LiveTable":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end_live()
+
+    def on_state(self, state: JobState, message: str, book: Book) -> None:
+        self._book = book
+        if state is JobState.RUNNING:
+            self._announce(book)
+            if self._live is not None:
+                self._live.start()
+                self._drawing = True
+        elif self._live is not None:
+            self._end_live()
+            self._print_all(book)
+        if message:
+            self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
+
+    def on_start(self, trial: TrialRecord) -> None:
+        self._running[trial.number] = (trial, "starting")
+        self._draw()
+
+    def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
+        rate = f" {progress.samples_per_second:.4g}/s" if progress.samples_per_second else ""
+        self._running[trial.number] = (trial, f"{progress.phase} {progress.step}{rate}")
+        self._draw()
+
+    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        self._book = book
+        self._running.pop(trial.number, None)
+        if self._live is None:
+            self._console.print(self._line(trial), highlight=False, soft_wrap=True)
+        self._draw()
+
+    def _announce(self, book: Book) -> None:
+        session, space, request = self._session, self._session.space, self._session.request
+        self._console.print(
+            f"job {book.job.id}: {session.model.name} on {session.cluster.name} with {session.world_size} ranks, "
+            f"space {space.name} ({space.count():,} configurations), {request.trials} trials by {request.strategy}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _end_live(self) -> None:
+        if self._live is not None and self._drawing:
+            self._live.stop()
+            self._drawing = False
+
+    def _print_all(self, book: Book) -> None:
+        """What stays on the screen: every trial."""
+        table = trial_table()
+        best = self._best(book)
+        for trial in book.trials:
+            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number)
+        self._console.print(table)
+
+    def _draw(self) -> None:
+        if self._live is None or not self._drawing or self._book is None:
+            return
+        table, best = trial_table(), self._best(self._book)
+        ended = [trial for trial in self._book.trials if trial.outcome is not None]
+        for trial in ended[-ROWS:]:
+            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number)
+        for trial, state in self._running.values():
+            add_trial_row(table, self._session, trial, state=state)
+        self._live.update(Group(table, self._summary(self._book, best)), refresh=True)
+
+    def _summary(self, book: Book, best: TrialRecord | None) -> Text:
+        trials = self._session.request.trials
+        done, passed = sum(trial.counted and trial.outcome is not None for trial in book.trials), time.monotonic() - self._began
+        left = passed / done * (trials - done) if done else None
+        parts = [f"{done} of {trials} trials", f"{duration_text(passed)} passed"]
+        if left is not None and done < trials:
+            parts.append(f"about {duration_text(left)} left")
+        if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
+            parts.append("confirming the finalists")
+        if best is not None and best.result is not None:
+            parts.append(f"best {rate_text(best.result.samples_per_second)} samples/s")
+        return Text(", ".join(parts), style="bold")
+
+    def _best(self, book: Book) -> TrialRecord | None:
+        ranked = self._session.ranking.ranked(book.searched)
+        return ranked[0] if ranked else None
+
+    def _line(self, trial: TrialRecord) -> str:
+        result = trial.result
+        outcome = trial.outcome.value if trial.outcome else ""
+        kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
+        told = f"{rate_text(result.samples_per_second)} samples/s" if result and result.samples_per_second else ""
+        message = result.message if result and result.message else ""
+        parts = [f"trial {trial.number}{kind}: {outcome}", told, describe(trial.config, self._session), message]
+        return "  ".join(part for part in parts if part)

@@ -1,0 +1,77 @@
+"""`autotune reproduce`: a best configuration run again, against its own interval."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.best_config import read_best_config, request_of
+from autotune.cli.rows import rate_text
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.intervals import Repeat
+from autotune.jobs.book import repeat_of
+from autotune.jobs.session import Session, prepare
+from autotune.runners import make_runner
+from executor.runners.runner import Runner
+from search_spaces.trial import Interval, TrialRequest, TrialResult
+from search_spaces.trial_config import TrialConfig
+
+
+def reproduce_command(path: Path, runner_name: str | None, repeats: int, as_json: bool) -> Status:
+    """Inside its interval: status 0. Outside, or not measured: 1."""
+    document = read_best_config(path)
+    request = request_of(document)
+    session = prepare(dataclasses.replace(request, runner=runner_name) if runner_name else request)
+    config = TrialConfig().replace(document["best"]["config"])
+    with make_runner(session) as runner:
+        results = [_run(runner, session, config, document, number) for number in range(repeats)]
+    measured = [repeat for result in results if (repeat := repeat_of(result)) is not None]
+    if len(measured) < len(results):
+        failed = next(result for result in results if repeat_of(result) is None)
+        raise RequestError(
+            str(path), f"did not run: {failed.outcome.value} {failed.message}", "compare its provenance with this machine"
+        )
+    return _tell(document, session.prior.combined(measured), measured, as_json)
+
+
+def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[str, Any], number: int) -> TrialResult:
+    request = session.request
+    runner.submit(
+        TrialRequest(
+            attempt=f"reproduce-{number}",
+            model=session.model,
+            config=config,
+            workload=request.workload,
+            world_size=session.world_size,
+            engine=request.engine,
+            fidelity=request.fidelity,
+            memory_limit_bytes=request.memory_limit_bytes,
+            timeout_seconds=request.trial_timeout,
+            reference_losses=tuple(document["job"].get("reference_losses", ())),
+        )
+    )
+    while True:
+        for _, event in runner.events(1.0):
+            if isinstance(event, TrialResult):
+                return event
+
+
+def _tell(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:
+    rate = document["best"]["measured"]["samples_per_second"]
+    stated = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
+    inside = stated.low <= now.mean <= stated.high
+    if as_json:
+        told = {
+            "inside": inside, "stated": dataclasses.asdict(stated), "measured": dataclasses.asdict(now),
+            "rates": [repeat.rate for repeat in measured],
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        where = "inside" if inside else "OUTSIDE"
+        told_text = f"stated {rate_text(stated)} samples/s, now {rate_text(now)}: {where} the stated interval"
+        Console().print(told_text, highlight=False, soft_wrap=True)
+    return Status.OK if inside else Status.FAILURE

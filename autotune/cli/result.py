@@ -1,0 +1,73 @@
+"""What a sweep found, in words and figures, from its best-config document."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.rows import value_text
+from autotune.cli.sizes import bytes_text
+from search_spaces.trial_config import TrialConfig
+
+DEFAULTS = TrialConfig().values()
+
+
+def print_result(document: dict[str, Any] | None, console: Console) -> None:
+    """The best configuration, its figures, the gain over the baseline."""
+    if document is None:
+        return
+    best, baseline = document["best"], document["baseline"]
+    console.print(f"\nBest configuration of {document['job']['trials']} trials", style="bold", highlight=False)
+    console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name, justify in (
+        ("", "left"),
+        ("samples/s [95 %]", "right"),
+        ("step", "right"),
+        ("peak/rank", "right"),
+        ("TFLOP/s", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_row("  best", *_figures(best["measured"]))
+    if baseline:
+        table.add_row("  baseline", *_figures(baseline["measured"]))
+    console.print(table, highlight=False)
+    console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    if document["job"]["tie"]:
+        console.print(
+            "  a tie with the runner-up: their intervals do not part, and this one needs no more memory", soft_wrap=True
+        )
+
+
+def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:
+    """The knobs that differ from the reference or the defaults, and always the two that everybody asks for."""
+    shown = [
+        name
+        for name, value in config.items()
+        if name in ("zero_stage", "micro_batch_size") or value != reference.get(name, value) or value != DEFAULTS.get(name)
+    ]
+    return " ".join(f"{name}={value_text(config[name])}" for name in shown)
+
+
+def _figures(measured: dict[str, Any]) -> list[str]:
+    rate = measured["samples_per_second"]
+    peak = max((rank["total"] for rank in measured["peak_memory_bytes"]), default=None)
+    tflops = measured["tflops_per_device"]
+    return [
+        f"{rate['mean']:.4g} [{rate['low']:.4g}, {rate['high']:.4g}]",
+        f"{measured['step_seconds'] * 1e3:.4g} ms",
+        bytes_text(peak),
+        "-" if tflops is None else f"{tflops:.3g}",
+    ]
+
+
+def _gain_text(document: dict[str, Any]) -> str:
+    baseline = document["baseline"]
+    if not baseline:
+        return "  no baseline was measured, so that no gain can be told"
+    gain = baseline["gain"]
+    what = "samples/s" if gain["of"] == "samples_per_second" else "less peak memory"
+    text = f"  gain over the baseline: {gain['mean']:.3f}x {what}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
+    if gain["low"] <= 1.0 <= gain["high"]:
+        text += " (the baseline itself, or not told apart from it)"
+    return text

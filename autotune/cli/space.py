@@ -1,0 +1,106 @@
+"""`autotune space`: what a space holds, what each rule refuses and why."""
+
+import json
+import sys
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.status import Status
+from autotune.engines import capability_of
+from autotune.errors import RequestError
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import is_factory_reference, resolve_model
+from search_spaces.knobs import KNOBS, domain_text
+from search_spaces.rules import check_config
+from search_spaces.space import SearchSpace
+from search_spaces.spaces import parse_pins, resolve_space
+from search_spaces.trial import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceOptions:
+    """What the command line gave."""
+
+    model: str | None
+    cluster: str
+    ranks: int | None
+    space: str
+    global_batch_size: int
+    sequence_length: int | None
+    memory_limit: int | None
+    pins: tuple[str, ...]
+    engine: str
+    json: bool
+
+
+def space_command(options: SpaceOptions) -> Status:
+    """Count, and show what refuses the rest."""
+    space = _resolve(options)
+    census = space.census()
+    examples = {rule: _why(space, rule) for rule in census.refused}
+    if options.json:
+        document = {
+            "space": space.name, "hash": space.hash, "domains": {knob: list(values) for knob, values in space.domains.items()},
+            "raw": census.raw, "legal": census.legal, "merged": census.merged,
+            "refused": {rule: {"count": count, "example": examples[rule]} for rule, count in census.refused.items()},
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return Status.OK if census.legal else Status.NOTHING_FEASIBLE
+    _print(space, options, examples)
+    return Status.OK if census.legal else Status.NOTHING_FEASIBLE
+
+
+def knobs_command() -> Status:
+    """Every knob with its domain."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("knob", "unit", "domain", "default", "what it does"):
+        table.add_column(name, overflow="fold")
+    for knob in KNOBS.values():
+        table.add_row(knob.name, knob.unit, domain_text(knob), str(knob.default), knob.description)
+    Console().print(table, highlight=False)
+    return Status.OK
+
+
+def _resolve(options: SpaceOptions) -> SearchSpace:
+    if not options.model:
+        raise RequestError("model", "is missing", "give a preset or a config.json")
+    if is_factory_reference(options.model):
+        raise RequestError("model", "a factory has no shape to count with", "use `autotune sweep`, or give a preset")
+    model = resolve_model(options.model)
+    ranks = options.ranks or (2 if options.cluster == "local" else None)
+    cluster = resolve_cluster(options.cluster, ranks, options.memory_limit)
+    longest = min(model.sequence_length, 128) if options.cluster == "local" else model.sequence_length
+    workload = Workload(global_batch_size=options.global_batch_size, sequence_length=options.sequence_length or longest)
+    capability = None if options.engine == "any" else capability_of(options.engine)
+    return resolve_space(options.space, model, cluster, workload, capability, parse_pins(options.pins))
+
+
+def _why(space: SearchSpace, rule: str) -> str:
+    example = space.refused_example(rule)
+    found = [refusal for refusal in check_config(example, space.context) if refusal.rule == rule] if example else []
+    return f"{found[0].message}; {found[0].remedy}" if found else ""
+
+
+def _print(space: SearchSpace, options: SpaceOptions, examples: dict[str, str]) -> None:
+    console, census = Console(), space.census()
+    console.print(
+        f"space {space.name} for {space.model.name} ({space.model.parameter_count:,} parameters) on {space.cluster.name} with "
+        f"{space.world_size} ranks, global batch {options.global_batch_size}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for knob, values in space.domains.items():
+        console.print(f"  {knob}: {', '.join(map(str, values))}", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("configurations", justify="right")
+    table.add_column("")
+    table.add_row(f"{census.raw:,}", "combinations of all values")
+    for rule, count in census.refused.items():
+        table.add_row(f"- {count:,}", f"refused by {rule}, for example: {examples[rule]}")
+    table.add_row(
+        f"- {census.merged:,}", "behave as another one: a knob that does not matter there, or a size beyond the model"
+    )
+    table.add_row(f"{census.legal:,}", "legal", style="bold")
+    console.print(table, highlight=False)

@@ -1,0 +1,147 @@
+"""`autotune sweep`: open or resume a job, run it, write the best configuration, say what was found."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from autotune.cli.live import LiveTable
+from autotune.cli.result import print_result
+from autotune.cli.status import Status
+from autotune.jobs.config_file import read_config_file
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.request import JobRequest, request_from_fields
+from autotune.jobs.session import Session, prepare, read_baseline
+from autotune.jobs.stop import StopSignal
+from autotune.output import require_writable
+from autotune.runners import make_runner
+from autotune.tuning import TuneResult, finish, open_job, resume_job
+from search_spaces.huggingface import is_factory_reference
+from search_spaces.outcome import JobState
+from search_spaces.spaces import parse_pins
+from storage.sql import default_database_url, open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """What the command line gave."""
+
+    fields: dict[str, Any]
+    """Fields of the request that were given as options."""
+    pins: tuple[str, ...]
+    baseline: Path | None
+    out: Path
+    config: Path | None
+    resume: str | None
+    database: str | None
+    json: bool
+
+
+def sweep_command(options: SweepOptions) -> Status:
+    """Everything that can be found out is found out before the first trial: model, space, output path, database."""
+    console = Console(stderr=True)
+    require_writable(options.out)
+    session = None if options.resume else prepare(_request(options))
+    with open_store(options.database or default_database_url()) as store:
+        if session is not None:
+            job = open_job(store, session)
+        else:
+            job, session = resume_job(store, None if options.resume == "latest" else options.resume)
+        stop = StopSignal()
+        with console.status("starting ranks") if not options.json else contextlib.nullcontext():
+            runner = make_runner(session)
+        # After the runner, since Ray puts a handler of its own on SIGTERM.
+        with runner, _stopping(stop, console, job.id, options.database), _watching(session, console, options.json) as table:
+            result = finish(session, store, job.id, runner, out=options.out, stop=stop, listener=table)
+    _print(result, options, console)
+    return _status(result)
+
+
+def _request(options: SweepOptions) -> JobRequest:
+    fields = {**(read_config_file(options.config) if options.config else {}), **options.fields}
+    fields["pins"] = {**fields.get("pins", {}), **parse_pins(options.pins)}
+    if options.baseline is not None:
+        fields["baseline"] = read_baseline(options.baseline)
+    if is_factory_reference(str(fields.get("model", ""))):
+        fields.setdefault("python_path", import_folders())
+    return request_from_fields(fields)
+
+
+def import_folders() -> tuple[str, ...]:
+    """Where a `module:factory` is looked for: the current folder, then PYTHONPATH, as `python -m` does."""
+    further = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return (str(Path.cwd()), *(str(Path(folder).absolute()) for folder in further))
+
+
+@contextlib.contextmanager
+def _watching(session: Session, console: Console, quiet: bool) -> Iterator[LoopListener]:
+    if quiet:
+        yield LoopListener()
+        return
+    with LiveTable(session, console) as table:
+        yield table
+
+
+@contextlib.contextmanager
+def _stopping(stop: StopSignal, console: Console, job_id: str, database: str | None) -> Iterator[None]:
+    """Ctrl-C: the first stops asking and says how to go on, the second kills what runs. A request to terminate does both."""
+
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
+        first = not stop.requested
+        stop.request()
+        told = resume_line(job_id, database) if first else "killing running trials"
+        console.print(f"stopping; running trials end first (Ctrl-C again kills them); go on with:\n  {told}" if first else told)
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        interrupted(number, frame)
+        stop.request()
+
+    former = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def resume_line(job_id: str, database: str | None) -> str:
+    """The command that goes on with a job."""
+    return f"autotune sweep --resume {job_id}" + (f" --db {database}" if database else "")
+
+
+def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
+    if options.json:
+        document = {
+            "job": result.job_id,
+            "state": result.state.value,
+            "reason": result.reason,
+            "message": result.message,
+            "best_config": result.best_config,
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    print_result(result.best_config, Console())
+    if result.best_config is None:
+        console.print(f"job {result.job_id}: {result.state.value.lower()} ({result.reason}): {result.message}")
+    else:
+        Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)
+    if result.state is JobState.PAUSED:
+        console.print(f"paused; go on with:\n  {resume_line(result.job_id, options.database)}", soft_wrap=True)
+
+
+def _status(result: TuneResult) -> Status:
+    if result.state is JobState.PAUSED:
+        return Status.INTERRUPTED
+    if result.found_nothing:
+        return Status.NOTHING_FEASIBLE
+    return Status.OK if result.state is JobState.SUCCEEDED else Status.FAILURE

@@ -1,0 +1,57 @@
+"""Errors of the search.
+
+AutotuneError
+├── RequestError          (ValueError)   a field of a request is missing, unknown or outside its range
+├── DoesNotFitError       (RequestError) the model's states exceed what the host has, whatever the configuration
+├── NothingFeasibleError  (ValueError)   no configuration of the space fits the stated limit
+├── JobNotResumableError  (RuntimeError) the job has ended, or was made by another version
+├── NoBestError           (LookupError)  the job has no configuration that may win yet
+├── BestConfigError       (ValueError)   a best-config file cannot be read
+├── OutputError           (OSError)      the output path cannot be written
+└── UnknownFormatError    (LookupError)  no exporter has that name
+"""
+
+
+class AutotuneError(Exception):
+    """Base of all errors of this package: one line that names the field, and the remedy."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(field, problem, remedy)
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}; {self.remedy}"
+
+
+class RequestError(AutotuneError, ValueError):
+    """A field of a request is missing, unknown or outside its range."""
+
+
+class DoesNotFitError(RequestError):
+    """The states of the model exceed the host's memory in every configuration: no process is started."""
+
+
+class NothingFeasibleError(AutotuneError, ValueError):
+    """The states of the model exceed the stated limit in every configuration: no process is started."""
+
+
+class JobNotResumableError(AutotuneError, RuntimeError):
+    """The job has ended, or its request was made by a version that this one cannot read."""
+
+
+class NoBestError(AutotuneError, LookupError):
+    """The job has no configuration that may win (yet)."""
+
+
+class BestConfigError(AutotuneError, ValueError):
+    """A best-config file cannot be read, or is of a schema version that is not known."""
+
+
+class OutputError(AutotuneError, OSError):
+    """The output path cannot be written."""
+
+
+class UnknownFormatError(AutotuneError, LookupError):
+    """No exporter has that name."""

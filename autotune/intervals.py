@@ -1,0 +1,152 @@
+"""What a measurement is worth: intervals with the spread between repeats (docs/intervals.md has method and sources)."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, variance
+
+from search_spaces.trial import Interval
+
+CONFIDENCE = 0.95
+CPU_SPREAD = 0.04
+"""Relative standard deviation between repeats of one configuration on a shared CPU host, where a job has none of its own."""
+PRIOR_DEGREES_OF_FREEDOM = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """One trial of a configuration."""
+
+    rate: float
+    """Samples/s; any positive quantity that is compared by ratio will do."""
+    within: float
+    """Standard error of the rate within the trial, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How much repeats of one configuration differ beyond what each says of itself."""
+
+    relative: float = CPU_SPREAD
+    """Relative standard deviation between repeats."""
+    degrees_of_freedom: int = PRIOR_DEGREES_OF_FREEDOM
+    """How many independent differences `relative` rests on."""
+
+    def interval(self, mean: float, within: float) -> Interval:
+        """Return the 95 % interval of one trial: mean * (1 ± t * sqrt(within² + between²))."""
+        half = self._quantile() * math.hypot(within, self.relative)
+        return Interval(mean=mean, low=max(mean * (1.0 - half), 0.0), high=mean * (1.0 + half))
+
+    def combined(self, repeats: Sequence[Repeat]) -> Interval:
+        """Return the estimate from several trials of one configuration, each weighing the same.
+
+        Raises:
+            ValueError: there is no repeat.
+        """
+        if not repeats:
+            raise ValueError("an estimate needs at least one repeat")
+        mean = fmean(repeat.rate for repeat in repeats)
+        half = self._quantile() * math.sqrt(self._variance_of_mean(repeats))
+        return Interval(mean=mean, low=max(mean * (1.0 - half), 0.0), high=mean * (1.0 + half))
+
+    def ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
+        """Return the ratio of two configurations' rates with its interval, on the log scale.
+
+        Sides of the same length, two repeats or more, are taken as interleaved pairs. Their differences do not hold the
+        drift that both share, and are pooled with what the spread predicts for them.
+
+        Raises:
+            ValueError: a side has no repeat.
+        """
+        if not numerator or not denominator:
+            raise ValueError("a ratio needs at least one repeat on each side")
+        paired = len(numerator) == len(denominator) >= 2
+        return self._paired_ratio(numerator, denominator) if paired else self._free_ratio(numerator, denominator)
+
+    def _free_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
+        center = _log_mean(numerator) - _log_mean(denominator)
+        half = self._quantile() * math.sqrt(self._variance_of_mean(numerator) + self._variance_of_mean(denominator))
+        return _exponential(center, half)
+
+    def _paired_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
+        differences = [math.log(a.rate / b.rate) for a, b in zip(numerator, denominator, strict=True)]
+        count = len(differences)
+        within = fmean(a.within**2 + b.within**2 for a, b in zip(numerator, denominator, strict=True))
+        predicted = 2.0 * self.relative**2 + within
+        freedom = self.degrees_of_freedom + count - 1
+        pooled = (self.degrees_of_freedom * predicted + (count - 1) * variance(differences)) / freedom
+        return _exponential(fmean(differences), t_quantile(_UPPER, freedom) * math.sqrt(pooled / count))
+
+    def _variance_of_mean(self, repeats: Sequence[Repeat]) -> float:
+        within = fmean(repeat.within**2 for repeat in repeats)
+        return (self.relative**2 + within) / len(repeats)
+
+    def _quantile(self) -> float:
+        return t_quantile(_UPPER, self.degrees_of_freedom)
+
+
+def pooled_spread(groups: Iterable[Sequence[Repeat]], prior: Spread | None = None) -> Spread:
+    """Return the spread that a job's own repeats show, shrunk towards `prior`.
+
+    1. In each group (the repeats of one configuration) take the squared deviations of log rate from the group's mean;
+       they are expected to sum to (n - 1) * (between² + within²).
+    2. Take (n - 1) * mean(within²) away from them, and sum what is left over the groups.
+    3. Pool with the prior, weighed by degrees of freedom: the posterior mean of a scaled inverse-chi-squared prior
+       [Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6].
+    """
+    prior = prior or Spread()
+    excess, freedom = 0.0, 0
+    for repeats in groups:
+        if len(repeats) < 2:
+            continue
+        logs = [math.log(repeat.rate) for repeat in repeats]
+        excess += (len(logs) - 1) * (variance(logs) - fmean(repeat.within**2 for repeat in repeats))
+        freedom += len(logs) - 1
+    total = prior.degrees_of_freedom + freedom
+    between = max(prior.degrees_of_freedom * prior.relative**2 + excess, 0.0) / total
+    return Spread(relative=math.sqrt(between), degrees_of_freedom=total)
+
+
+def t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Return the quantile of Student's t for a probability above one half, by bisection of the exact distribution.
+
+    Beyond 1,000 degrees of freedom the normal quantile is within 0.2 % and is taken instead.
+
+    Raises:
+        ValueError: the probability is not in (0.5, 1), or there is no degree of freedom.
+    """
+    if not 0.5 < probability < 1.0 or degrees_of_freedom < 1:
+        raise ValueError("a t quantile needs a probability in (0.5, 1) and at least one degree of freedom")
+    if degrees_of_freedom > 1_000:
+        return NormalDist().inv_cdf(probability)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = _central_probability(middle, degrees_of_freedom)
+        low, high = (middle, high) if (1.0 + inside) / 2 < probability else (low, middle)
+    return math.sqrt(degrees_of_freedom) * math.tan(low)
+
+
+def _central_probability(angle: float, freedom: int) -> float:
+    """P(|t| < sqrt(freedom) * tan(angle)) [Abramowitz and Stegun, 26.7.3 and 26.7.4: exact finite sums]."""
+    cosine_squared = math.cos(angle) ** 2
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cosine_squared * (k - 1) / k
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2.0 / math.pi * (angle + math.sin(angle) * total)
+
+
+def _log_mean(repeats: Sequence[Repeat]) -> float:
+    return fmean(math.log(repeat.rate) for repeat in repeats)
+
+
+def _exponential(center: float, half: float) -> Interval:
+    return Interval(mean=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
+
+
+_UPPER = (1.0 + CONFIDENCE) / 2

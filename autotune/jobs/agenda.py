@@ -1,0 +1,153 @@
+"""What a job wants measured next."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.jobs.book import Book
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session
+from autotune.objective import peak_bytes
+from autotune.verdict import measured_baseline, ranked_finalists, ratio_of
+from search_spaces.outcome import Outcome, Purpose, StopReason
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+
+FINALISTS = 3
+"""Winner, runner-up and baseline: trials of one round of confirmation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A measurement that is wanted."""
+
+    config: TrialConfig
+    purpose: Purpose = Purpose.SEARCH
+    repeat: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why nothing more is wanted."""
+
+    reason: StopReason
+    message: str
+
+
+def next_wants(session: Session, book: Book, running: Collection[int], room: int) -> list[Want]:
+    """Return up to `room` measurements that should start now; none, with nothing running: the job is done.
+
+    1. What another process left without an outcome comes first, in its order.
+    2. The baseline runs alone: later trials are held against its losses, and told as gain over it.
+    3. The search, as the strategy proposes, until the budget is spent.
+    4. The confirmation, when every search trial has ended.
+
+    All of it follows from the rows, so that any process goes on where another was killed.
+    """
+    if room < 1:
+        return []
+    left_open = [trial for trial in book.open if trial.number not in running]
+    if left_open:
+        return [Want(config=trial.config, purpose=trial.purpose, repeat=trial.repeat) for trial in left_open[:room]]
+    if not baseline_is_known(session, book):
+        return [] if running else _next_baseline(session, book)
+    if not search_is_over(session, book) and (wanted := _proposed(session, book, room)):
+        return wanted
+    return [] if running else _confirmation(session, book)[:room]
+
+
+def ending(session: Session, book: Book) -> Ending:
+    """Why a job that wants nothing more has ended."""
+    tried = f"{book.spent} of {session.request.trials} trials"
+    if not session.ranking.ranked(book.searched):
+        return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}")
+    if book.spent >= session.request.trials:
+        return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
+    if _seconds_are_spent(session, book):
+        return Ending(reason=StopReason.BUDGET, message=f"{session.request.max_seconds:g} s are spent, after {tried}")
+    return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
+
+
+def search_is_over(session: Session, book: Book) -> bool:
+    """Whether the budget of the search is spent, in trials or in seconds."""
+    return book.spent >= session.request.trials or _seconds_are_spent(session, book)
+
+
+def baseline_is_known(session: Session, book: Book) -> bool:
+    """Whether the baseline was measured, went wrong otherwise than by memory, or has no stage left to be tried at."""
+    return not _next_baseline(session, book)
+
+
+def _next_baseline(session: Session, book: Book) -> list[Want]:
+    if search_is_over(session, book):
+        return []
+    for config in session.baselines:
+        trial = book.search_trial(config)
+        if trial is None or trial.outcome is None:
+            return [Want(config=config)]
+        if trial.outcome is not Outcome.INFEASIBLE:
+            return []
+    return []
+
+
+def _proposed(session: Session, book: Book, room: int) -> list[Want]:
+    count = min(room, session.request.trials - book.spent)
+    pending = [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
+    configs = session.strategy.propose(session.space, book.searched, pending, count, session.request.seed)
+    return [Want(config=config) for config in configs]
+
+
+def _confirmation(session: Session, book: Book) -> list[Want]:
+    """What a round that has begun still lacks, else the next round: winner, runner-up, baseline, so that drift meets all alike.
+
+    Rounds end when winner and runner-up are told apart, or their number is used up; one that has begun is completed.
+    """
+    finalists = ranked_finalists(book, session.ranking)[:2]
+    baseline = measured_baseline(book, session.baselines)
+    configs = list({trial.config.hash: trial.config for trial in [*finalists, *([baseline] if baseline else [])]}.values())
+    if not finalists or len(configs) < 2:
+        return []
+    begun = max((repeat for config in configs for repeat in book.confirmations(config)), default=0)
+    for repeat in range(1, begun + 1):
+        if lacking := [config for config in configs if repeat not in book.confirmations(config)]:
+            return _round(lacking, repeat)
+    if begun >= _rounds(session, book) or (begun and _have_parted(session, book, finalists)):
+        return []
+    return _round(configs, begun + 1)
+
+
+def _round(configs: list[TrialConfig], repeat: int) -> list[Want]:
+    return [Want(config=config, purpose=Purpose.CONFIRM, repeat=repeat) for config in configs]
+
+
+def _rounds(session: Session, book: Book) -> int:
+    """One round always, so that the gain rests on interleaved trials; further ones while there is time to tell rivals apart."""
+    most = session.request.confirm_repeats
+    limit = session.request.max_seconds
+    return min(most, 1) if limit is not None and book.job.active_seconds >= limit else most
+
+
+def _have_parted(session: Session, book: Book, finalists: list[TrialRecord]) -> bool:
+    if len(finalists) < 2:
+        return True
+    first, second = finalists
+    if session.ranking.objective is Objective.MEMORY:
+        return peak_bytes(first) != peak_bytes(second)
+    if not book.confirmed(first.config) or not book.confirmed(second.config):
+        return False
+    lead = ratio_of(book, book.spread(session.prior), first.config, second.config)
+    return lead.low > 1.0 or lead.high < 1.0
+
+
+def _seconds_are_spent(session: Session, book: Book) -> bool:
+    """Whether the seconds that are left are needed for one round of confirmation."""
+    limit = session.request.max_seconds
+    if limit is None:
+        return False
+    reserve = FINALISTS * _mean_seconds(book) if session.request.confirm_repeats else 0.0
+    return book.job.active_seconds + reserve >= limit
+
+
+def _mean_seconds(book: Book) -> float:
+    durations = [(t.finished - t.started).total_seconds() for t in book.trials if t.started and t.finished]
+    return fmean(durations) if durations else 0.0

@@ -1,0 +1,26 @@
+"""What is refused before it costs a device."""
+
+from autotune.jobs.agenda import Want
+from autotune.jobs.session import Session
+from search_spaces.outcome import Outcome, Purpose
+from search_spaces.states import states_lower_bound_bytes
+from search_spaces.trial import TrialResult
+
+
+def refusal(session: Session, want: Want) -> TrialResult | None:
+    """Return why the configuration cannot run at all; None: it may be tried.
+
+    A configuration whose parameters, gradients and optimizer state alone exceed a rank's memory is INFEASIBLE: the bound is
+    never above the true peak.
+    """
+    if want.purpose is not Purpose.SEARCH:
+        return None
+    least = states_lower_bound_bytes(want.config, session.model, session.world_size)
+    room = session.cluster.device.memory_bytes
+    if least > room:
+        message = f"its states alone need {least:,} bytes on a rank, over the {room:,} there are"
+        return TrialResult(attempt="", outcome=Outcome.INFEASIBLE, rule="states-fit", message=message)
+    refusals = session.space.check(want.config)
+    if refusals:
+        return TrialResult(attempt="", outcome=Outcome.INVALID, rule=refusals[0].rule, message=refusals[0].message)
+    return None

@@ -1,0 +1,34 @@
+"""A request as a TOML file: `autotune sweep --config sweep.toml`."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.jobs.request import FIELDS, nearest_field
+
+OPTION_NAMES = {"seq_len": "sequence_length", "memory_limit": "memory_limit_bytes", "data": "data_path", "set": "pins"}
+"""Options of the command line whose field has another name; a file may use either."""
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the fields that the file gives, by the request's own names; hyphens may stand for underscores.
+
+    Raises:
+        RequestError: the file cannot be read, or a field is unknown or given twice.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("config", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError("config", f"{path} is not TOML ({error})", "correct the file") from error
+    fields: dict[str, Any] = {}
+    for key, value in content.items():
+        name = OPTION_NAMES.get(key.replace("-", "_"), key.replace("-", "_"))
+        if name not in FIELDS:
+            raise RequestError(key, f"is not a field of a request ({path})", nearest_field(name))
+        if name in fields:
+            raise RequestError(key, f"is given twice in {path}", "leave one of them out")
+        fields[name] = value
+    return fields

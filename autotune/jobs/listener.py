@@ -1,0 +1,22 @@
+"""What a run tells while it goes on: for a live table, a log, a page."""
+
+from autotune.jobs.book import Book
+from search_spaces.outcome import JobState
+from search_spaces.trial import Progress
+from storage.records import TrialRecord
+
+
+class LoopListener:
+    """Called from the loop's thread; override what is of interest. What a method raises ends the run."""
+
+    def on_state(self, state: JobState, message: str, book: Book) -> None:
+        """The job began, is being stopped, or has ended."""
+
+    def on_start(self, trial: TrialRecord) -> None:
+        """An attempt at the trial was handed to the runner."""
+
+    def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
+        """A running trial gave a sign of life."""
+
+    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        """A trial has its outcome; refused candidates have one without having run."""

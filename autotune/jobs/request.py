@@ -1,0 +1,199 @@
+"""A tuning request: the same fields on the command line, in Python, in a TOML file and over HTTP."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from autotune.errors import JobNotResumableError, RequestError
+from search_spaces.cluster import ClusterSpec
+from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import Fidelity, Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+STRATEGIES = ("tpe", "random", "grid")
+RUNNERS = ("ray", "local")
+
+
+class Objective(StrEnum):
+    """What the best configuration is best at. The values are stored and exported: never rename one."""
+
+    THROUGHPUT = "throughput"
+    """Most samples/s within (1 - headroom) of the memory limit."""
+    MEMORY = "memory"
+    """Least peak memory of any rank; the faster one among equals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a job is to find, and what it may spend.
+
+    Raises:
+        RequestError: a field is outside its range; the line names the field and the remedy.
+    """
+
+    model: str
+    """A preset's name, the path of a Hugging Face config.json, or `module:factory`."""
+    cluster: str = "local"
+    ranks: int | None = 2
+    """Ranks of a trial; None: every device of the cluster."""
+    space: str = "zero"
+    """A preset's name or the path of a TOML file."""
+    pins: dict[str, Any] = field(default_factory=dict)
+    """Knob -> the only value, or the values, that are tried; text is read as on the command line."""
+    objective: Objective = Objective.THROUGHPUT
+    strategy: str = "tpe"
+    seed: int = 0
+    trials: int = 20
+    """Search trials that may start on a device; refused candidates, retries and confirmations are not among them."""
+    max_seconds: float | None = None
+    """Seconds of active time after which no search trial starts; None: no such budget."""
+    trial_timeout: float = 300.0
+    """Seconds from start of build to end of measurement of one trial."""
+    global_batch_size: int = 8
+    """Samples in one optimizer step, over all ranks."""
+    sequence_length: int = 128
+    """Tokens in a sample."""
+    memory_limit_bytes: int | None = None
+    """Allocator bytes per rank beyond which a trial is INFEASIBLE; None: what the device has."""
+    headroom: float = 0.05
+    """Share of the memory limit that the winner leaves free."""
+    data_path: str | None = None
+    baseline: dict[str, Value] | None = None
+    """Knob -> value of the user's present configuration; None: the defaults at the lowest ZeRO stage that fits."""
+    engine: str = "native"
+    runner: str = "ray"
+    confirm_repeats: int = 3
+    """Most rounds in which the finalists are measured again; 0: the search's own measurements stand."""
+    python_path: tuple[str, ...] = ()
+    """Folders that the ranks put first on `sys.path` before they import a factory."""
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    allow_unstable: bool = False
+    """Whether a trial whose measurement did not settle may win."""
+    resolved_model: ModelSpec | FactoryModel | None = None
+    """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
+    resolved_cluster: ClusterSpec | None = None
+    """The cluster that `cluster` named when the job was opened."""
+    resolved_domains: dict[str, tuple[Value, ...]] | None = None
+    """What `space` and `pins` named when the job was opened: knob -> the values that are searched."""
+    resolved_base: TrialConfig | None = None
+    """The values of the knobs that are not searched."""
+
+    def __post_init__(self) -> None:
+        self._require_text("model", "cluster", "space", "strategy", "engine", "runner")
+        self._require_choice("objective", tuple(Objective))
+        object.__setattr__(self, "objective", Objective(self.objective))
+        self._require_choice("strategy", STRATEGIES)
+        self._require_choice("runner", RUNNERS)
+        for name, least in (
+            ("trials", 1),
+            ("global_batch_size", 1),
+            ("sequence_length", 1),
+            ("confirm_repeats", 0),
+            ("seed", 0),
+        ):
+            self._require_whole(name, least)
+        for name in ("ranks", "memory_limit_bytes"):
+            if getattr(self, name) is not None:
+                self._require_whole(name, 1)
+        self._require_positive("trial_timeout")
+        if self.max_seconds is not None:
+            self._require_positive("max_seconds")
+        share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
+        self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
+
+    @property
+    def workload(self) -> Workload:
+        """What every trial of the job trains on."""
+        return Workload(
+            global_batch_size=self.global_batch_size,
+            sequence_length=self.sequence_length,
+            seed=self.seed,
+            data_path=self.data_path,
+        )
+
+    def _require_text(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._require(isinstance(value, str) and bool(value), name, f"{value!r} is no name", "give a name or a path")
+
+    def _require_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        self._require(
+            whole and value >= least, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}"
+        )
+
+    def _require_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", "give seconds above 0")
+
+    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        self._require(value in choices, name, f"{value!r} is not known", f"use one of {', '.join(choices)}")
+
+    @staticmethod
+    def _require(holds: bool, name: str, problem: str, remedy: str) -> None:
+        if not holds:
+            raise RequestError(name, problem, remedy)
+
+
+FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
+"""The names of the fields that people may give, in the order in which they are shown."""
+
+
+def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
+    """Return a request from plain values by field name, as a file or an HTTP body holds them.
+
+    Raises:
+        RequestError: a field is unknown (the line names the nearest), has a value of the wrong kind, or `model` is missing.
+    """
+    for name in fields:
+        if name not in FIELDS:
+            raise RequestError(name, "is not a field of a request", nearest_field(name))
+    fidelity = fields.get("fidelity", {})
+    known = [item.name for item in dataclasses.fields(Fidelity)]
+    if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
+        raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(known)}")
+    if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
+        raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
+    if "model" not in fields:
+        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
+    try:
+        return from_plain(JobRequest, fields)
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError("request", str(error), "give each field a value of its kind") from error
+
+
+def request_from_row(row: Mapping[str, Any]) -> JobRequest:
+    """Return the request that a job's row holds.
+
+    Raises:
+        JobNotResumableError: this version cannot read it.
+    """
+    try:
+        return from_plain(JobRequest, row)
+    except (TypeError, ValueError) as error:
+        problem = f"its request cannot be read by this version ({error})"
+        raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
+
+
+def request_to_row(request: JobRequest) -> dict[str, Any]:
+    """Return the request as plain data for a job's row."""
+    plain: dict[str, Any] = to_plain(request)
+    return plain
+
+
+def nearest_field(name: str) -> str:
+    """A remedy for a field that does not exist."""
+    matches = difflib.get_close_matches(name, FIELDS, n=1)
+    return f"did you mean {matches[0]}?" if matches else f"the fields are {', '.join(FIELDS)}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,26 @@
+"""From what a runner returned to what is stored."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from autotune.intervals import Spread
+from search_spaces.outcome import RETRIES, Outcome
+from search_spaces.trial import TrialResult
+from storage.records import AttemptRecord
+
+
+def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
+    """The result with its stated interval: its own error and the spread between repeats."""
+    if result.samples_per_second is None:
+        return result
+    interval = spread.interval(result.samples_per_second.mean, result.within_relative_error)
+    return dataclasses.replace(result, samples_per_second=interval)
+
+
+def is_retried(outcome: Outcome, attempts: Iterable[AttemptRecord]) -> bool:
+    """Whether a trial gets another attempt after this outcome, given its attempts so far.
+
+    Each outcome has its own number of retries; attempts that a killed process left behind are not held against the trial.
+    """
+    before = sum(attempt.outcome is outcome for attempt in attempts)
+    return before < RETRIES.get(outcome, 0)

@@ -1,0 +1,214 @@
+"""A request with everything resolved and checked: what a run of the job needs beside the database and a runner."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.engines import capability_of
+from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
+from autotune.intervals import CPU_SPREAD, Spread
+from autotune.jobs.request import JobRequest, request_from_row
+from autotune.objective import Ranking
+from autotune.strategies.strategy import Strategy, make_strategy
+from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import is_factory_reference, resolve_model
+from search_spaces.knobs import check_value
+from search_spaces.model import FactoryModel, Model
+from search_spaces.space import SearchSpace
+from search_spaces.spaces import resolve_space
+from search_spaces.states import states_lower_bound_bytes
+from search_spaces.trial_config import TrialConfig, Value
+from storage.records import JobRecord
+
+GPU_SPREAD = 0.01
+"""Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Everything that a job's request names, resolved. The same in every process that opens the same row."""
+
+    request: JobRequest
+    """With its resolved fields filled in: what the job's row holds."""
+    model: Model
+    cluster: ClusterSpec
+    space: SearchSpace
+    baselines: tuple[TrialConfig, ...]
+    """Trial 0, and what is tried in its place, in order, where it does not fit."""
+    ranking: Ranking
+    prior: Spread
+    strategy: Strategy
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial."""
+        return self.space.world_size
+
+
+def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
+    """Resolve and check everything that a request names. Starts no trial and touches no database.
+
+    Args:
+        request: what was asked for.
+        live: the cluster that was found, for `ray`, and for `local` on a machine with GPUs.
+
+    Raises:
+        RequestError: a path does not exist, the engine is not known, or the baseline is illegal.
+        DoesNotFitError: the model's states exceed the host's memory in every configuration.
+        NothingFeasibleError: they exceed the stated limit in every configuration.
+        SearchSpaceError: model, cluster, space or a pin cannot be resolved.
+        FactoryError: a factory does not keep the Protocol.
+    """
+    _require_paths(request)
+    capability = capability_of(request.engine)
+    cluster = request.resolved_cluster or resolve_cluster(request.cluster, request.ranks, request.memory_limit_bytes, live)
+    model = request.resolved_model or _look_at(request)
+    workload = request.workload
+    space = (
+        _stored_space(request, model, cluster)
+        if request.resolved_domains is not None
+        else resolve_space(request.space, model, cluster, workload, capability, request.pins)
+    )
+    if not space.count():
+        raise RequestError("space", f"{request.space} has no legal configuration", "see `autotune space` for what refuses each")
+    _require_fit(space)
+    resolved = dataclasses.replace(
+        request, resolved_model=model, resolved_cluster=cluster, resolved_domains=dict(space.domains), resolved_base=space.base
+    )
+    ranking = _ranking(request, cluster)
+    return Session(
+        request=resolved,
+        model=model,
+        cluster=cluster,
+        space=space,
+        baselines=_baselines(request, space),
+        ranking=ranking,
+        prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
+        strategy=make_strategy(request.strategy, ranking.score),
+    )
+
+
+def session_of(job: JobRecord) -> Session:
+    """The session of a job from its row alone.
+
+    Raises:
+        JobNotResumableError: this version cannot read the row.
+    """
+    return prepare(request_from_row(job.request))
+
+
+def read_baseline(path: Path) -> dict[str, Value]:
+    """The knob values of a user's file: a JSON object {knob: value}, or a best-config.json, whose best is taken.
+
+    Raises:
+        RequestError: the file cannot be read, or names an unknown knob.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError("baseline", f"{path} cannot be read as JSON ({error})", "give {knob: value}") from error
+    if isinstance(content, Mapping) and isinstance(content.get("best"), Mapping):
+        content = content["best"].get("config")
+    if not isinstance(content, Mapping):
+        raise RequestError("baseline", f"{path} holds no object", "give {knob: value}, or a best-config.json")
+    return {str(name): check_value(str(name), value) for name, value in content.items()}
+
+
+def smallest_bound_bytes(space: SearchSpace) -> int:
+    """The least that the states of any configuration need on a rank: every axis of the domains at its most sparing value."""
+    sparing = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "offload_optimizer")
+    config = space.base
+    for name in (*sparing, "offload_param", "offload_ratio", "precision"):
+        values = space.domains.get(name, ())
+        options: Sequence[TrialConfig] = [config.replace({name: value}) for value in values] or [config]
+        config = min(options, key=lambda option: states_lower_bound_bytes(option, space.model, space.world_size))
+    return states_lower_bound_bytes(config, space.model, space.world_size)
+
+
+def _require_fit(space: SearchSpace) -> None:
+    least, room = smallest_bound_bytes(space), space.cluster.device.memory_bytes
+    host = space.cluster.host_memory_bytes // min(space.cluster.devices_per_node, space.world_size)
+    if space.cluster.device.kind == "cpu" and least > host:
+        needs = f"the states of {space.model.name} need at least {_gib(least)} on each of {space.world_size} ranks"
+        problem = f"{needs}, and the host has {_gib(host)} for each"
+        raise DoesNotFitError("model", problem, "choose a smaller model, a larger cluster, or a space with higher ZeRO stages")
+    if least > room:
+        problem = f"every configuration of {space.model.name} needs at least {_gib(least)} on a rank, over {_gib(room)}"
+        raise NothingFeasibleError("memory limit", problem, "raise the limit, add ranks, or choose a smaller model")
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _require_paths(request: JobRequest) -> None:
+    if request.data_path is not None and not Path(request.data_path).expanduser().exists():
+        raise RequestError("data_path", f"{request.data_path} does not exist", "give a file or a folder of text")
+
+
+def _look_at(request: JobRequest) -> Model:
+    if not is_factory_reference(request.model):
+        return resolve_model(request.model)
+    # Only factories need a rank process to be looked at.
+    from executor.runners.probe import describe_factory
+
+    counts = describe_factory(request.model, request.python_path)
+    total = counts["parameter_count"]
+    return FactoryModel(
+        reference=request.model,
+        parameter_count=total,
+        python_path=request.python_path,
+        frozen_parameter_count=total - counts.get("trainable_parameter_count", total),
+    )
+
+
+def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:
+    return SearchSpace(
+        model=model,
+        cluster=cluster,
+        workload=request.workload,
+        world_size=cluster.world_size,
+        domains=request.resolved_domains or {},
+        base=request.resolved_base or TrialConfig(),
+        capability=capability_of(request.engine),
+        name=request.space,
+    )
+
+
+def _ranking(request: JobRequest, cluster: ClusterSpec) -> Ranking:
+    # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
+    known = request.memory_limit_bytes or (cluster.device.memory_bytes if cluster.device.kind == "cuda" else None)
+    return Ranking(
+        objective=request.objective,
+        memory_limit_bytes=known,
+        headroom=request.headroom,
+        allow_unstable=request.allow_unstable,
+    )
+
+
+def _baselines(request: JobRequest, space: SearchSpace) -> tuple[TrialConfig, ...]:
+    """The user's configuration, then the defaults at each ZeRO stage of the space from the lowest whose states fit."""
+    chain = [*_users_baseline(request.baseline, space), *_default_baselines(space)]
+    return tuple({config.hash: config for config in chain}.values())
+
+
+def _users_baseline(values: Mapping[str, Any] | None, space: SearchSpace) -> list[TrialConfig]:
+    if values is None:
+        return []
+    config = space.canonical(space.base.replace(values))
+    if refusals := space.check(config):
+        raise RequestError("baseline", f"is refused by {refusals[0].rule}: {refusals[0].message}", refusals[0].remedy)
+    return [config]
+
+
+def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
+    stages = sorted(int(stage) for stage in space.domains.get("zero_stage", (space.base.zero_stage,)))
+    configs = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
+    legal = [config for config in configs if not space.check(config)]
+    room = space.cluster.device.memory_bytes
+    fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size) <= room]
+    return fitting or legal[-1:]

@@ -1,0 +1,186 @@
+"""The tuning loop: recall, propose, check, run, record."""
+
+from autotune.jobs.agenda import Want, ending, next_wants
+from autotune.jobs.book import Book, read_book
+from autotune.jobs.checks import refusal
+from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.results import is_retried, with_stated_interval
+from autotune.jobs.session import Session
+from autotune.jobs.stop import StopSignal
+from autotune.objective import rate
+from executor.runners.runner import Runner
+from search_spaces.outcome import RETRIES, JobState, Outcome
+from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
+from storage.errors import StorageError
+from storage.owners import current_owner
+from storage.records import JobRecord, TrialRecord
+from storage.store import Store
+
+POLL_SECONDS = 0.5
+"""How soon a wish to stop is seen while trials run."""
+
+
+def run_job(
+    session: Session,
+    store: Store,
+    job_id: str,
+    runner: Runner,
+    stop: StopSignal | None = None,
+    listener: LoopListener | None = None,
+) -> JobRecord:
+    """Take the job, run it until it ends or is stopped, and give it back. The runner stays open.
+
+    Raises:
+        LeaseHeldError: another live process holds the job.
+        LeaseLostError: another process took it meanwhile; nothing is written after that.
+        RunnerError: ranks cannot be started or placed; the job is left FAILED and can be resumed.
+        KeyboardInterrupt: where no handler turned it into a wish to stop; the job is left PAUSED.
+    """
+    lease = store.acquire(job_id, current_owner(), LEASE_SECONDS)
+    with LeaseKeeper(store, lease) as keeper:
+        loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
+        try:
+            state, reason, message = loop.run()
+        except StorageError:
+            raise
+        except BaseException as error:
+            paused = isinstance(error, KeyboardInterrupt)
+            state = JobState.PAUSED if paused else JobState.FAILED
+            store.release(keeper.lease, state, "interrupted" if paused else type(error).__name__, str(error))
+            raise
+        released = store.release(keeper.lease, state, reason, message)
+    (listener or LoopListener()).on_state(released.state, released.message, read_book(store, job_id))
+    return released
+
+
+class TuningLoop:
+    """One process's run of a job. What must outlive the process is in the store; which attempts run is all it knows itself."""
+
+    def __init__(
+        self, session: Session, store: Store, keeper: LeaseKeeper, runner: Runner, stop: StopSignal, listener: LoopListener
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._keeper = keeper
+        self._runner = runner
+        self._stop = stop
+        self._listener = listener
+        self._running: dict[str, TrialRecord] = {}
+        self._lost_nodes: set[str] = set()
+        self._ended: list[int] = []
+        self._spread = session.prior
+
+    def run(self) -> tuple[JobState, str, str]:
+        """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
+        self._listener.on_state(JobState.RUNNING, "", self.recall())
+        while True:
+            book = self.recall()
+            self._tell(book)
+            wanted = self.propose(book)
+            for trial in self.check(wanted):
+                self.run_trial(trial, book)
+            if self._stop.kill_requested or (self._stop.requested and not self._running):
+                return self._interrupted()
+            if not wanted and not self._running:
+                end = ending(self._session, book)
+                return JobState.SUCCEEDED, end.reason, end.message
+            self.record()
+
+    def recall(self) -> Book:
+        """Read what is known: the rows are the only truth."""
+        book = read_book(self._store, self._keeper.lease.job_id)
+        self._spread = book.spread(self._session.prior)
+        return book
+
+    def propose(self, book: Book) -> list[Want]:
+        """Choose what to measure next, as far as there is room to start it."""
+        if self._stop.requested:
+            return []
+        numbers = {trial.number for trial in self._running.values()}
+        # A runner that is busy with its own affairs queues one attempt: an idle loop must not take that for the end.
+        room = self._runner.capacity() or int(not self._running)
+        return next_wants(self._session, book, numbers, room)
+
+    def check(self, wanted: list[Want]) -> list[TrialRecord]:
+        """Write down what is wanted, and return what nothing speaks against."""
+        trials = [self._written(want) for want in wanted]
+        self._ended += [trial.number for trial in trials if trial.outcome is not None]
+        return [trial for trial in trials if trial.outcome is None]
+
+    def run_trial(self, trial: TrialRecord, book: Book) -> None:
+        """Hand an attempt at the trial to the runner."""
+        attempt = self._store.start_attempt(self._keeper.lease, trial.number)
+        self._running[attempt.token] = trial
+        self._runner.submit(self._request(attempt.token, trial, book))
+        self._listener.on_start(trial)
+
+    def record(self) -> None:
+        """Wait until a trial ends, or until more could start, and write down what happened."""
+        while self._running and not self._stop.kill_requested:
+            if self._record_events() or (self._runner.capacity() and not self._stop.requested):
+                return
+
+    def _record_events(self) -> bool:
+        """Write down what happened next; return whether a running trial ended."""
+        before = len(self._running)
+        for handle, event in self._runner.events(POLL_SECONDS):
+            trial = self._running.get(handle)
+            if isinstance(event, NodeEvent):
+                self._note_node(event)
+            elif isinstance(event, Progress) and trial is not None:
+                self._listener.on_progress(trial, event)
+            elif isinstance(event, TrialResult) and trial is not None:
+                self._settle(trial, event)
+        return len(self._running) < before
+
+    def _written(self, want: Want) -> TrialRecord:
+        refused = refusal(self._session, want)
+        return self._store.add_trial(self._keeper.lease, want.config, want.purpose, repeat=want.repeat, refusal=refused)
+
+    def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
+        request = self._session.request
+        rates = [rate(known) for known in self._session.ranking.ranked(book.searched)]
+        return TrialRequest(
+            attempt=token,
+            model=self._session.model,
+            config=trial.config,
+            workload=request.workload,
+            world_size=self._session.world_size,
+            engine=request.engine,
+            fidelity=request.fidelity,
+            memory_limit_bytes=request.memory_limit_bytes,
+            timeout_seconds=request.trial_timeout,
+            reference_losses=book.job.reference_losses,
+            rate_to_beat=max(rates, default=None),
+            excluded_nodes=tuple(sorted(self._lost_nodes)),
+        )
+
+    def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
+        """Store a result: the trial has its outcome now, or is wanted again."""
+        del self._running[result.attempt]
+        lease = self._keeper.lease
+        if result.outcome is Outcome.OK:
+            # Before the trial is closed: a process that is killed in between leaves it wanted, not without a reference.
+            self._store.set_reference_losses(lease, result.losses)
+        retry = result.outcome in RETRIES and is_retried(result.outcome, self._store.attempts(lease.job_id, trial.number))
+        if self._store.finish_attempt(lease, with_stated_interval(result, self._spread), retry) and not retry:
+            self._ended.append(trial.number)
+
+    def _tell(self, book: Book) -> None:
+        """Tell the listener of the trials that ended since the last time."""
+        ended, self._ended = self._ended, []
+        for number in ended:
+            self._listener.on_trial(book.trial(number), book)
+
+    def _note_node(self, event: NodeEvent) -> None:
+        if event.kind == "added":
+            self._lost_nodes.discard(event.node)
+        elif event.kind in ("lost", "quarantined"):
+            self._lost_nodes.add(event.node)
+
+    def _interrupted(self) -> tuple[JobState, str, str]:
+        """Leave the job PAUSED. What still runs is killed and stays wanted: a resume measures it again."""
+        for token in self._running:
+            self._runner.cancel(token, "interrupted")
+        return JobState.PAUSED, "interrupted", "stopped on request; resume it to go on"

@@ -1,0 +1,72 @@
+"""What best means: ranking, the finalists, the front of throughput and memory."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autotune.jobs.request import Objective
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Orders finished trials by the objective, among those that may win."""
+
+    objective: Objective = Objective.THROUGHPUT
+    memory_limit_bytes: int | None = None
+    """Bytes per rank that there are; None: not known, so that nothing is over it."""
+    headroom: float = 0.0
+    """Share of the limit that the winner leaves free."""
+    allow_unstable: bool = False
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Highest peak of a rank with which a trial may win."""
+        if self.memory_limit_bytes is None:
+            return float("inf")
+        return self.memory_limit_bytes * (1.0 - self.headroom)
+
+    def may_win(self, trial: TrialRecord) -> bool:
+        """Whether the trial was measured, is stable, and fits with the headroom. WRONG and PRUNED never win."""
+        result = trial.result
+        if trial.outcome is not Outcome.OK or result is None or result.samples_per_second is None:
+            return False
+        if result.unstable and not self.allow_unstable:
+            return False
+        return (result.peak_memory_bytes or 0) <= self.capacity_bytes
+
+    def score(self, trial: TrialRecord) -> float | None:
+        """Samples/s, or minus the peak's bytes where memory is the objective; None: the trial cannot win."""
+        if not self.may_win(trial):
+            return None
+        return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else rate(trial)
+
+    def ranked(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+        """The trials that may win, best first; equals by the other of throughput and memory, then by number."""
+        return sorted((trial for trial in trials if self.may_win(trial)), key=self._key)
+
+    def _key(self, trial: TrialRecord) -> tuple[float, float, int]:
+        fast, small = -rate(trial), float(peak_bytes(trial))
+        return (small, fast, trial.number) if self.objective is Objective.MEMORY else (fast, small, trial.number)
+
+
+def rate(trial: TrialRecord) -> float:
+    """Samples/s of a measured trial; 0 where it was not measured."""
+    measured = trial.result.samples_per_second if trial.result else None
+    return measured.mean if measured else 0.0
+
+
+def peak_bytes(trial: TrialRecord) -> int:
+    """Peak of the highest rank; 0 where it was not measured."""
+    return (trial.result.peak_memory_bytes if trial.result else None) or 0
+
+
+def pareto_front(trials: Sequence[TrialRecord], ranking: Ranking) -> list[TrialRecord]:
+    """The trials that may win and that no other beats in samples/s and memory at once, fastest first."""
+    front: list[TrialRecord] = []
+    least = float("inf")
+    for trial in sorted((t for t in trials if ranking.may_win(t)), key=lambda t: (-rate(t), peak_bytes(t), t.number)):
+        if peak_bytes(trial) < least:
+            front.append(trial)
+            least = peak_bytes(trial)
+    return front

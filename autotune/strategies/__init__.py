@@ -1,0 +1,1 @@
+"""How the next configuration is chosen."""

@@ -1,0 +1,93 @@
+"""Which configuration won, over which rival, and by how much over the baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.intervals import Repeat, Spread
+from autotune.jobs.book import Book
+from autotune.jobs.request import Objective
+from autotune.objective import Ranking, peak_bytes
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+
+CLEARED = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
+"""Outcomes of a confirmation that say nothing against its configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a job has found so far."""
+
+    best: TrialRecord
+    """The winner's search trial."""
+    runner_up: TrialRecord | None
+    tie: bool
+    """Whether the measurements do not tell winner and runner-up apart; the one that needs less memory then stands first."""
+    baseline: TrialRecord | None
+    """The baseline's search trial; None: no baseline was measured."""
+    gain: Interval | None
+    """Best over baseline: the ratio of samples/s, or of peak bytes (baseline over best) where memory is the objective."""
+
+
+def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+    """Return the verdict that the job's rows support; None: nothing may win."""
+    finalists = ranked_finalists(book, ranking)
+    if not finalists:
+        return None
+    spread = book.spread(prior)
+    first, second = finalists[0], finalists[1] if len(finalists) > 1 else None
+    tie = False
+    if second is not None and ranking.objective is Objective.THROUGHPUT:
+        lead = ratio_of(book, spread, first.config, second.config)
+        tie = lead.low <= 1.0 <= lead.high
+        # Where the repeats do not tell them apart, less memory decides: the same speed for less is better.
+        if lead.high < 1.0 or (tie and peak_bytes(second) < peak_bytes(first)):
+            first, second = second, first
+    baseline = measured_baseline(book, baselines)
+    gain = _gain(book, spread, ranking, first, baseline) if baseline else None
+    return Verdict(best=first, runner_up=second, tie=tie, baseline=baseline, gain=gain)
+
+
+def ranked_finalists(book: Book, ranking: Ranking) -> list[TrialRecord]:
+    """Search trials that may win, best first, without those whose confirmation went wrong."""
+    return [trial for trial in ranking.ranked(book.searched) if _is_cleared(book, ranking, trial.config)]
+
+
+def measured_baseline(book: Book, baselines: Sequence[TrialConfig]) -> TrialRecord | None:
+    """The first of the baselines that was measured."""
+    trials = (book.search_trial(config) for config in baselines)
+    return next((trial for trial in trials if trial is not None and trial.outcome is Outcome.OK), None)
+
+
+def ratio_of(book: Book, spread: Spread, numerator: TrialConfig, denominator: TrialConfig) -> Interval:
+    """The ratio of two measured configurations' rates: from interleaved pairs where both have them, else from all repeats."""
+    first, second = book.confirmed(numerator), book.confirmed(denominator)
+    rounds = sorted(first.keys() & second.keys())
+    if rounds:
+        return spread.ratio([first[number] for number in rounds], [second[number] for number in rounds])
+    return spread.ratio(book.repeats(numerator), book.repeats(denominator))
+
+
+def estimate(book: Book, spread: Spread, config: TrialConfig) -> Interval:
+    """Samples/s of a measured configuration from all that its estimate rests on."""
+    repeats: list[Repeat] = book.repeats(config)
+    return spread.combined(repeats)
+
+
+def _gain(book: Book, spread: Spread, ranking: Ranking, best: TrialRecord, baseline: TrialRecord) -> Interval:
+    if best.config == baseline.config:
+        return Interval(mean=1.0, low=1.0, high=1.0)
+    if ranking.objective is Objective.MEMORY:
+        # Allocator peaks repeat exactly, so that the ratio has no spread.
+        ratio = peak_bytes(baseline) / max(peak_bytes(best), 1)
+        return Interval(mean=ratio, low=ratio, high=ratio)
+    return ratio_of(book, spread, best.config, baseline.config)
+
+
+def _is_cleared(book: Book, ranking: Ranking, config: TrialConfig) -> bool:
+    confirmations = book.confirmations(config).values()
+    return all(
+        trial.outcome in CLEARED and (trial.outcome is not Outcome.OK or ranking.may_win(trial)) for trial in confirmations
+    )

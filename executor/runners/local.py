@@ -1,0 +1,120 @@
+"""The runner that needs nothing but torch: plain processes on this machine."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from executor.errors import RunnerError
+from executor.runners.gang import Gang
+from executor.runners.gang_runner import GangRunner
+from executor.runners.messages import Message, decode, encode
+from executor.runners.rank_process import RankProcess
+from executor.runners.transport import LOOPBACK, RANK_MAIN, RUN_TRIAL, Death, Transport, thread_environment
+
+_SLICE_SECONDS = 0.1
+"""How soon an end is seen where the pipe does not tell it, because a child of the rank holds it open."""
+
+
+class LocalRunner(GangRunner):
+    """Runs trials on `world_size` processes of this machine, one trial at a time.
+
+    `python_path` comes first on the ranks' `sys.path`, after a `FactoryModel`'s own. `log_directory` gets a bounded log of
+    each rank. `device` is `auto` (accelerators where there are some), `cpu` or `cuda`. `environment` is added to the ranks'.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        python_path: Sequence[str] = (),
+        log_directory: str | os.PathLike[str] | None = None,
+        device: str = "auto",
+        environment: Mapping[str, str] | None = None,
+        trial_function: str = RUN_TRIAL,
+    ) -> None:
+        transport = LocalTransport(
+            world_size, log_directory=log_directory, environment=environment or {}, trial_function=trial_function
+        )
+        super().__init__(transport, Gang(transport, python_path=python_path, device=device))
+
+
+class LocalTransport(Transport):
+    """Rank processes that are children of this one."""
+
+    address = "127.0.0.1"
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        log_directory: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str],
+        trial_function: str = RUN_TRIAL,
+    ) -> None:
+        self.world_size = world_size
+        self._log_directory = Path(log_directory) if log_directory is not None else None
+        cores = len(os.sched_getaffinity(0))
+        self._environment = {**LOOPBACK, **thread_environment(cores, world_size), **environment}
+        self._trial_function = trial_function
+        self._ranks: dict[int, RankProcess] = {}
+
+    def start(self, python_path: Sequence[str]) -> None:
+        """Start every rank; see `Transport`."""
+        try:
+            for rank in range(self.world_size):
+                self._ranks[rank] = self._start_rank(rank, python_path)
+        except OSError as error:
+            self.kill()
+            raise RunnerError(f"rank processes cannot be started: {error}; look at the limits of this machine") from error
+
+    def send(self, rank: int, message: Message) -> None:
+        """Send to a rank; see `Transport`."""
+        if rank in self._ranks:
+            self._ranks[rank].send(encode(message))
+
+    def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
+        """What came; see `Transport`."""
+        until = time.monotonic() + timeout
+        while True:
+            heard = [report for rank in list(self._ranks) for report in self._hear(rank)]
+            left = until - time.monotonic()
+            if heard or left <= 0:
+                return heard
+            if self._ranks:
+                wait([process.connection for process in self._ranks.values()], min(left, _SLICE_SECONDS))
+                time.sleep(0.001)  # a closed pipe is always readable: never spin while its process ends
+            else:
+                time.sleep(left)
+
+    def kill(self) -> None:
+        """End every rank; see `Transport`."""
+        while self._ranks:
+            self._ranks.popitem()[1].kill()
+
+    def close(self) -> None:
+        """End every rank; see `Transport`."""
+        self.kill()
+
+    def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
+        log_path = None
+        if self._log_directory is not None:
+            self._log_directory.mkdir(parents=True, exist_ok=True)
+            log_path = str(self._log_directory / f"rank-{rank}.log")
+        return RankProcess(
+            RANK_MAIN,
+            trial_function=self._trial_function,
+            python_path=python_path,
+            environment=self._environment,
+            log_path=log_path,
+        )
+
+    def _hear(self, rank: int) -> list[tuple[int, Message | Death]]:
+        process = self._ranks[rank]
+        exit_code = process.exit_code()  # before its messages, so that a death is told after the last of them
+        heard: list[tuple[int, Message | Death]] = [(rank, decode(message)) for message in process.receive()]
+        if exit_code is not None:
+            heard.append((rank, Death(exit_code=exit_code, output=process.tail())))
+            self._ranks.pop(rank).kill()
+        return heard

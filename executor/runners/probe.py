@@ -1,0 +1,57 @@
+"""A look at a user's factory before the first trial: does it keep the Protocol, and how large is its module."""
+
+import time
+from collections.abc import Sequence
+
+from executor.errors import FactoryError, RunnerError
+from executor.runners.local import LocalTransport
+from executor.runners.messages import Kind
+from executor.runners.transport import Death
+from executor.runners.verdict import Report, how_it_ended
+
+PROBE_SECONDS = 300.0
+"""Time for a fresh process to import its code and the user's, and to build the module."""
+
+
+def describe_factory(reference: str, python_path: Sequence[str] = ()) -> dict[str, int]:
+    """Build `module:factory` once, on the CPU, in a process of its own, and return what it has.
+
+    Returns:
+        `parameter_count` and `trainable_parameter_count`, in elements, tied parameters counted once.
+
+    Raises:
+        FactoryError: the factory does not keep the Protocol, or raises; then its own traceback follows the message.
+        RunnerError: no process can be started.
+    """
+    # No accelerator: the devices may be busy, and parameters are counted, not used.
+    transport = LocalTransport(1, environment={"CUDA_VISIBLE_DEVICES": ""})
+    try:
+        transport.start(python_path)
+        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference})
+        return _counts(reference, _answer(transport))
+    finally:
+        transport.close()
+
+
+def _answer(transport: LocalTransport) -> Report | None:
+    until = time.monotonic() + PROBE_SECONDS
+    ready = False
+    while (left := until - time.monotonic()) > 0:
+        for _, message in transport.receive(left):
+            if isinstance(message, Death) or message["kind"] != Kind.READY:
+                if not ready and not isinstance(message, Death):
+                    raise RunnerError(f"a rank process did not start: {message['message']}\n{message['traceback']}")
+                return message
+            ready = True
+    return None
+
+
+def _counts(reference: str, answer: Report | None) -> dict[str, int]:
+    if answer is None:
+        raise FactoryError(f"{reference} did not return within {PROBE_SECONDS:g} s; build a smaller module, or a faster way")
+    if isinstance(answer, Death):
+        raise FactoryError(f"{reference}: its process {how_it_ended(answer)}; fix the factory\n{answer.output}".rstrip())
+    if answer["kind"] == Kind.FAILURE:
+        # What is ours to say is in the message; a traceback is there where the user's code raised.
+        raise FactoryError("\n".join(filter(None, (answer["message"], answer["traceback"]))).rstrip())
+    return {"parameter_count": answer["parameter_count"], "trainable_parameter_count": answer["trainable_parameter_count"]}

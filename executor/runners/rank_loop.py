@@ -1,0 +1,121 @@
+"""What a rank process does all its life: answer the parent's messages, one after the other.
+
+No function here may import anything of ours: when they run, our packages are no longer importable (see `rank_main`).
+"""
+
+import ctypes
+import gc
+import os
+import socket
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import torch
+
+from executor.engine import RankContext
+from executor.factory import load_factory
+from executor.runners.failures import Failure, classify
+from executor.runners.messages import Kind, Message, decode, encode
+from executor.runners.process_group import join
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import Progress, TrialRequest, TrialResult
+
+RunTrial = Callable[[RankContext, TrialRequest, Callable[[Progress], None]], TrialResult]
+
+
+class RankLoop:
+    """Serves one parent until it closes the pipe."""
+
+    def __init__(self, connection: Connection, run_trial: RunTrial) -> None:
+        self._connection = connection
+        self._run_trial = run_trial
+        self._context: RankContext | None = None
+        self._malloc_trim = _find_malloc_trim()
+
+    def serve(self) -> None:
+        """Say `ready`, then answer until the parent is gone."""
+        # What was imported never becomes garbage: without it a collection after each trial takes milliseconds.
+        gc.collect()
+        gc.freeze()
+        self._send(_ready())
+        while True:
+            try:
+                message = decode(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                return
+            self._connection.send_bytes(self._answer(message))
+            self._release_memory()
+
+    def _answer(self, message: Message) -> bytes:
+        try:
+            return encode(self._do(message))
+        except BaseException as error:  # a user's sys.exit() must not end the rank silently
+            return encode(_failed(classify(error)))
+
+    def _do(self, message: Message) -> Message:
+        match message["kind"]:
+            case Kind.JOIN:
+                return self._join(message)
+            case Kind.RUN:
+                return self._run(message)
+            case _:
+                return _describe(message["reference"])
+
+    def _join(self, message: Message) -> Message:
+        self._context = None
+        self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
+        return {"kind": Kind.JOINED}
+
+    def _run(self, message: Message) -> Message:
+        if self._context is None:
+            raise ConnectionError("this rank has not joined its gang")
+        request = from_plain(TrialRequest, message["request"])
+        result = self._run_trial(self._context, request, self._tell_progress)
+        return {"kind": Kind.RESULT, "result": to_plain(result)}
+
+    def _tell_progress(self, progress: Progress) -> None:
+        self._send({"kind": Kind.PROGRESS, "progress": to_plain(progress)})
+
+    def _send(self, message: Message) -> None:
+        self._connection.send_bytes(encode(message))
+
+    def _release_memory(self) -> None:
+        """Give back what the trial left, so that the next one starts from the same base."""
+        gc.collect()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        if self._malloc_trim is not None:
+            self._malloc_trim(0)
+
+
+def _ready() -> Message:
+    return {
+        "kind": Kind.READY,
+        "host": socket.gethostname(),
+        "accelerator": _accelerator(),
+        "device_count": torch.accelerator.device_count(),
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _accelerator() -> str | None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
+
+
+def _describe(reference: str) -> Message:
+    parameters = list(load_factory(reference)[0].parameters())
+    return {
+        "kind": Kind.DESCRIBED,
+        "parameter_count": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameter_count": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+    }
+
+
+def _failed(failure: Failure) -> Message:
+    return {"kind": Kind.FAILURE, **to_plain(failure)}
+
+
+def _find_malloc_trim() -> Callable[[int], object] | None:
+    """glibc's; other C libraries have none."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

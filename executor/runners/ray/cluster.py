@@ -1,0 +1,75 @@
+"""Ray itself: joined where it runs, started where it does not; and the placement of a gang on it."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from executor.errors import RunnerError
+
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+"""Messages between ranks and the runner are a few kilobytes."""
+
+
+class RayCluster:
+    """The connection to Ray. One that is there already is used and left alone; one that is made here is ended by `close`."""
+
+    def __init__(self, address: str | None, cores: int) -> None:
+        began = time.monotonic()
+        self.started = not ray.is_initialized()
+        if self.started:
+            _connect(address, cores)
+        self.startup_seconds = time.monotonic() - began
+
+    def close(self) -> None:
+        """Disconnect, and end the Ray that was started here. May be called twice."""
+        if self.started and ray.is_initialized():
+            ray.shutdown()
+        self.started = False
+
+
+def place(world_size: int, bundle: Mapping[str, float], timeout: float) -> PlacementGroup:
+    """Reserve a bundle of resources for each rank, close together.
+
+    Raises:
+        RunnerError: not placed within `timeout` seconds, with what is missing: Ray itself would wait for ever.
+    """
+    group = placement_group([dict(bundle) for _ in range(world_size)], strategy="PACK")
+    if group.wait(timeout):
+        return group
+    state = placement_group_table(group).get("stats", {}).get("scheduling_state", "PENDING")
+    remove_placement_group(group)
+    raise RunnerError(
+        f"{world_size} ranks cannot be placed on Ray within {timeout:g} s ({state}): {_missing(world_size, bundle)}"
+    )
+
+
+def _missing(world_size: int, bundle: Mapping[str, float]) -> str:
+    total, free = ray.cluster_resources(), ray.available_resources()
+    short = [
+        f"{world_size * amount:g} {name} wanted, {free.get(name, 0):g} free of {total.get(name, 0):g}"
+        for name, amount in bundle.items()
+        if world_size * amount > free.get(name, 0)
+    ]
+    return "; ".join(short or [f"no node has room for {_listed(bundle)}"]) + "; give fewer ranks or add nodes"
+
+
+def _listed(bundle: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+
+
+def _connect(address: str | None, cores: int) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        ray.init(address=address or "local", **options)
+    except Exception as error:
+        what = f"the Ray cluster at {address} does not answer" if address else "Ray does not start on this machine"
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunnerError(f"{what}: {line}; check the address with `ray status`, or use the local runner") from error

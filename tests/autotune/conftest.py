@@ -1,0 +1,19 @@
+"""What the tests of this room share."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the drivers of killed processes import `table` by that name too
+
+from storage.sql import open_store
+from storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A fresh SQLite store."""
+    with open_store(str(tmp_path / "jobs.db")) as opened:
+        yield opened

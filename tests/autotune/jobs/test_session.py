@@ -1,0 +1,92 @@
+"""Sessions: what is resolved and refused before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import table
+
+from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
+from autotune.jobs.request import request_to_row
+from autotune.jobs.session import prepare, read_baseline, session_of
+from search_spaces.errors import SearchSpaceError
+from storage.store import Store
+
+
+def test_the_baseline_is_the_defaults_from_the_lowest_stage_up(tmp_path: Path) -> None:
+    session = table.session(tmp_path)
+    assert [config.zero_stage for config in session.baselines] == [0, 1, 2, 3]
+    assert all(config in session.space for config in session.baselines)
+
+
+def test_stages_that_cannot_fit_are_no_baseline(tmp_path: Path) -> None:
+    parameters = table.session(tmp_path).model.parameter_count
+    session = table.session(tmp_path, memory_limit_bytes=parameters * 14)
+    assert [config.zero_stage for config in session.baselines] == [1, 2, 3]
+
+
+def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
+    session = table.session(tmp_path, baseline={"zero_stage": 2, "micro_batch_size": 2})
+    assert session.baselines[0].micro_batch_size == 2
+
+
+def test_an_illegal_baseline_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="batch-divides"):
+        table.session(tmp_path, baseline={"micro_batch_size": 3})
+
+
+def test_a_model_that_cannot_fit_the_host_is_refused(tmp_path: Path) -> None:
+    huge = table.MODEL_CONFIG.replace(
+        '"num_hidden_layers": 2, "hidden_size": 64', '"num_hidden_layers": 96, "hidden_size": 65536'
+    )
+    path = tmp_path / "huge.json"
+    path.write_text(huge)
+    with pytest.raises(DoesNotFitError, match="the host has"):
+        table.session(tmp_path, model=str(path))
+
+
+def test_a_limit_below_every_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NothingFeasibleError, match="needs at least"):
+        table.session(tmp_path, memory_limit_bytes=1_000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": "none"},
+        {"data_path": "/no/such/folder"},
+        {"space": "unheard"},
+        {"pins": {"zero_stage": 7}},
+        {"ranks": 10_000},
+    ],
+)
+def test_what_cannot_be_resolved_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises((RequestError, SearchSpaceError)):
+        table.session(tmp_path, **changes)
+
+
+def test_a_job_is_resumed_from_its_row_alone(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path)
+    (tmp_path / "config.json").unlink()
+    row = json.loads(json.dumps(request_to_row(session.request)))
+    again = session_of(store.create_job(row))
+    assert again.model == session.model
+    assert again.space.hash == session.space.hash
+    assert again.baselines == session.baselines
+    assert prepare(again.request).request == session.request
+
+
+def test_a_baseline_is_read_from_either_kind_of_file(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text('{"zero_stage": 2}')
+    assert read_baseline(path) == {"zero_stage": 2}
+    path.write_text('{"best": {"config": {"zero_stage": 3}}}')
+    assert read_baseline(path) == {"zero_stage": 3}
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"zero_stag": 1}', '{"zero_stage": 9}'])
+def test_a_bad_baseline_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(content)
+    with pytest.raises((RequestError, SearchSpaceError)):
+        read_baseline(path)

@@ -1,0 +1,28 @@
+"""Run by the kill test: makes or resumes the one job of a database, with trials that take a while."""
+
+import sys
+from pathlib import Path
+
+import table
+
+from autotune.jobs.request import request_to_row
+from autotune.jobs.session import session_of
+from autotune.loop import run_job
+from storage.sql import open_store
+
+
+def main(folder: Path, strategy: str) -> None:
+    """Go on with the job until it ends or this process is killed."""
+    with open_store(str(folder / "jobs.db")) as store:
+        jobs = store.jobs()
+        if jobs:
+            job, session = jobs[0], session_of(jobs[0])
+        else:
+            session = table.session(folder, strategy=strategy, trials=14)
+            job = store.create_job(request_to_row(session.request))
+        print("running", flush=True)  # noqa: T201  the test waits for it
+        run_job(session, store, job.id, table.runner(seconds_per_trial=0.08, slots=2))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,63 @@
+"""Killed with SIGKILL at random points and resumed: no trial lost, none counted twice, the same set as an unbroken run."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import table
+
+from autotune.jobs.book import read_book
+from autotune.jobs.request import request_to_row
+from autotune.loop import run_job
+from search_spaces.outcome import JobState, Purpose
+from storage.sql import open_store
+
+HERE = Path(__file__).parent
+KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "3"))
+
+
+def start(folder: Path, strategy: str) -> subprocess.Popen[str]:
+    """The driver, once it has the job."""
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "killed.py"), str(folder), strategy],
+        env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    return process
+
+
+@pytest.mark.parametrize("strategy", ["random", "grid", "tpe"])
+def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
+    moments = random.Random(f"{strategy}:{KILLS}")
+    for _ in range(KILLS):
+        process = start(tmp_path, strategy)
+        time.sleep(moments.uniform(0.0, 1.5 / KILLS))
+        process.kill()
+        process.communicate()
+    process = start(tmp_path, strategy)
+    assert process.wait(timeout=60) == 0
+    process.communicate()
+
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        book = read_book(store, store.job().id)
+        keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in book.trials]
+        assert book.job.state is JobState.SUCCEEDED
+        assert len(set(keys)) == len(keys)
+        assert [trial.number for trial in book.trials] == list(range(len(keys)))
+        assert book.open == []
+        assert sum(trial.counted for trial in book.trials) == 14
+        accepted = [attempt for attempt in store.attempts(book.job.id) if attempt.state == "accepted"]
+        assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in book.trials]
+        if strategy != "tpe":
+            session = table.session(tmp_path, strategy=strategy, trials=14)
+            job = store.create_job(request_to_row(session.request))
+            run_job(session, store, job.id, table.runner())
+            unbroken = read_book(store, job.id)
+            wanted = {trial.config.hash for trial in unbroken.trials if trial.purpose is Purpose.SEARCH}
+            assert {trial.config.hash for trial in book.trials if trial.purpose is Purpose.SEARCH} == wanted

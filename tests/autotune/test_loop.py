@@ -1,0 +1,236 @@
+"""The loop over a table of measurements: order, budget, retries, refusals, confirmation, interruption."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+
+from autotune.jobs.book import Book, read_book
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.request import request_to_row
+from autotune.jobs.session import Session
+from autotune.jobs.stop import StopSignal
+from autotune.loop import run_job
+from executor.runners.replay import ReplayRunner
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import TrialRequest, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.records import JobRecord, TrialRecord
+from storage.store import Store
+
+NAMES = ("random", "grid", "tpe")
+
+
+class Recorded(ReplayRunner):
+    """Keeps every request."""
+
+    def __init__(self, answer: Any = table.measured, **changes: Any) -> None:
+        super().__init__(answer, **changes)
+        self.requests: list[TrialRequest] = []
+
+    def submit(self, request: TrialRequest) -> str:
+        self.requests.append(request)
+        return super().submit(request)
+
+
+def run(session: Session, store: Store, runner: ReplayRunner | None = None, **rest: Any) -> Book:
+    job = store.create_job(request_to_row(session.request))
+    run_job(session, store, job.id, runner or table.runner(), **rest)
+    return read_book(store, job.id)
+
+
+def searched(book: Book) -> list[TrialRecord]:
+    return [trial for trial in book.trials if trial.purpose is Purpose.SEARCH]
+
+
+def answers(*results: TrialResult) -> Callable[[TrialConfig], TrialResult]:
+    """The first results in turn, then the table's."""
+    left = list(results)
+    return lambda config: left.pop(0) if left else table.measured(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_spends_its_budget_and_succeeds(tmp_path: Path, store: Store, name: str) -> None:
+    book = run(table.session(tmp_path, strategy=name, trials=10), store)
+    assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "BUDGET")
+    assert len(searched(book)) == 10 == sum(trial.counted for trial in book.trials)
+    assert book.trials[0].config.zero_stage == 0
+    assert book.open == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path, store: Store, name: str) -> None:
+    session = table.session(tmp_path, strategy=name, trials=500, confirm_repeats=0)
+    book = run(session, store)
+    assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "EXHAUSTED")
+    assert len(searched(book)) == session.space.count()
+
+
+def test_several_attempts_run_at_once_without_a_trial_twice(tmp_path: Path, store: Store) -> None:
+    runner = Recorded(slots=4, seconds_per_trial=0.02)
+    book = run(table.session(tmp_path, trials=12), store, runner)
+    assert len({trial.config.hash for trial in searched(book)}) == 12
+    alone = table.session(tmp_path, trials=12)
+    assert {t.config.hash for t in searched(book)} == {t.config.hash for t in searched(run(alone, store))}
+
+
+def test_a_runner_without_room_at_the_moment_does_not_end_the_job(tmp_path: Path, store: Store) -> None:
+    class Busy(ReplayRunner):
+        def capacity(self) -> int:
+            return 0
+
+    book = run(table.session(tmp_path), store, Busy(table.measured))
+    assert len(searched(book)) == 6
+
+
+def test_later_trials_carry_the_reference_and_the_rate_to_beat(tmp_path: Path, store: Store) -> None:
+    runner = Recorded()
+    book = run(table.session(tmp_path), store, runner)
+    assert book.job.reference_losses == (5.0, 4.5)
+    assert runner.requests[0].reference_losses == ()
+    assert all(request.reference_losses == (5.0, 4.5) for request in runner.requests[1:])
+    assert runner.requests[0].rate_to_beat is None
+    assert runner.requests[1].rate_to_beat == 100.0
+
+
+def test_a_baseline_that_does_not_fit_is_tried_at_the_next_stage(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path), store, table.runner(answers(*[table.ended(Outcome.INFEASIBLE)] * 2)))
+    assert [trial.config.zero_stage for trial in book.trials[:3]] == [0, 1, 2]
+    assert [trial.outcome for trial in book.trials[:3]] == [Outcome.INFEASIBLE, Outcome.INFEASIBLE, Outcome.OK]
+
+
+def test_states_over_the_limit_are_refused_without_a_process(tmp_path: Path, store: Store) -> None:
+    parameters = table.session(tmp_path).model.parameter_count
+    session = table.session(tmp_path, memory_limit_bytes=parameters * 14, trials=50, strategy="grid")
+    runner = Recorded(lambda config: table.ok(100.0, 1_000))
+    book = run(session, store, runner)
+    refused = [trial for trial in book.trials if trial.attempts == 0]
+    assert {trial.config.zero_stage for trial in refused} == {0}
+    assert all(
+        t.outcome is Outcome.INFEASIBLE and not t.counted and t.result and t.result.rule == "states-fit" for t in refused
+    )
+    assert all(request.config.zero_stage > 0 for request in runner.requests)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempts"),
+    [(Outcome.FAILED, 1), (Outcome.WRONG, 1), (Outcome.TIMEOUT, 2), (Outcome.LOST, 4), (Outcome.INVALID, 1)],
+)
+def test_outcomes_are_retried_by_the_table(tmp_path: Path, store: Store, outcome: Outcome, attempts: int) -> None:
+    book = run(table.session(tmp_path), store, table.runner(answers(*[table.ended(outcome)] * attempts)))
+    assert (book.trials[0].outcome, book.trials[0].attempts) == (outcome, attempts)
+    assert book.spent == 6
+
+
+def test_preemption_is_free_of_charge(tmp_path: Path, store: Store) -> None:
+    results = [table.ended(Outcome.PREEMPTED)] * 5 + [table.ended(Outcome.TIMEOUT)]
+    book = run(table.session(tmp_path), store, table.runner(answers(*results)))
+    assert (book.trials[0].outcome, book.trials[0].attempts) == (Outcome.OK, 7)
+
+
+def test_nothing_feasible_is_said(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path), store, table.runner(lambda config: table.ended(Outcome.INFEASIBLE)))
+    assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "NOTHING_FEASIBLE")
+    assert not any(trial.purpose is Purpose.CONFIRM for trial in book.trials)
+
+
+def test_finalists_are_measured_again_interleaved_with_the_baseline(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path, trials=24, confirm_repeats=3), store)
+    confirmed = [trial for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+    rounds = [trial.repeat for trial in confirmed]
+    assert rounds == sorted(rounds)
+    assert set(Counter(rounds).values()) == {3}
+    assert not any(trial.counted for trial in confirmed)
+    assert confirmed[0].config.micro_batch_size == 4
+    assert confirmed[2].config == book.trials[0].config
+
+
+def test_finalists_far_apart_are_measured_once_more_only(tmp_path: Path, store: Store) -> None:
+    def answer(config: TrialConfig) -> TrialResult:
+        checkpointed = config.activation_checkpointing == "full"
+        return table.ok(100.0 * 4**config.micro_batch_size if config.zero_stage == 1 and not checkpointed else 10.0)
+
+    book = run(table.session(tmp_path, trials=24), store, table.runner(answer))
+    assert {trial.repeat for trial in book.trials if trial.purpose is Purpose.CONFIRM} <= {1}
+
+
+def test_no_confirmation_where_none_is_wanted(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path, confirm_repeats=0), store)
+    assert all(trial.purpose is Purpose.SEARCH for trial in book.trials)
+
+
+def test_seconds_end_the_search_but_not_the_first_round(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path, trials=24, max_seconds=0.4), store, table.runner(seconds_per_trial=0.05))
+    assert book.job.reason == "BUDGET"
+    assert 1 <= len(searched(book)) < 24
+    assert "s are spent" in book.job.message
+
+
+class StopAfter(LoopListener):
+    """Wishes an end when a number of trials has ended, or right when the next has started."""
+
+    def __init__(self, stop: StopSignal, trials: int, wishes: int = 1) -> None:
+        self.stop, self.trials, self.wishes = stop, trials, wishes
+        self.ended = 0
+
+    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        self.ended += 1
+        if self.wishes == 1 and self.ended == self.trials:
+            self.stop.request()
+
+    def on_start(self, trial: TrialRecord) -> None:
+        if self.wishes == 2 and self.ended == self.trials:
+            self.stop.request()
+            self.stop.request()
+
+
+@pytest.mark.parametrize("wishes", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stopped_job_is_paused_and_goes_on(tmp_path: Path, store: Store, name: str, wishes: int) -> None:
+    session = table.session(tmp_path, strategy=name, trials=10)
+    unbroken = run(session, store)
+    stop = StopSignal()
+    book = run(session, store, stop=stop, listener=StopAfter(stop, 3, wishes))
+    assert book.job.state is JobState.PAUSED
+    assert len([trial for trial in book.trials if trial.outcome]) == 3
+    run_job(session, store, book.job.id, table.runner())
+    resumed = read_book(store, book.job.id)
+    assert resumed.job.state is JobState.SUCCEEDED
+    assert [(t.config, t.purpose, t.repeat) for t in resumed.trials] == [
+        (t.config, t.purpose, t.repeat) for t in unbroken.trials
+    ]
+
+
+def test_an_error_of_the_runner_leaves_the_job_failed_and_resumable(tmp_path: Path, store: Store) -> None:
+    class Broken(ReplayRunner):
+        def submit(self, request: TrialRequest) -> str:
+            raise RuntimeError("no room for the ranks")
+
+    session = table.session(tmp_path)
+    job = store.create_job(request_to_row(session.request))
+    with pytest.raises(RuntimeError, match="no room"):
+        run_job(session, store, job.id, Broken({}))
+    assert (store.job(job.id).state, store.job(job.id).message) == (JobState.FAILED, "no room for the ranks")
+    finished: JobRecord = run_job(session, store, job.id, table.runner())
+    assert finished.state is JobState.SUCCEEDED
+
+
+def test_a_keyboard_interrupt_leaves_the_job_paused(tmp_path: Path, store: Store) -> None:
+    class Interrupted(LoopListener):
+        def on_trial(self, trial: TrialRecord, book: Book) -> None:
+            raise KeyboardInterrupt
+
+    session = table.session(tmp_path)
+    job = store.create_job(request_to_row(session.request))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(session, store, job.id, table.runner(), listener=Interrupted())
+    assert store.job(job.id).state is JobState.PAUSED
+
+
+def test_no_thread_is_left(tmp_path: Path, store: Store) -> None:
+    run(table.session(tmp_path), store)
+    assert not [thread for thread in threading.enumerate() if thread.name == "lease-keeper"]

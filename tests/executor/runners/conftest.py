@@ -1,0 +1,48 @@
+"""Ray once for the session, a user's project with packages named like ours, and who is alive."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from executor.runners.runner import Runner
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))  # for `runner_contract`; ranks get it by PYTHONPATH, for `scripted`
+
+
+@pytest.fixture(scope="session")
+def started_ray() -> Iterator[None]:
+    """A Ray that the runners of the tests find running."""
+    from executor.runners.ray.cluster import RayCluster
+
+    cluster = RayCluster(None, 4)
+    yield
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def runner(make_runner: Callable[[], Runner]) -> Iterator[Runner]:
+    """The one runner of a module whose tests follow the contract."""
+    with make_runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's project with its own `api`, `storage` and `executor`, imported at load and lazily."""
+    for package in ("api", "storage", "executor"):
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text("OWNER = 'theirs'\n")
+        (folder / "errors.py").write_text("OWNER = 'theirs'\n")
+    (tmp_path / "project.py").write_text(
+        "import api\n"
+        "import executor.errors\n"
+        "def build():\n"
+        "    import storage, storage.errors, executor\n"
+        "    owners = {api.OWNER, executor.errors.OWNER, storage.OWNER, storage.errors.OWNER, executor.OWNER}\n"
+        "    return owners.pop() if len(owners) == 1 else owners\n"
+    )
+    return tmp_path

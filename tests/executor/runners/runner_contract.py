@@ -1,0 +1,222 @@
+"""The test case that every runner passes, and the part of it that is for runners of processes."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor.runners.runner import Runner
+from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+WORLD_SIZE = 2
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}
+TRIAL_FUNCTION = "scripted:run_trial"
+MODEL = ModelSpec(
+    name="tiny",
+    family="llama",
+    num_layers=1,
+    hidden_size=8,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    ffn_hidden_size=8,
+    vocab_size=8,
+    sequence_length=8,
+)
+_numbers = itertools.count()
+
+
+def request_for(what: str = "measure", **changes: object) -> TrialRequest:
+    """A request whose `engine` tells the stand-in of the trial what to do."""
+    fields: dict[str, object] = {
+        "attempt": f"attempt-{next(_numbers)}",
+        "model": MODEL,
+        "config": TrialConfig(),
+        "workload": Workload(global_batch_size=2, sequence_length=8),
+        "world_size": WORLD_SIZE,
+        "engine": what,
+        "timeout_seconds": 60.0,
+    }
+    return TrialRequest(**{**fields, **changes})
+
+
+def watch(runner: Runner, until: Callable[[list], bool], seconds: float = 60.0) -> list:
+    """Collect (handle, event) until the condition holds."""
+    seen: list = []
+    limit = time.monotonic() + seconds
+    while not until(seen):
+        assert time.monotonic() < limit, f"waited {seconds} s; came: {seen}"
+        seen += runner.events(0.5)
+    return seen
+
+
+def results(events: list) -> list[TrialResult]:
+    return [event for _, event in events if isinstance(event, TrialResult)]
+
+
+def run(runner: Runner, what: str = "measure", **changes: object) -> TrialResult:
+    """Run one trial; its result must come alone."""
+    request = request_for(what, **changes)
+    assert runner.submit(request) == request.attempt
+    seen = watch(runner, results)
+    assert all(handle == event.attempt == request.attempt for handle, event in seen)
+    (result,) = results(seen)
+    return result
+
+
+def descendants() -> set[int]:
+    """The rank processes below this one."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any("rank_main" in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def gone(pids: set[int], seconds: float = 5.0) -> bool:
+    """Whether all these processes end within `seconds`."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class RunnerContract:
+    """What holds for every runner. The module gives the fixture `make_runner`; one `runner` serves the whole module."""
+
+    def test_a_trial_that_ends_well_is_OK(self, runner: Runner) -> None:
+        assert run(runner).outcome is Outcome.OK
+        assert runner.capacity() == 1
+
+    def test_each_attempt_gets_exactly_one_result(self, runner: Runner) -> None:
+        handles = [runner.submit(request_for()) for _ in range(4)]
+        assert runner.capacity() == 0
+        seen = watch(runner, lambda events: len(results(events)) == 4)
+        seen += runner.events(0.3)
+        assert [result.attempt for result in results(seen)] == handles
+
+    def test_nothing_to_tell_takes_no_longer_than_asked(self, runner: Runner) -> None:
+        began = time.monotonic()
+        assert runner.events(0.2) == []
+        assert 0.15 < time.monotonic() - began < 1.0
+
+    def test_a_waiting_attempt_can_be_cancelled(self, runner: Runner) -> None:
+        first, second = runner.submit(request_for("stream")), runner.submit(request_for())
+        runner.cancel(second, "not needed")
+        outcomes = {result.attempt: result for result in results(watch(runner, lambda events: len(results(events)) == 2))}
+        assert outcomes[first].outcome is Outcome.OK
+        assert (outcomes[second].outcome, outcomes[second].message) == (Outcome.CANCELLED, "not needed")
+
+    def test_cancelling_what_is_unknown_or_over_is_ignored(self, runner: Runner) -> None:
+        over = run(runner).attempt
+        runner.cancel(over, "too late")
+        runner.cancel("no such attempt", "never was")
+        assert runner.events(0.2) == []
+        assert run(runner).outcome is Outcome.OK
+
+
+class ProcessRunnerContract(RunnerContract):
+    """What holds for runners of rank processes."""
+
+    def test_the_second_trial_is_warm(self, runner: Runner) -> None:
+        first, second = run(runner), run(runner)
+        assert second.warm
+        assert second.environment["pid"] == first.environment["pid"]
+        assert second.phase_seconds["setup"] < 0.5
+
+    def test_progress_comes_before_the_result(self, runner: Runner) -> None:
+        runner.submit(request_for("stream"))
+        seen = watch(runner, lambda events: any(isinstance(event, Progress) for _, event in events))
+        assert not results(seen)
+        seen += watch(runner, results)
+        assert [event.step for _, event in seen if isinstance(event, Progress)] == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("what", "outcome", "rule"),
+        [
+            ("refuse", Outcome.INVALID, "pipeline-zero-3"),
+            ("exceed", Outcome.INFEASIBLE, None),
+            ("allocate", Outcome.INFEASIBLE, None),
+            ("diverge", Outcome.WRONG, None),
+        ],
+    )
+    def test_a_clean_failure_keeps_the_ranks_warm(self, runner: Runner, what: str, outcome: Outcome, rule: str | None) -> None:
+        before = run(runner)
+        failed = run(runner, what)
+        assert (failed.outcome, failed.rule) == (outcome, rule)
+        assert failed.message
+        after = run(runner)
+        assert (after.outcome, after.losses) == (Outcome.OK, (float(WORLD_SIZE**2),))
+        assert after.environment["pid"] == before.environment["pid"]
+
+    def test_a_python_error_is_FAILED_with_its_traceback(self, runner: Runner) -> None:
+        failed = run(runner, "stumble@1")
+        assert (failed.outcome, failed.message) == (Outcome.FAILED, "rank 1: KeyError: 'missing key'")
+        assert failed.traceback is not None
+        assert "in stumble" in failed.traceback
+        assert "rank_loop" not in failed.traceback
+
+    @pytest.mark.parametrize(
+        ("what", "outcome", "message"),
+        [
+            ("leave@1", Outcome.FAILED, "rank 1 exited with code 3 before the trial ended: leaving without a word"),
+            ("die@0", Outcome.LOST, "rank 0 was killed by SIGKILL before the trial ended"),
+        ],
+    )
+    def test_a_dead_rank_ends_the_trial_soon(self, runner: Runner, what: str, outcome: Outcome, message: str) -> None:
+        began = time.monotonic()
+        failed = run(runner, what)
+        assert (failed.outcome, failed.message) == (outcome, message)
+        assert time.monotonic() - began - failed.phase_seconds["setup"] < 2.5
+        assert gone(descendants())
+
+    def test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs(self, runner: Runner) -> None:
+        request = request_for("spawn", timeout_seconds=1.5)
+        runner.submit(request)
+        seen = watch(runner, results)
+        (child,) = {int(event.message) for _, event in seen if isinstance(event, Progress) and event.message}
+        assert results(seen)[0].outcome is Outcome.TIMEOUT
+        assert "build" in results(seen)[0].message
+        assert gone({child} | descendants())
+        assert run(runner).outcome is Outcome.OK
+
+    def test_a_running_attempt_can_be_cancelled_from_another_thread(self, runner: Runner) -> None:
+        run(runner)
+        handle = runner.submit(request_for("hang"))
+        canceller = threading.Timer(0.3, runner.cancel, (handle, "stopped by a person"))
+        canceller.start()
+        (cancelled,) = results(watch(runner, results, seconds=10))
+        canceller.join()
+        assert (cancelled.outcome, cancelled.message) == (Outcome.CANCELLED, "stopped by a person")
+        assert gone(descendants())
+
+    def test_another_world_size_is_refused(self, runner: Runner) -> None:
+        refused = run(runner, world_size=WORLD_SIZE + 1)
+        assert (refused.outcome, refused.rule) == (Outcome.INVALID, "world_size")
+
+    def test_users_packages_may_have_the_names_of_ours(self, runner: Runner, project: Path) -> None:
+        model = FactoryModel(reference="project:build", parameter_count=1, python_path=(str(project),))
+        result = run(runner, "import_users", model=model)
+        assert result.outcome is Outcome.OK, result.traceback or result.message
+
+    def test_close_leaves_no_process(self, make_runner: Callable[[], Runner]) -> None:
+        with make_runner() as runner:
+            before = descendants()
+            runner.submit(request_for("hang"))
+            watch(runner, lambda events: any(isinstance(event, Progress) for _, event in events))
+            mine = descendants() - before
+            assert len(mine) >= WORLD_SIZE
+        runner.close()
+        assert gone(mine)

@@ -1,0 +1,49 @@
+"""What an exception means for its trial."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError
+from executor.runners.failures import classify
+from search_spaces.outcome import Outcome
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5678"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "message"),
+    [
+        (EngineRefusalError("a-rule", "use stage 0-2"), Outcome.INVALID, "use stage 0-2"),
+        (MemoryLimitError("peak of 2 GiB"), Outcome.INFEASIBLE, "peak of 2 GiB"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Outcome.INFEASIBLE, "OutOfMemoryError: CUDA out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate"), Outcome.INFEASIBLE, None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), Outcome.INFEASIBLE, None),
+        (WrongResultError("the loss is not finite"), Outcome.WRONG, "the loss is not finite"),
+        (ValueError("of the user\nsecond line"), Outcome.FAILED, "ValueError: of the user"),
+        (KeyboardInterrupt(), Outcome.FAILED, "KeyboardInterrupt"),
+    ],
+)
+def test_each_error_has_its_outcome(error: BaseException, outcome: Outcome, message: str | None) -> None:
+    failure = classify(error)
+    assert failure.outcome is outcome
+    assert message in (None, failure.message)
+    assert (failure.traceback is not None) == (outcome is Outcome.FAILED)
+
+
+def test_a_refusal_has_the_name_of_its_rule() -> None:
+    assert classify(EngineRefusalError("a-rule", "why")).rule == "a-rule"
+
+
+def test_memory_that_runs_out_inside_a_factory_is_INFEASIBLE() -> None:
+    error = FactoryError("mine:build raised RuntimeError")
+    error.__cause__ = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    assert classify(error).outcome is Outcome.INFEASIBLE
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [(RuntimeError(GLOO), True), (dist.DistNetworkError("the store is gone"), True), (RuntimeError("shape mismatch"), False)],
+)
+def test_a_broken_collective_is_told_apart(error: Exception, broken: bool) -> None:
+    assert classify(error).collective is broken

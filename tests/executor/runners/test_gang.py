@@ -1,0 +1,126 @@
+"""A gang over a scripted transport: what becomes of starts that fail and of ranks that die between trials."""
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+from runner_contract import request_for
+
+from executor.errors import RunnerError
+from executor.runners import gang as gang_module
+from executor.runners.gang import Gang
+from executor.runners.messages import Message
+from executor.runners.transport import Death, Transport
+from search_spaces.outcome import Outcome
+from search_spaces.plain import to_plain
+from search_spaces.trial import TrialResult
+
+READY = {"kind": "ready", "host": "a", "accelerator": None, "device_count": 0, "visible_devices": None}
+
+
+class OneRank(Transport):
+    """A rank that answers as it is told to; by default everything goes well."""
+
+    world_size = 1
+    address = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[str, ...]] = []
+        self.inbox: list[tuple[int, Message | Death]] = []
+        self.greeting: Message | Death = READY
+        self.answers: dict[str, list[Message | Death]] = {}
+
+    def start(self, python_path: Sequence[str]) -> None:
+        self.starts.append(tuple(python_path))
+        self.inbox = [(0, self.greeting)]
+
+    def send(self, rank: int, message: Message) -> None:
+        kind = message["kind"]
+        well: dict[str, Message] = {"join": {"kind": "joined"}}
+        if kind == "run":
+            done = TrialResult(attempt=message["request"]["attempt"], outcome=Outcome.OK)
+            well["run"] = {"kind": "result", "result": to_plain(done)}
+        scripted = self.answers.get(kind)
+        answer = scripted.pop(0) if scripted else well[kind]
+        if answer:
+            self.inbox.append((rank, answer))
+
+    def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
+        came, self.inbox = self.inbox, []
+        return came
+
+    def kill(self) -> None:
+        self.inbox = []
+
+    def close(self) -> None:
+        self.kill()
+
+
+def finish(gang: Gang) -> TrialResult:
+    for _ in range(20):
+        for event in gang.poll(0.0):
+            if isinstance(event, TrialResult):
+                return event
+    raise AssertionError("no result")
+
+
+def one(gang: Gang) -> TrialResult:
+    gang.start(request_for(world_size=1))
+    return finish(gang)
+
+
+def test_ranks_are_started_once_for_many_trials() -> None:
+    transport = OneRank()
+    gang = Gang(transport, python_path=["/theirs"])
+    assert [one(gang).warm for _ in range(3)] == [False, True, True]
+    assert transport.starts == [("/theirs",)]
+
+
+def test_a_cold_rank_that_was_taken_from_outside_is_LOST() -> None:
+    transport = OneRank()
+    transport.greeting = Death(exit_code=-signal.SIGKILL)
+    assert one(Gang(transport)).outcome is Outcome.LOST
+
+
+def test_a_cold_rank_that_ends_of_itself_is_an_error_of_the_runner() -> None:
+    transport = OneRank()
+    transport.greeting = Death(exit_code=1, output="no torch here")
+    with pytest.raises(RunnerError, match="rank 0 did not start: it exited with code 1\nno torch here"):
+        one(Gang(transport))
+
+
+def test_a_rank_that_died_between_trials_is_replaced() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    one(gang)
+    transport.inbox.append((0, Death(exit_code=1)))
+    result = one(gang)
+    assert (result.outcome, result.warm, len(transport.starts)) == (Outcome.OK, False, 2)
+
+
+def test_warm_ranks_that_cannot_change_their_group_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "REJOIN_SECONDS", 0.0)
+    refusal = {"kind": "failure", "outcome": "INVALID", "message": "no", "rule": "r", "traceback": None, "collective": False}
+    transport = OneRank()
+    transport.answers = {"run": [refusal], "join": [{"kind": "joined"}, {}]}  # to the second join there is no answer
+    gang = Gang(transport)
+    assert one(gang).outcome is Outcome.INVALID
+    assert one(gang).outcome is Outcome.OK
+    assert len(transport.starts) == 2
+
+
+def test_ranks_that_are_never_ready_are_an_error_of_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "START_SECONDS", 0.0)
+    transport = OneRank()
+    transport.answers = {"join": [{}]}
+    with pytest.raises(RunnerError, match="not ready within"):
+        one(Gang(transport))
+
+
+def test_a_trial_without_an_answer_is_a_TIMEOUT() -> None:
+    transport = OneRank()
+    transport.answers = {"run": [{}]}
+    gang = Gang(transport)
+    gang.start(request_for(world_size=1, timeout_seconds=0.0))
+    assert finish(gang).outcome is Outcome.TIMEOUT
+    assert gang.attempt is None
