@@ -152,6 +152,7 @@ class TuningLoop:
             memory_limit_bytes=request.memory_limit_bytes,
             timeout_seconds=request.trial_timeout,
             reference_losses=book.job.reference_losses,
+            peak_flops_per_device=self._session.cluster.device.peak_flops.get(trial.config.precision),
             rate_to_beat=max(rates, default=None),
             excluded_nodes=tuple(sorted(self._lost_nodes)),
         )

@@ -52,7 +52,7 @@ def tune(
     model: str | None = None,
     *,
     cluster: str = "local",
-    ranks: int | None = 2,
+    ranks: int | None = None,
     space: str = "zero",
     trials: int = 20,
     strategy: str = "tpe",

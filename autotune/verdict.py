@@ -15,6 +15,9 @@ from storage.records import TrialRecord
 CLEARED = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
 """Outcomes of a confirmation that say nothing against its configuration."""
 
+EQUAL = 0.01
+"""Relative difference of two estimates below which nobody would trade memory for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -24,7 +27,7 @@ class Verdict:
     """The winner's search trial."""
     runner_up: TrialRecord | None
     tie: bool
-    """Whether the measurements do not tell winner and runner-up apart; the one that needs less memory then stands first."""
+    """Whether the measurements do not tell winner and runner-up apart; of equal estimates the one with less memory is first."""
     baseline: TrialRecord | None
     """The baseline's search trial; None: no baseline was measured."""
     gain: Interval | None
@@ -42,8 +45,9 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
     if second is not None and ranking.objective is Objective.THROUGHPUT:
         lead = ratio_of(book, spread, first.config, second.config)
         tie = lead.low <= 1.0 <= lead.high
-        # Where the repeats do not tell them apart, less memory decides: the same speed for less is better.
-        if lead.high < 1.0 or (tie and peak_bytes(second) < peak_bytes(first)):
+        # Where they are not told apart and their estimates are as good as equal, less memory decides.
+        as_good = tie and abs(lead.mean - 1.0) <= EQUAL
+        if (peak_bytes(second) < peak_bytes(first)) if as_good else lead.mean < 1.0:
             first, second = second, first
     baseline = measured_baseline(book, baselines)
     gain = _gain(book, spread, ranking, first, baseline) if baseline else None

@@ -60,6 +60,10 @@ class EngineSession(ABC):
         """Every tensor that is live between steps, with its tag of `TAGS`. A storage may come more than once."""
 
     @abstractmethod
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """(operation, mesh dimension) -> (count, bytes of the full messages), of all steps since the session was built."""
+
+    @abstractmethod
     def parameter_counts(self) -> Mapping[str, int]:
         """`total` and `trainable` parameters of the whole model, in elements."""
 

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultErr
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.device import DeviceEvents, allocation_retries, read_device
 from executor.measurement.environment import environment
-from executor.measurement.flops import CONVENTION, tflops_per_device
+from executor.measurement.flops import CONVENTION, model_flops_utilization, tflops_per_device
 from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, StepTime, has_trend, step_time, student_t_975
@@ -54,6 +54,8 @@ class _Window:
     device_seconds: float | None
     retries: int | None
     resident_set: int
+    collectives: tuple[CollectiveCount, ...]
+    """Of one step."""
     settled: bool
 
 
@@ -134,7 +136,7 @@ def _time_steps(trial: _Trial, session: EngineSession, settled: bool) -> _Window
     fidelity, device = trial.request.fidelity, trial.context.device
     reset_peak_resident_set()
     retries, cpu, began = allocation_retries(device), time.process_time(), time.monotonic()
-    events = DeviceEvents(device)
+    events, sent = DeviceEvents(device), dict(session.collectives())
     seconds: list[float] = []
     while len(seconds) < fidelity.max_steps:
         seconds.append(_run_step(trial, session, events))
@@ -151,8 +153,27 @@ def _time_steps(trial: _Trial, session: EngineSession, settled: bool) -> _Window
         device_seconds=events.mean(),
         retries=None if more is None or retries is None else more - retries,
         resident_set=peak_resident_set(),
+        collectives=_per_step(sent, session.collectives(), len(seconds)),
         settled=settled,
     )
+
+
+def _per_step(
+    before: Mapping[tuple[str, str], tuple[int, int]], after: Mapping[tuple[str, str], tuple[int, int]], steps: int
+) -> tuple[CollectiveCount, ...]:
+    """Collectives of one step: every timed step sends the same."""
+    found = []
+    for (operation, dimension), (count, size) in sorted(after.items()):
+        count_before, size_before = before.get((operation, dimension), (0, 0))
+        found.append(
+            CollectiveCount(
+                operation=operation,
+                mesh_dimension=dimension,
+                count=(count - count_before) // steps,
+                bytes=(size - size_before) // steps,
+            )
+        )
+    return tuple(found)
 
 
 def _narrow(seconds: list[float], target: float) -> bool:
@@ -209,7 +230,6 @@ def _report(trial: _Trial, window: _Window, account: MemoryAccount | None) -> Tr
     timing = step_time(window.seconds)
     rate = _rate(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, context.world_size)
-    peak = request.peak_flops_per_device
     retried = any(rank.allocation_retries for rank in ranks)
     return TrialResult(
         attempt=request.attempt,
@@ -223,7 +243,7 @@ def _report(trial: _Trial, window: _Window, account: MemoryAccount | None) -> Tr
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in ranks) if account else None,
         ranks=ranks,
         tflops_per_device=tflops,
-        mfu=tflops * 1e12 / peak if peak else None,
+        mfu=model_flops_utilization(tflops, request.peak_flops_per_device),
         flops_convention=CONVENTION,
         unstable=retried or not window.settled,
         phase_seconds=dict(trial.phase_seconds),
@@ -246,7 +266,6 @@ def _rate(timing: StepTime, samples: int) -> Interval:
 
 def _rank_measurement(trial: _Trial, window: _Window, account: MemoryAccount | None) -> RankMeasurement:
     state = read_device(trial.context.device)
-    counts = account.collectives if account else {}
     return RankMeasurement(
         rank=trial.context.rank,
         host=socket.gethostname(),
@@ -255,10 +274,7 @@ def _rank_measurement(trial: _Trial, window: _Window, account: MemoryAccount | N
         tag_peak_bytes=account.tag_peaks if account else {},
         rss_peak_bytes=window.resident_set,
         cpu_seconds_per_step=window.cpu_seconds,
-        collectives=tuple(
-            CollectiveCount(operation=operation, mesh_dimension="data", count=count, bytes=size)
-            for operation, (count, size) in sorted(counts.items())
-        ),
+        collectives=window.collectives,
         device_seconds_per_step=window.device_seconds,
         reserved_bytes=state.reserved_bytes,
         non_torch_bytes=state.non_torch_bytes,

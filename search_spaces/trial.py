@@ -47,7 +47,7 @@ class Fidelity:
     """Steps after which warm-up ends even where a trend is left (the result then says so)."""
     min_steps: int = 5
     max_steps: int = 200
-    max_seconds: float = 10.0
+    max_seconds: float = 5.0
     """Seconds of timed steps after which the measurement ends with the interval that it has."""
     target_relative_half_width: float = 0.02
     """The measurement ends when the half-width of the 95 % interval of the mean step time is below this share of it."""

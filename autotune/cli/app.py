@@ -61,7 +61,9 @@ def sweep(
     cluster: Annotated[
         str | None, typer.Option(help="local, a preset as NAME:NODES, or a TOML file. [default: local]", show_default=False)
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks of a trial. [default: 2]", show_default=False)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks of a trial. [default: every GPU; on CPUs 2]", show_default=False)
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]", show_default=False)
     ] = None,
@@ -83,6 +85,9 @@ def sweep(
     max_seconds: Annotated[float | None, typer.Option(help="Start no search trial after so many seconds.")] = None,
     trial_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a trial is killed. [default: 300]", show_default=False)
+    ] = None,
+    trial_seconds: Annotated[
+        float | None, typer.Option(help="Seconds of timed steps in a trial, at most. [default: 5]", show_default=False)
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A file or folder of text to train on.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="JSON of your present knobs: becomes trial 0.")] = None,
@@ -120,6 +125,8 @@ def sweep(
         "confirm_repeats": confirm_repeats,
     }
     given = {name: value for name, value in fields.items() if value is not None}
+    if trial_seconds is not None:
+        given["fidelity"] = {"max_seconds": trial_seconds}
     raise typer.Exit(
         sweep_command(
             SweepOptions(

@@ -51,6 +51,7 @@ def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[s
             fidelity=request.fidelity,
             memory_limit_bytes=request.memory_limit_bytes,
             timeout_seconds=request.trial_timeout,
+            peak_flops_per_device=session.cluster.device.peak_flops.get(config.precision),
             reference_losses=tuple(document["job"].get("reference_losses", ())),
         )
     )

@@ -34,9 +34,7 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
     if document["job"]["tie"]:
-        console.print(
-            "  a tie with the runner-up: their intervals do not part, and this one needs no more memory", soft_wrap=True
-        )
+        console.print("  a tie with the runner-up: the repeats do not tell them apart", soft_wrap=True)
 
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:

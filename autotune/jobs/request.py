@@ -38,8 +38,8 @@ class JobRequest:
     model: str
     """A preset's name, the path of a Hugging Face config.json, or `module:factory`."""
     cluster: str = "local"
-    ranks: int | None = 2
-    """Ranks of a trial; None: every device of the cluster."""
+    ranks: int | None = None
+    """Ranks of a trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
     space: str = "zero"
     """A preset's name or the path of a TOML file."""
     pins: dict[str, Any] = field(default_factory=dict)

@@ -13,8 +13,9 @@ from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.objective import Ranking
 from autotune.strategies.strategy import Strategy, make_strategy
+from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import check_value
 from search_spaces.model import FactoryModel, Model
@@ -54,7 +55,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
     Args:
         request: what was asked for.
-        live: the cluster that was found, for `ray`, and for `local` on a machine with GPUs.
+        live: the cluster that was found, for `ray`.
 
     Raises:
         RequestError: a path does not exist, the engine is not known, or the baseline is illegal.
@@ -65,7 +66,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     """
     _require_paths(request)
     capability = capability_of(request.engine)
-    cluster = request.resolved_cluster or resolve_cluster(request.cluster, request.ranks, request.memory_limit_bytes, live)
+    cluster = request.resolved_cluster or _cluster(request, live)
     model = request.resolved_model or _look_at(request)
     workload = request.workload
     space = (
@@ -127,6 +128,13 @@ def smallest_bound_bytes(space: SearchSpace) -> int:
         options: Sequence[TrialConfig] = [config.replace({name: value}) for value in values] or [config]
         config = min(options, key=lambda option: states_lower_bound_bytes(option, space.model, space.world_size))
     return states_lower_bound_bytes(config, space.model, space.world_size)
+
+
+def _cluster(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
+    gpus = local_gpus() if request.cluster == "local" and live is None else None
+    if gpus is not None:
+        return local_cluster(request.ranks, request.memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
+    return resolve_cluster(request.cluster, request.ranks, request.memory_limit_bytes, live)
 
 
 def _require_fit(space: SearchSpace) -> None:

@@ -1,7 +1,5 @@
 """Model FLOPs and how much of the device they use."""
 
-from collections.abc import Mapping
-
 from search_spaces.model import Model
 from search_spaces.trial import Workload
 
@@ -15,7 +13,6 @@ def tflops_per_device(model: Model, workload: Workload, samples_per_second: floa
     return per_sample * samples_per_second / devices / 1e12
 
 
-def model_flops_utilization(tflops: float, peak_flops: Mapping[str, float], precision: str) -> float | None:
-    """MFU: the share of the device's dense peak at the trial's precision; None where no peak is stated."""
-    peak = peak_flops.get(precision)
-    return tflops * 1e12 / peak if peak else None
+def model_flops_utilization(tflops: float, peak_flops: float | None) -> float | None:
+    """MFU: the share of a device's dense peak FLOP/s at the trial's precision; None where no peak is stated."""
+    return tflops * 1e12 / peak_flops if peak_flops else None

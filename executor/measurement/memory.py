@@ -3,13 +3,14 @@
 import gc
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from executor.engine import TAGS
@@ -31,8 +32,6 @@ class MemoryAccount:
     """Each tag's own highest value in the step."""
     at_start: dict[str, int]
     """What was live before the step, split."""
-    collectives: dict[str, tuple[int, int]]
-    """Operation -> (count, bytes of the full message) of the step, as the dispatcher saw them."""
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ def account_step(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with profile(activities=activities, profile_memory=True, record_shapes=True) as recorder:
+        with profile(activities=activities, profile_memory=True) as recorder:
             step()
             named = _named_storages(storages(), device)
             allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
@@ -74,7 +73,7 @@ def account_step(
     finally:
         if collecting:
             gc.enable()
-    return _replay(list(_events(recorder)), named, device, allocated)
+    return _replay(_events(recorder), named, device, allocated)
 
 
 def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[int, _Block]:
@@ -89,7 +88,7 @@ def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An allocation (size > 0), a release (size < 0), a mark, the boundary, or a collective."""
+    """An allocation (size > 0), a release (size < 0), a mark, or the boundary."""
 
     time: int
     kind: str
@@ -97,51 +96,36 @@ class _Event:
     size: int = 0
     tag: str = ""
     device: str = "cpu"
-    operation: str = ""
 
 
-def _events(recorder: Any) -> Iterator[_Event]:
+def _events(recorder: Any) -> list[_Event]:
     """The recorded events in order of time, whatever thread they come from."""
     found: list[_Event] = []
     stack = [(node, False) for node in recorder.profiler.kineto_results.experimental_event_tree()]
     while stack:
         node, in_backend = stack.pop()
-        event = _read(node, in_backend)
-        if event is not None:
-            found.append(event)
-        inside = in_backend or node.name.startswith(_BACKEND)
-        stack.extend((child, inside) for child in node.children)
-    return iter(sorted(found, key=lambda event: event.time))
+        if node.tag == _EventType.Allocation:
+            found.append(_allocation(node, in_backend))
+        else:
+            name = node.name
+            if name.startswith("autotune."):
+                found += _own_event(node.start_time_ns, name)
+            in_backend = in_backend or name.startswith(_BACKEND)
+        stack.extend((child, in_backend) for child in node.children)
+    return sorted(found, key=lambda event: event.time)
 
 
-def _read(node: Any, in_backend: bool) -> _Event | None:
-    if node.typed[0].name == "Allocation":
-        fields = node.extra_fields
-        tag = "buffers" if in_backend else "activations"
-        return _Event(
-            node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type
-        )
-    if node.name == BOUNDARY:
-        return _Event(node.start_time_ns, "boundary")
-    if mark := _MARK.fullmatch(node.name):
-        return _Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2]))
-    if node.name.startswith("c10d::") and node.typed[0].name == "TorchOp":
-        return _Event(node.start_time_ns, "collective", operation=node.name, size=_largest_input(node.extra_fields.inputs))
-    return None
+def _allocation(node: Any, in_backend: bool) -> _Event:
+    fields = node.extra_fields
+    tag = "buffers" if in_backend else "activations"
+    return _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type)
 
 
-def _largest_input(inputs: Iterable[Any]) -> int:
-    """Bytes of the largest tensor among an operator's inputs: the full message of a collective."""
-    sizes = [0]
-    for value in inputs:
-        if isinstance(value, list | tuple):
-            sizes.append(_largest_input(value))
-        elif hasattr(value, "sizes") and hasattr(value, "dtype"):
-            elements = 1
-            for length in value.sizes:
-                elements *= length
-            sizes.append(elements * value.dtype.itemsize)
-    return max(sizes)
+def _own_event(time: int, name: str) -> list[_Event]:
+    if name == BOUNDARY:
+        return [_Event(time, "boundary")]
+    mark = _MARK.fullmatch(name)
+    return [_Event(time, "mark", tag=mark[1], address=int(mark[2]))] if mark else []
 
 
 def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None) -> MemoryAccount:
@@ -162,7 +146,6 @@ def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device
         by_tag={tag: by_tag[tag] for tag in TAGS},
         tag_peaks={tag: tag_peaks[tag] for tag in TAGS},
         at_start={tag: at_start[tag] for tag in TAGS},
-        collectives=_collectives(events[boundary:]),
     )
 
 
@@ -192,27 +175,6 @@ def _follow(at_start: Counter[str], changes: list[tuple[int, _Block]]) -> tuple[
         if now.total() > peak:
             peak, at_peak = now.total(), Counter(now)
     return peak, at_peak, highest
-
-
-_OPERATIONS = {
-    "c10d::allreduce_": "all_reduce",
-    "c10d::_reduce_scatter_base_": "reduce_scatter",
-    "c10d::_allgather_base_": "all_gather",
-    "c10d::broadcast_": "broadcast",
-    "c10d::alltoall_base_": "all_to_all",
-    "c10d::send": "send",
-    "c10d::recv_": "recv",
-}
-
-
-def _collectives(events: Iterable[_Event]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for event in events:
-        if event.kind == "collective":
-            name = _OPERATIONS.get(event.operation, event.operation.removeprefix("c10d::"))
-            count, size = found.get(name, (0, 0))
-            found[name] = (count + 1, size + event.size)
-    return found
 
 
 def reset_peak_resident_set() -> None:

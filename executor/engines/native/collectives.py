@@ -53,11 +53,14 @@ class Group:
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self.group, self.size, self.rank = group, size, rank
+        self.sent: dict[str, tuple[int, int]] = {}
+        """Operation -> (count, bytes of the full messages) so far."""
 
     def all_reduce(self, value: Tensor) -> InFlight:
         """Sum in place, asynchronously."""
         if self.size == 1:
             return InFlight(lambda: None)
+        self._count("all_reduce", value)
         alias = value.view_as(value)
         return InFlight(lambda: dist.all_reduce(alias, group=self.group, async_op=True), alias)
 
@@ -66,6 +69,7 @@ class Group:
         if self.size == 1:
             output.copy_(rows[0])
             return InFlight(lambda: None)
+        self._count("reduce_scatter", rows)
         flat, alias = rows.view(-1), output.view_as(output)
         return InFlight(lambda: _reduce_scatter(alias, flat, group=self.group, async_op=True), alias, flat)
 
@@ -74,8 +78,13 @@ class Group:
         if self.size == 1:
             rows[0].copy_(shard)
             return InFlight(lambda: None)
+        self._count("all_gather", rows)
         flat, alias = rows.view(-1), shard.view_as(shard)
         return InFlight(lambda: _all_gather(flat, alias, group=self.group, async_op=True), flat, alias)
+
+    def _count(self, operation: str, message: Tensor) -> None:
+        count, size = self.sent.get(operation, (0, 0))
+        self.sent[operation] = (count + 1, size + message.nbytes)
 
 
 def accounting() -> bool:

@@ -42,8 +42,8 @@ class NativeSession(EngineSession):
         self._counts = _count(module)
         # Before sharding, since the gather hooks must stay outside the region that runs again.
         checkpoint_blocks(_blocks(module), config)
-        group = Group(dist.group.WORLD if context.world_size > 1 else None, context.world_size, context.rank)
-        self.model = ShardedModel(module, config, workload, group, context.device)
+        self._group = Group(dist.group.WORLD if context.world_size > 1 else None, context.world_size, context.rank)
+        self.model = ShardedModel(module, config, workload, self._group, context.device)
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._scale = 1.0 / (self.accumulation * context.world_size)
         self._batches: list[dict[str, Tensor]] = []
@@ -77,6 +77,9 @@ class NativeSession(EngineSession):
         yield from self.model.tagged_storages()
         for batch in self._batches:
             yield from (("activations", value) for value in batch.values())
+
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        return {(operation, "data"): sent for operation, sent in self._group.sent.items()}
 
     def parameter_counts(self) -> Mapping[str, int]:
         return self._counts
