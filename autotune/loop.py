@@ -74,6 +74,8 @@ class TuningLoop:
     def run(self) -> tuple[JobState, str, str]:
         """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
         self._listener.on_state(JobState.RUNNING, "", self.recall())
+        # The first decision loads libraries and orders the space: paid here, not between two trials. It changes nothing.
+        self._session.strategy.propose(self._session.space, (), (), 1, self._session.request.seed)
         while True:
             book = self.recall()
             self._tell(book)

@@ -57,7 +57,10 @@ class EngineSession(ABC):
 
     @abstractmethod
     def tagged_storages(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor that is live between steps, with its tag of `TAGS`. A storage may come more than once."""
+        """Every tensor that is live between steps, with its tag of `TAGS`. A storage may come more than once.
+
+        No step releases one of these storages: what it releases, it has allocated itself.
+        """
 
     @abstractmethod
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:

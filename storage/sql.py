@@ -1,5 +1,6 @@
 """The store on SQL: SQLite in one file, or PostgreSQL."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +52,8 @@ class SqlStore(Store):
         if address.get_backend_name() == "sqlite":
             check_file(Path(place))
         self._clock = clock
+        self._closed: dict[str, list[TrialRecord]] = {}
+        """Job -> its leading trials that have their outcome."""
         self._database = Database(address, busy_seconds)
         try:
             self._database.write(lambda session: migrate(session.connection(), place))
@@ -69,6 +72,7 @@ class SqlStore(Store):
 
     def delete_job(self, job_id: str) -> None:
         self._write(jobs.delete_job, job_id)
+        self._closed.pop(job_id, None)
 
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
         return self._write(jobs.acquire, job_id, owner, seconds)
@@ -91,7 +95,12 @@ class SqlStore(Store):
         return self._write(trials.add_trial, lease, config, purpose, fidelity, repeat, refusal)
 
     def trials(self, job_id: str) -> list[TrialRecord]:
-        return self._read(trials.trials, job_id)
+        # A closed trial never changes: those at the beginning are read once. The loop reads all rows before each decision.
+        known = self._closed.get(job_id, [])
+        later = self._read(trials.trials, job_id, len(known))
+        closed = list(itertools.takewhile(lambda trial: trial.outcome is not None, later))
+        self._closed[job_id] = [*known, *closed]
+        return [*known, *later]
 
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
         return self._write(attempts.start_attempt, lease, trial_number)

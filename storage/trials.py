@@ -42,15 +42,16 @@ def add_trial(
     return trial_record(trial, accepted_result(session, trial))
 
 
-def trials(session: Session, job_id: str) -> list[TrialRecord]:
-    """See `Store.trials`."""
+def trials(session: Session, job_id: str, first: int = 0) -> list[TrialRecord]:
+    """See `Store.trials`; those with a number of at least `first`."""
     accepted = and_(
         AttemptRow.job_id == TrialRow.job_id,
         AttemptRow.trial_number == TrialRow.number,
         AttemptRow.state == AttemptState.ACCEPTED,
     )
-    query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, accepted).where(TrialRow.job_id == job_id)
-    return [trial_record(trial, result) for trial, result in session.execute(query.order_by(TrialRow.number))]
+    query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, accepted)
+    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number)
+    return [trial_record(trial, result) for trial, result in session.execute(mine)]
 
 
 def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:

@@ -7,15 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli.sizes import parse_bytes
-from autotune.cli.status import exit_status
+from autotune.cli.status import PROGRAM, Status, end, exit_status
 
 app = typer.Typer(
-    name="autotune",
-    help="Finds the parallel training configuration that is fastest on your cluster, by real trial runs.",
-    no_args_is_help=True,
+    name=PROGRAM,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 Database = Annotated[
@@ -40,17 +39,25 @@ def run() -> int:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"autotune {importlib.metadata.version('autotune')}")
+        try:
+            typer.echo(f"{PROGRAM} {importlib.metadata.version(PROGRAM)}")
+        except importlib.metadata.PackageNotFoundError:
+            typer.echo(f"{PROGRAM}, not installed, in {Path(__file__).resolve().parents[2]}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Finds the parallel training configuration that is fastest on your cluster, by real trial runs."""
+    del version  # its callback has answered
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(Status.USAGE)
 
 
 @app.command()
@@ -59,45 +66,56 @@ def sweep(
         str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="local, a preset as NAME:NODES, or a TOML file. [default: local]", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]"),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks of a trial. [default: every GPU; on CPUs 2]", show_default=False)
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")] = None,
     space: Annotated[
-        str | None, typer.Option(help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]"),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Search trials at most. [default: 20]", show_default=False)] = None,
-    strategy: Annotated[str | None, typer.Option(help="tpe, random or grid. [default: tpe]", show_default=False)] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="throughput or memory. [default: throughput]", show_default=False)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, data and strategy. [default: 0]", show_default=False)] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")] = None,
+    strategy: Annotated[str | None, typer.Option(metavar="NAME", help="tpe, random or grid. [default: tpe]")] = None,
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help="throughput or memory. [default: throughput]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples in an optimizer step, over all ranks. [default: 8]", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]"),
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sample. [default: 128]", show_default=False)] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")] = None,
     memory_limit: Bytes = None,
     headroom: Annotated[
-        float | None, typer.Option(help="Share of the limit that the winner leaves free. [default: 0.05]", show_default=False)
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]"),
     ] = None,
     set_: Pins = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Start no search trial after so many seconds.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Start no search trial after so many seconds.")
+    ] = None,
     trial_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which a trial is killed. [default: 300]", show_default=False)
+        float | None,
+        typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]"),
     ] = None,
     trial_seconds: Annotated[
-        float | None, typer.Option(help="Seconds of timed steps in a trial, at most. [default: 5]", show_default=False)
+        float | None,
+        typer.Option(metavar="SECONDS", help="Seconds of timed steps in a trial, at most. [default: 5]"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A file or folder of text to train on.")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="JSON of your present knobs: becomes trial 0.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the best configuration is written.")] = Path("best-config.json"),
-    runner: Annotated[str | None, typer.Option(help="ray or local. [default: ray]", show_default=False)] = None,
+    data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the best configuration is written.")] = Path(
+        "best-config.json"
+    ),
+    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")] = None,
+    allow_unstable: Annotated[
+        bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")
+    ] = False,
     confirm_repeats: Annotated[
         int | None,
-        typer.Option(help="Rounds at most in which the finalists are measured again. [default: 3]", show_default=False),
+        typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]"),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with any of these; options win over it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")
+    ] = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
     db: Database = None,
     json: Json = False,
@@ -125,10 +143,12 @@ def sweep(
         "confirm_repeats": confirm_repeats,
     }
     given = {name: value for name, value in fields.items() if value is not None}
+    if allow_unstable:
+        given["allow_unstable"] = True
     if trial_seconds is not None:
         given["fidelity"] = {"max_seconds": trial_seconds}
-    raise typer.Exit(
-        sweep_command(
+    end(
+        lambda: sweep_command(
             SweepOptions(
                 fields=given,
                 pins=tuple(set_ or ()),
@@ -153,48 +173,52 @@ def show(
     """Show a job: its state, its trials, the best configuration."""
     from autotune.cli.show import list_command, show_command
 
-    raise typer.Exit(list_command(db, json) if jobs else show_command(job, db, json))
+    end(lambda: list_command(db, json) if jobs else show_command(job, db, json))
 
 
 @app.command()
 def export(
     job: Job = None,
-    format_: Annotated[str, typer.Option("--format", help="json or deepspeed.")] = "json",
-    out: Annotated[Path | None, typer.Option(help="A file; standard output when left out.")] = None,
+    format_: Annotated[str, typer.Option("--format", metavar="NAME", help="json or deepspeed.")] = "json",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out.")] = None,
     db: Database = None,
 ) -> None:
     """Write a job's best configuration in a framework's format."""
     from autotune.cli.export import export_command
 
-    raise typer.Exit(export_command(job, format_, out, db))
+    end(lambda: export_command(job, format_, out, db))
 
 
 @app.command()
 def reproduce(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
-    runner: Annotated[str | None, typer.Option(help="ray or local; default: as in the file.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Trials to run.")] = 1,
+    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to run.")] = 1,
     json: Json = False,
 ) -> None:
     """Run a best configuration again: is it inside its interval? Exit status 1 where it is not."""
     from autotune.cli.reproduce import reproduce_command
 
-    raise typer.Exit(reproduce_command(path, runner, repeats, json))
+    end(lambda: reproduce_command(path, runner, repeats, json))
 
 
 @app.command()
 def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
-    cluster: Annotated[str, typer.Option(help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
-    ranks: Annotated[int | None, typer.Option(help="Ranks; default: 2 for local, else every device.")] = None,
-    space_: Annotated[str, typer.Option("--space", help="zero, zero-buckets, 3d, full, or a TOML file.")] = "zero",
-    global_batch_size: Annotated[int, typer.Option(help="Samples in an optimizer step, over all ranks.")] = 8,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: Annotated[int | None, typer.Option(metavar="N", help="Ranks; default: 2 for local, else every device.")] = None,
+    space_: Annotated[
+        str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file.")
+    ] = "zero",
+    global_batch_size: Annotated[int, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks.")] = 8,
     seq_len: Annotated[
-        int | None, typer.Option(help="Tokens in a sample; default: at most the model's own, 128 for local.")
+        int | None, typer.Option(metavar="N", help="Tokens in a sample; default: at most the model's own, 128 for local.")
     ] = None,
     memory_limit: Bytes = None,
     set_: Pins = None,
-    engine: Annotated[str, typer.Option(help="native, or any to count what some engine may honour.")] = "native",
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="native, or any to count what some engine may honour.")
+    ] = "native",
     knobs: Annotated[bool, typer.Option("--knobs", help="List every knob instead.")] = False,
     json: Json = False,
 ) -> None:
@@ -202,9 +226,9 @@ def space(
     from autotune.cli.space import SpaceOptions, knobs_command, space_command
 
     if knobs:
-        raise typer.Exit(knobs_command())
-    raise typer.Exit(
-        space_command(
+        end(knobs_command)
+    end(
+        lambda: space_command(
             SpaceOptions(
                 model=model,
                 cluster=cluster,
@@ -226,7 +250,7 @@ def doctor(db: Database = None, json: Json = False) -> None:
     """Check this installation and this machine; exit status 1 where something would stop a sweep."""
     from autotune.cli.doctor import doctor_command
 
-    raise typer.Exit(doctor_command(db, json))
+    end(lambda: doctor_command(db, json))
 
 
 @app.command()
@@ -239,4 +263,4 @@ def clean(
     """Remove a job, or all of them, from the database."""
     from autotune.cli.clean import clean_command
 
-    raise typer.Exit(clean_command(job, all_, yes, db))
+    end(lambda: clean_command(job, all_, yes, db))

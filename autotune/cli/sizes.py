@@ -2,9 +2,10 @@
 
 import re
 
-import click
+import typer
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BY_LETTERS = {unit.upper(): factor for unit, factor in _UNITS.items()}
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([A-Za-z]*)")
 
 
@@ -12,15 +13,15 @@ def parse_bytes(text: str | int) -> int:
     """`2000000000`, `2e9`, `2GB`, `1.5GiB` as bytes.
 
     Raises:
-        click.BadParameter: the text is no size, or not positive.
+        typer.BadParameter: the text is no size, or not positive.
     """
     found = _SIZE.fullmatch(str(text).strip())
-    unit = _UNITS.get(found[2].upper()) if found else None
+    unit = _BY_LETTERS.get(found[2].upper()) if found else None
     if found is None or unit is None:
-        raise click.BadParameter(f"{text!r} is no size; write bytes, or a number with {', '.join(list(_UNITS)[2:])}")
+        raise typer.BadParameter(f"{text!r} is no size; write bytes, or a number with {', '.join(list(_UNITS)[2:])}")
     size = int(float(found[1].replace("_", "")) * unit)
     if size < 1:
-        raise click.BadParameter(f"{text!r} is not positive; give at least one byte")
+        raise typer.BadParameter(f"{text!r} is not positive; give at least one byte")
     return size
 
 

@@ -1,10 +1,12 @@
 """Exit statuses, and errors as one clear line on standard error."""
 
 import sys
+from collections.abc import Callable
 from enum import IntEnum
 
-import click
 import typer
+
+PROGRAM = "autotune"
 
 
 class Status(IntEnum):
@@ -20,12 +22,11 @@ class Status(IntEnum):
 def exit_status(app: typer.Typer) -> int:
     """Run the application; an error that is ours becomes one line and its status, an unknown one keeps its traceback."""
     try:
-        result = app(standalone_mode=False)
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except click.ClickException as error:
-        return _fail(error.format_message(), Status.USAGE)
-    except (KeyboardInterrupt, click.Abort):
+        # The name is given, since the shell's completion is looked for under it.
+        result = app(prog_name=PROGRAM, standalone_mode=False)
+    except typer.TyperException as error:
+        return _fail(_usage_text(error), Status.USAGE)
+    except typer.Abort:
         return _fail("interrupted", Status.INTERRUPTED)
     except Exception as error:
         status = status_of(error)
@@ -33,6 +34,15 @@ def exit_status(app: typer.Typer) -> int:
             raise
         return _fail(str(error), status)
     return result if isinstance(result, int) else Status.OK
+
+
+def end(command: Callable[[], Status]) -> None:
+    """Run what a command does, and end with its status; Ctrl-C, where the command has no answer of its own, is told."""
+    try:
+        status = command()
+    except KeyboardInterrupt:
+        raise typer.Abort from None
+    raise typer.Exit(status)
 
 
 def status_of(error: Exception) -> Status | None:
@@ -56,6 +66,14 @@ def status_of(error: Exception) -> Status | None:
             return None
 
 
+def _usage_text(error: typer.TyperException) -> str:
+    """What is wrong with the command line, on one line with where to look."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
+    told = f"{text[:1].lower()}{text[1:]}"
+    return told if "; " in told else f"{told}; see `{path} --help`"
+
+
 def _fail(message: str, status: Status) -> Status:
-    print(f"autotune: {message}", file=sys.stderr)  # noqa: T201  the one place that prints errors
+    print(f"{PROGRAM}: {message}", file=sys.stderr)  # noqa: T201  the one place that prints errors
     return status

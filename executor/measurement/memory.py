@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from executor.engine import TAGS
 
-BOUNDARY = "autotune.boundary"
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
 _BACKEND = ("c10d::", "gloo:", "nccl:")
 """Operators inside which the backend allocates for itself."""
@@ -45,14 +44,13 @@ class _Block:
 def account_step(
     step: Callable[[], object], storages: Callable[[], Iterable[tuple[str, Tensor]]], device: torch.device
 ) -> MemoryAccount:
-    """Run `step` twice under the profiler and account for the second.
+    """Run `step` once under the profiler and account for it.
 
-    1. The allocator reports an allocation and its release; a release of what was allocated before the profiler started goes
-       unreported on the CPU. A step that repeats releases in its second run only what the first run allocated (reported) or
-       what no step releases: so the second run is complete.
-    2. Between the runs, the engine names every live storage with its tag (`storages`): the start of the account. On a device
+    1. Before the step, the engine names every live storage with its tag (`storages`): the start of the account. On a device
        whose allocator tells its total, what the engine does not name is counted as buffers.
-    3. The second run's events are replayed in order of time. An allocation is an activation unless the engine marks it
+    2. The allocator reports every allocation of the step and its release. (On the CPU it does not report the release of what
+       was allocated before the profiler started: the engine's contract is that no named storage is released in a step.)
+    3. The events are replayed in order of time. An allocation is an activation unless the engine marks it
        (`autotune.tag:TAG:ADDRESS`) or the communication backend made it for itself (buffers).
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
@@ -61,12 +59,9 @@ def account_step(
     collecting = gc.isenabled()
     gc.disable()
     try:
+        named = _named_storages(storages(), device)
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         with profile(activities=activities, profile_memory=True) as recorder:
-            step()
-            named = _named_storages(storages(), device)
-            allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-            with record_function(BOUNDARY):
-                pass
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -88,7 +83,7 @@ def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An allocation (size > 0), a release (size < 0), a mark, or the boundary."""
+    """An allocation (size > 0), a release (size < 0), or a mark."""
 
     time: int
     kind: str
@@ -108,8 +103,8 @@ def _events(recorder: Any) -> list[_Event]:
             found.append(_allocation(node, in_backend))
         else:
             name = node.name
-            if name.startswith("autotune."):
-                found += _own_event(node.start_time_ns, name)
+            if mark := _MARK.fullmatch(name):
+                found.append(_Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2])))
             in_backend = in_backend or name.startswith(_BACKEND)
         stack.extend((child, in_backend) for child in node.children)
     return sorted(found, key=lambda event: event.time)
@@ -121,22 +116,14 @@ def _allocation(node: Any, in_backend: bool) -> _Event:
     return _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type)
 
 
-def _own_event(time: int, name: str) -> list[_Event]:
-    if name == BOUNDARY:
-        return [_Event(time, "boundary")]
-    mark = _MARK.fullmatch(name)
-    return [_Event(time, "mark", tag=mark[1], address=int(mark[2]))] if mark else []
-
-
 def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None) -> MemoryAccount:
     """Two passes: first find the final tag of every allocation, then follow the sums."""
-    boundary = next(index for index, event in enumerate(events) if event.kind == "boundary")
     live = dict(named)
     if allocated is not None:
         # What a device's allocator holds beyond that: rounding, and tensors that no step releases.
         live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
-    changes = _changes(events[boundary:], live, device)
+    changes = _changes(events, live, device)
     at_start = Counter[str]()
     for block in first:
         at_start[block.tag] += block.size
