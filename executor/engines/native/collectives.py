@@ -12,6 +12,9 @@ from torch.profiler import record_function
 _all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_use_count: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
+"""References to a tensor, from Python and from the backend; None where this torch does not tell."""
+
 BACKEND_SECONDS = 0.001
 """Seconds that a memory account gives the backend's thread to let go of a finished collective."""
 
@@ -21,8 +24,8 @@ class InFlight:
 
     def __init__(self, start: Callable[[], dist.Work | None], *aliases: Tensor) -> None:
         """`aliases` are views that were made for this collective alone."""
-        self._aliases = aliases if accounting() else ()
-        self._uses = [alias._use_count() for alias in self._aliases]  # type: ignore[attr-defined]
+        self._aliases = aliases if accounting() and _use_count is not None else ()
+        self._uses = [_use_count(alias) for alias in self._aliases] if _use_count is not None else []
         self._work = start()
 
     def wait(self) -> None:
@@ -41,9 +44,10 @@ class InFlight:
             self._wait_for_backend()
 
     def _wait_for_backend(self) -> None:
+        assert _use_count is not None
         until = time.monotonic() + 100 * BACKEND_SECONDS
         pairs = list(zip(self._aliases, self._uses, strict=True))
-        while any(alias._use_count() > uses for alias, uses in pairs) and time.monotonic() < until:  # type: ignore[attr-defined]
+        while any(_use_count(alias) > uses for alias, uses in pairs) and time.monotonic() < until:
             time.sleep(BACKEND_SECONDS / 10)
         self._aliases = ()
 

@@ -1,0 +1,113 @@
+"""Are the stated 95 % intervals honest? 5 configurations x 30 interleaved repeats.
+
+    python benchmarks/intervals.py [--repeats 30] [--markdown docs/interval-coverage.md]
+
+Each repeat's interval is stated as a sweep states it: from the repeat's own steps and the spread between repeats that the
+trials before it showed. It is right where it holds the configuration's grand mean over all repeats.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from autotune.intervals import Repeat, Spread, pooled_spread
+from executor.runners.local import LocalRunner
+from search_spaces.huggingface import resolve_model
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+RANKS = 2
+BOUND = 0.90
+CONFIGS = {
+    "stage 0, micro-batch 4": TrialConfig(micro_batch_size=4),
+    "stage 1, micro-batch 2": TrialConfig(zero_stage=1, micro_batch_size=2),
+    "stage 2, micro-batch 4, checkpointing": TrialConfig(zero_stage=2, micro_batch_size=4, activation_checkpointing="full"),
+    "stage 3, sharded, no prefetch": TrialConfig(
+        zero_stage=3, micro_batch_size=4, param_persistence_threshold=0, prefetch_bucket_size=0
+    ),
+    "stage 3, micro-batch 2": TrialConfig(zero_stage=3, micro_batch_size=2),
+}
+
+
+def run(runner: LocalRunner, name: str, config: TrialConfig) -> TrialResult:
+    runner.submit(
+        TrialRequest(
+            attempt=name,
+            model=resolve_model("llama-tiny"),
+            config=config,
+            workload=Workload(global_batch_size=8, sequence_length=128),
+            world_size=RANKS,
+            fidelity=Fidelity(max_seconds=1.0, measure_memory=False),
+        )
+    )
+    while True:
+        for _, event in runner.events(1.0):
+            if isinstance(event, TrialResult):
+                if event.outcome is not Outcome.OK:
+                    raise SystemExit(f"a trial ended {event.outcome}: {event.message}\n{event.traceback}")
+                return event
+
+
+def measure(repeats: int) -> tuple[dict[str, list[Repeat]], dict[str, list[Interval]]]:
+    """Interleaved trials, and the interval that each was stated with."""
+    groups: dict[str, list[Repeat]] = {name: [] for name in CONFIGS}
+    stated: dict[str, list[Interval]] = {name: [] for name in CONFIGS}
+    with LocalRunner(RANKS) as runner:
+        for number in range(repeats):
+            for name, config in CONFIGS.items():
+                result = run(runner, f"{name}-{number}", config)
+                assert result.samples_per_second is not None
+                repeat = Repeat(rate=result.samples_per_second.mean, within=result.within_relative_error)
+                spread = pooled_spread(groups.values(), Spread())
+                stated[name].append(spread.interval(repeat.rate, repeat.within))
+                groups[name].append(repeat)
+    return groups, stated
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    groups, stated = measure(arguments.repeats)
+    method = (
+        f"Written by `make bench`: {len(CONFIGS)} configurations of `llama-tiny` on {RANKS} CPU ranks, {arguments.repeats} "
+        "interleaved repeats each, on a warm gang. Each interval is stated from what was known when its trial ended."
+    )
+    lines = [
+        "# Do the stated 95 % intervals hold?",
+        "",
+        method,
+        "",
+        "| configuration | grand mean, samples/s | repeats' deviation | median half-width | intervals that hold it |",
+        "|---|---|---|---|---|",
+    ]
+    held = total = 0
+    for name, repeats in groups.items():
+        rates = [repeat.rate for repeat in repeats]
+        grand = statistics.fmean(rates)
+        good = sum(interval.low <= grand <= interval.high for interval in stated[name])
+        half = statistics.median((interval.high - interval.low) / 2 / interval.mean for interval in stated[name])
+        held, total = held + good, total + len(repeats)
+        deviation = statistics.stdev(rates) / grand
+        lines.append(f"| {name} | {grand:.1f} | {deviation:.1%} | {half:.1%} | {good} of {len(repeats)} |")
+    spread = pooled_spread(groups.values(), Spread())
+    seconds = time.monotonic() - began
+    verdict = (
+        f"{held} of {total} intervals hold the grand mean: {held / total:.1%} (bound {BOUND:.0%}). "
+        f"Spread between repeats after all trials: {spread.relative:.1%}. {seconds:.0f} s."
+    )
+    lines += ["", verdict]
+    print("\n".join(lines))
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n")
+    print("the bound holds" if held / total >= BOUND else "THE BOUND IS MISSED")
+    return 0 if held / total >= BOUND else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
