@@ -10,7 +10,7 @@ from autotune.errors import JobNotResumableError, NoBestError
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare, read_baseline, session_of
+from autotune.jobs.session import Session, prepare, read_baseline, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.output import require_writable, write_whole
@@ -101,8 +101,10 @@ def tune(
     )  # fmt: skip
     session = None if resume is not None else prepare(request_from_fields({k: v for k, v in fields.items() if v is not None}))
     with open_store(database or default_database_url()) as store:
-        job, session = (open_job(store, session), session) if session else resume_job(store, resume)
+        job, session = (None, session) if session else resume_job(store, resume)
+        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
         with make_runner(session) as made:
+            job = job or open_job(store, session)
             return finish(session, store, job.id, made, out=out, listener=listener)
 
 
@@ -117,11 +119,14 @@ def resume_job(store: Store, job_id: str | None) -> tuple[JobRecord, Session]:
     Raises:
         UnknownJobError: there is none.
         JobNotResumableError: it has ended, or this version cannot read it.
+        RequestError: its data or its devices are not here.
     """
     job = store.job(job_id)
     if job.state in ENDED:
         raise JobNotResumableError(job.id, f"has ended ({job.state})", "start a new sweep, or look at it with `autotune show`")
-    return job, session_of(job)
+    session = session_of(job)
+    require_startable(session)
+    return job, session
 
 
 def finish(

@@ -13,7 +13,7 @@ from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceForm
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
 from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.rules import ENGINE_HONOURS, RULES_BY_NAME
+from search_spaces.rules import ENGINE_HONOURS, RULES_BY_NAME, check_config
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
@@ -98,12 +98,18 @@ def resolve_space(
 
 
 def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:
-    """Why nothing is left: the rule that refuses most among those that read a pinned knob."""
+    """Why nothing is left: the rule that refuses most among those that read a pinned knob.
+
+    What no engine could do is told before what this engine does not.
+    """
     census = space.census()
     reading = [name for name in census.refused if set(RULES_BY_NAME[name].reads) & set(pinned)]
     own = [name for name in reading if name != ENGINE_HONOURS.name]
     rule = RULES_BY_NAME[(own or reading or list(census.refused))[0]]
     example = space.refused_example(rule.name)
+    if rule is ENGINE_HONOURS and example is not None:
+        further = [RULES_BY_NAME[refusal.rule] for refusal in check_config(example, space.context)]
+        rule = next((other for other in further if other is not rule and set(other.reads) & set(pinned)), rule)
     message = rule.check(example, space.context) if example else None
     said = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
     return IllegalConfigError(rule.name, f"with {said}, {message}" if said else str(message), rule.remedy)

@@ -206,13 +206,18 @@ def reproduce(
 def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
     cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Ranks; default: 2 for local, else every device.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", show_default=False, help="Ranks; default: 2 for local, else every device.")
+    ] = None,
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file.")
     ] = "zero",
-    global_batch_size: Annotated[int, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks.")] = 8,
+    global_batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Samples in an optimizer step, over all ranks.")
+    ] = 8,
     seq_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens in a sample; default: at most the model's own, 128 for local.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens in a sample; default: at most the model's own, 128 for local."),
     ] = None,
     memory_limit: Bytes = None,
     set_: Pins = None,

@@ -47,7 +47,7 @@ class LiveTable(LoopListener):
         elif self._live is not None:
             self._end_live()
             self._print_all(book)
-        if message:
+        if message and state is not JobState.PAUSED:  # who asked for that is told how to go on
             self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
 
     def on_start(self, trial: TrialRecord) -> None:
@@ -56,7 +56,7 @@ class LiveTable(LoopListener):
 
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         rate = f" {progress.samples_per_second:.4g}/s" if progress.samples_per_second else ""
-        self._running[trial.number] = (trial, f"{progress.phase} {progress.step}{rate}")
+        self._running[trial.number] = (trial, f"{progress.phase}{f' {progress.step}' if progress.step else ''}{rate}")
         self._draw()
 
     def on_trial(self, trial: TrialRecord, book: Book) -> None:

@@ -11,7 +11,6 @@ from rich.console import Console
 from autotune.best_config import read_best_config, request_of
 from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
-from autotune.errors import RequestError
 from autotune.intervals import Repeat
 from autotune.jobs.book import repeat_of
 from autotune.jobs.session import Session, prepare
@@ -27,14 +26,15 @@ def reproduce_command(path: Path, runner_name: str | None, repeats: int, as_json
     request = request_of(document)
     session = prepare(dataclasses.replace(request, runner=runner_name) if runner_name else request)
     config = TrialConfig().replace(document["best"]["config"])
-    with make_runner(session) as runner:
+    console = Console(stderr=True)
+    with console.status(f"running {path}"), make_runner(session) as runner:
         results = [_run(runner, session, config, document, number) for number in range(repeats)]
     measured = [repeat for result in results if (repeat := repeat_of(result)) is not None]
     if len(measured) < len(results):
         failed = next(result for result in results if repeat_of(result) is None)
-        raise RequestError(
-            str(path), f"did not run: {failed.outcome.value} {failed.message}", "compare its provenance with this machine"
-        )
+        told = f"{path}: did not run: {failed.outcome.value} {failed.message}; compare its provenance with this machine"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
+        return Status.FAILURE
     return _tell(document, session.prior.combined(measured), measured, as_json)
 
 

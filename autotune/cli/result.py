@@ -17,7 +17,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     if document is None:
         return
     best, baseline = document["best"], document["baseline"]
-    console.print(f"\nBest configuration of {document['job']['trials']} trials", style="bold", highlight=False)
+    count = document["job"]["trials"]
+    console.print(f"\nBest configuration of {count} trial{'s' if count != 1 else ''}", style="bold", highlight=False)
     console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name, justify in (
@@ -64,8 +65,10 @@ def _gain_text(document: dict[str, Any]) -> str:
     if not baseline:
         return "  no baseline was measured, so that no gain can be told"
     gain = baseline["gain"]
+    if document["best"]["config"] == baseline["config"]:
+        return "  the baseline itself is the best that was found"
     what = "samples/s" if gain["of"] == "samples_per_second" else "less peak memory"
     text = f"  gain over the baseline: {gain['mean']:.3f}x {what}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
     if gain["low"] <= 1.0 <= gain["high"]:
-        text += " (the baseline itself, or not told apart from it)"
+        text += " (not told apart from the baseline)"
     return text

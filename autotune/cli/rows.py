@@ -31,11 +31,11 @@ def add_trial_row(table: Table, session: Session, trial: TrialRecord, best: bool
     result = trial.result
     outcome = trial.outcome
     refused = outcome is not None and trial.started is None
-    told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}"
+    told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
     repeat = f" ×{trial.repeat}" if trial.purpose is Purpose.CONFIRM else ""
     table.add_row(
         f"{trial.number}{repeat}",
-        describe(trial.config, session) + ("  ★" if best else ""),
+        describe(trial.config, session),
         rate_text(result.samples_per_second) if result else "",
         bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
         told,

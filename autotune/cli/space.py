@@ -10,6 +10,7 @@ from rich.table import Table
 from autotune.cli.status import Status
 from autotune.engines import capability_of
 from autotune.errors import RequestError
+from autotune.jobs.session import require_positions
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text
@@ -73,6 +74,7 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     cluster = resolve_cluster(options.cluster, ranks, options.memory_limit)
     longest = min(model.sequence_length, 128) if options.cluster == "local" else model.sequence_length
     workload = Workload(global_batch_size=options.global_batch_size, sequence_length=options.sequence_length or longest)
+    require_positions(model, workload.sequence_length)
     capability = None if options.engine == "any" else capability_of(options.engine)
     return resolve_space(options.space, model, cluster, workload, capability, parse_pins(options.pins))
 

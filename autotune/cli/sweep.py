@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rich.console import Console
 from autotune.cli.live import LiveTable
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
+from autotune.errors import RequestError
 from autotune.jobs.config_file import read_config_file
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import JobRequest, request_from_fields
@@ -24,10 +26,14 @@ from autotune.jobs.stop import StopSignal
 from autotune.output import require_writable
 from autotune.runners import make_runner
 from autotune.tuning import TuneResult, finish, open_job, resume_job
+from executor.runners.runner import Runner
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.outcome import JobState
 from search_spaces.spaces import parse_pins
 from storage.sql import default_database_url, open_store
+
+
+DEFAULT_OUT = Path("best-config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +55,36 @@ def sweep_command(options: SweepOptions) -> Status:
     """Everything that can be found out is found out before the first trial: model, space, output path, database."""
     console = Console(stderr=True)
     require_writable(options.out)
-    session = None if options.resume else prepare(_request(options))
+    session = _prepared(options)
     with open_store(options.database or default_database_url()) as store:
-        if session is not None:
-            job = open_job(store, session)
-        else:
-            job, session = resume_job(store, None if options.resume == "latest" else options.resume)
-        stop = StopSignal()
-        with console.status("starting ranks") if not options.json else contextlib.nullcontext():
-            runner = make_runner(session)
-        # After the runner, since Ray puts a handler of its own on SIGTERM.
-        with runner, _stopping(stop, console, job.id, options.database), _watching(session, console, options.json) as table:
-            result = finish(session, store, job.id, runner, out=options.out, stop=stop, listener=table)
+        job, session = (None, session) if session else resume_job(store, _wanted_job(options))
+        with _start(session, console, options) as runner:
+            # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+            job = job or open_job(store, session)
+            stop = StopSignal()
+            # After the runner, since Ray puts a handler of its own on SIGTERM.
+            with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
+                result = finish(session, store, job.id, runner, out=options.out, stop=stop, listener=table)
     _print(result, options, console)
     return _status(result)
+
+
+def _prepared(options: SweepOptions) -> Session | None:
+    """What is to be opened as a new job; None: a job is resumed, with its own request."""
+    if options.resume is None:
+        return prepare(_request(options))
+    if options.fields or options.pins or options.baseline or options.config:
+        raise RequestError("resume", "a job goes on with its own request", "leave out MODEL and all options but --out and --db")
+    return None
+
+
+def _wanted_job(options: SweepOptions) -> str | None:
+    return None if options.resume == "latest" else options.resume
+
+
+def _start(session: Session, console: Console, options: SweepOptions) -> Runner:
+    with contextlib.nullcontext() if options.json else console.status("starting ranks"):
+        return make_runner(session)
 
 
 def _request(options: SweepOptions) -> JobRequest:
@@ -91,14 +113,14 @@ def _watching(session: Session, console: Console, quiet: bool) -> Iterator[LoopL
 
 
 @contextlib.contextmanager
-def _stopping(stop: StopSignal, console: Console, job_id: str, database: str | None) -> Iterator[None]:
+def _stopping(stop: StopSignal, console: Console, go_on: str) -> Iterator[None]:
     """Ctrl-C: the first stops asking and says how to go on, the second kills what runs. A request to terminate does both."""
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
         first = not stop.requested
         stop.request()
-        told = resume_line(job_id, database) if first else "killing running trials"
-        console.print(f"stopping; running trials end first (Ctrl-C again kills them); go on with:\n  {told}" if first else told)
+        told = f"stopping; running trials end first (Ctrl-C again kills them); go on with:\n  {go_on}"
+        console.print(told if first else "killing running trials", highlight=False, markup=False, soft_wrap=True)
 
     def terminated(number: int, frame: FrameType | None) -> None:
         interrupted(number, frame)
@@ -114,9 +136,11 @@ def _stopping(stop: StopSignal, console: Console, job_id: str, database: str | N
             signal.signal(number, handler)
 
 
-def resume_line(job_id: str, database: str | None) -> str:
-    """The command that goes on with a job."""
-    return f"autotune sweep --resume {job_id}" + (f" --db {database}" if database else "")
+def resume_line(job_id: str, options: SweepOptions) -> str:
+    """The command that goes on with a job, to the same file and in the same database."""
+    out = ["--out", str(options.out)] if options.out != DEFAULT_OUT else []
+    database = ["--db", options.database] if options.database else []
+    return shlex.join(["autotune", "sweep", "--resume", job_id, *out, *database, *(["--json"] if options.json else [])])
 
 
 def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
@@ -131,12 +155,11 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     print_result(result.best_config, Console())
-    if result.best_config is None:
-        console.print(f"job {result.job_id}: {result.state.value.lower()} ({result.reason}): {result.message}")
-    else:
+    if result.best_config is not None:
         Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)
     if result.state is JobState.PAUSED:
-        console.print(f"paused; go on with:\n  {resume_line(result.job_id, options.database)}", soft_wrap=True)
+        line = resume_line(result.job_id, options)
+        console.print(f"paused; go on with:\n  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _status(result: TuneResult) -> Status:

@@ -1,5 +1,6 @@
 """What a job wants measured next."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import fmean
@@ -60,12 +61,24 @@ def ending(session: Session, book: Book) -> Ending:
     """Why a job that wants nothing more has ended."""
     tried = f"{book.spent} of {session.request.trials} trials"
     if not session.ranking.ranked(book.searched):
-        return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}")
+        return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(book)}")
     if book.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
     if _seconds_are_spent(session, book):
         return Ending(reason=StopReason.BUDGET, message=f"{session.request.max_seconds:g} s are spent, after {tried}")
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
+
+
+def _why_none(book: Book) -> str:
+    """What became of the search trials, and the remedy."""
+    counts = Counter(trial.outcome for trial in book.searched if trial.outcome is not None)
+    if not counts:
+        return ""
+    told = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.most_common())
+    memory = "raise the memory limit, add ranks, or search a space with higher ZeRO stages"
+    common = counts.most_common(1)[0][0]
+    remedy = {Outcome.INFEASIBLE: memory, Outcome.OK: f"{memory}; or lower the headroom"}.get(common, "see `autotune show`")
+    return f" ({told}); {remedy}"
 
 
 def search_is_over(session: Session, book: Book) -> bool:

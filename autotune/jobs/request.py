@@ -102,6 +102,7 @@ class JobRequest:
         self._require_positive("trial_timeout")
         if self.max_seconds is not None:
             self._require_positive("max_seconds")
+        self._require_fidelity()
         share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
         self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
 
@@ -130,6 +131,17 @@ class JobRequest:
     def _require_positive(self, name: str) -> None:
         value = getattr(self, name)
         self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", "give seconds above 0")
+
+    def _require_fidelity(self) -> None:
+        for item in dataclasses.fields(Fidelity):
+            value = getattr(self.fidelity, item.name)
+            if isinstance(item.default, bool):
+                good = isinstance(value, bool)
+            else:
+                whole = not isinstance(item.default, int) or isinstance(value, int)
+                good = _is_number(value) and whole and value > 0
+            name = "trial_seconds" if item.name == "max_seconds" else f"fidelity.{item.name}"
+            self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default}")
 
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

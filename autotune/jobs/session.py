@@ -18,7 +18,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import check_value
-from search_spaces.model import FactoryModel, Model
+from search_spaces.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.states import states_lower_bound_bytes
@@ -58,13 +58,27 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         live: the cluster that was found, for `ray`.
 
     Raises:
-        RequestError: a path does not exist, the engine is not known, or the baseline is illegal.
+        RequestError: a path does not exist, the engine is not known, the baseline is illegal, the cluster is not here, or the
+            samples are longer than the text or than the model has positions for.
         DoesNotFitError: the model's states exceed the host's memory in every configuration.
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
         FactoryError: a factory does not keep the Protocol.
     """
-    _require_paths(request)
+    if request.data_path is not None:
+        # Absolute, because a resume may come from another folder.
+        request = dataclasses.replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
+    _require_text(request)
+    session = _resolve(request, live)
+    if live is None:
+        _require_here(session.cluster)
+    require_positions(session.model, request.sequence_length)
+    _require_fit(session.space)
+    return session
+
+
+def _resolve(request: JobRequest, live: ClusterSpec | None = None) -> Session:
+    """What the request names, whether or not this machine can run it now."""
     capability = capability_of(request.engine)
     cluster = request.resolved_cluster or _cluster(request, live)
     model = request.resolved_model or _look_at(request)
@@ -75,8 +89,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         else resolve_space(request.space, model, cluster, workload, capability, request.pins)
     )
     if not space.count():
-        raise RequestError("space", f"{request.space} has no legal configuration", "see `autotune space` for what refuses each")
-    _require_fit(space)
+        raise _nothing_legal(space)
     resolved = dataclasses.replace(
         request, resolved_model=model, resolved_cluster=cluster, resolved_domains=dict(space.domains), resolved_base=space.base
     )
@@ -99,7 +112,28 @@ def session_of(job: JobRecord) -> Session:
     Raises:
         JobNotResumableError: this version cannot read the row.
     """
-    return prepare(request_from_row(job.request))
+    return _resolve(request_from_row(job.request))
+
+
+def require_startable(session: Session) -> None:
+    """Refuse, before ranks are started, a job whose data or devices are not here.
+
+    Raises:
+        RequestError: see `prepare`.
+    """
+    _require_text(session.request)
+    _require_here(session.cluster)
+
+
+def require_positions(model: Model, sequence_length: int) -> None:
+    """Refuse samples longer than a table of learned positions. Rotary positions have no end: longer samples run as fast.
+
+    Raises:
+        RequestError: they are longer.
+    """
+    if isinstance(model, ModelSpec) and model.position is Position.LEARNED and sequence_length > model.sequence_length:
+        problem = f"{sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
+        raise RequestError("sequence_length", problem, f"give at most {model.sequence_length}")
 
 
 def read_baseline(path: Path) -> dict[str, Value]:
@@ -145,17 +179,50 @@ def _require_fit(space: SearchSpace) -> None:
         problem = f"{needs}, and the host has {_gib(host)} for each"
         raise DoesNotFitError("model", problem, "choose a smaller model, a larger cluster, or a space with higher ZeRO stages")
     if least > room:
-        problem = f"every configuration of {space.model.name} needs at least {_gib(least)} on a rank, over {_gib(room)}"
-        raise NothingFeasibleError("memory limit", problem, "raise the limit, add ranks, or choose a smaller model")
+        problem = f"every configuration of {space.model.name} needs at least {least:,} bytes on a rank, over {room:,}"
+        raise NothingFeasibleError("memory_limit_bytes", problem, "raise the limit, add ranks, or choose a smaller model")
 
 
 def _gib(count: float) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-def _require_paths(request: JobRequest) -> None:
-    if request.data_path is not None and not Path(request.data_path).expanduser().exists():
-        raise RequestError("data_path", f"{request.data_path} does not exist", "give a file or a folder of text")
+def _nothing_legal(space: SearchSpace) -> RequestError:
+    """Why the space is empty: the rule that refuses most, on an example."""
+    rule = next(iter(space.census().refused), "")
+    example = space.refused_example(rule)
+    found = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else []
+    why = f": {found[0].message}" if found else ""
+    remedy = f"{found[0].remedy}; `autotune space` tells what refuses each" if found else "give it other values"
+    return RequestError("space", f"{space.name} has no legal configuration{why}", remedy)
+
+
+def _require_here(cluster: ClusterSpec) -> None:
+    """Trials run on this machine: what is measured on it must not be told as another cluster's."""
+    if cluster.device.kind == "cpu":
+        local_cluster(cluster.world_size)
+        return
+    gpus = local_gpus()
+    if cluster.nodes > 1 or gpus is None or gpus.count < cluster.devices_per_node:
+        problem = f"{cluster.name} has {cluster.world_size} GPUs, and this machine has {gpus.count if gpus else 'none'}"
+        raise RequestError("cluster", problem, "use local, or run it there; `autotune space` counts for any cluster")
+
+
+def _require_text(request: JobRequest) -> None:
+    """Refuse data that is missing, or too short for one sample; the same bounds as the ranks have (executor.data)."""
+    if request.data_path is None or is_factory_reference(request.model):
+        return
+    root = Path(request.data_path)
+    if not root.exists():
+        raise RequestError("data_path", f"{root} does not exist", "give a file or a folder of text")
+    files = [root] if root.is_file() else (path for path in root.glob("**/*") if path.is_file())
+    found, least = 0, request.sequence_length + 2
+    for path in files:
+        found += path.stat().st_size
+        if found >= least:
+            return
+    problem = f"{root} holds {found:,} bytes, fewer than one sample of {request.sequence_length} tokens"
+    raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--seq-len)")
 
 
 def _look_at(request: JobRequest) -> Model:

@@ -36,7 +36,7 @@ class Failure:
 
 
 def classify(error: BaseException) -> Failure:
-    """Tell what `error` means. What a refusal, a limit or a wrong result says is in its message: they carry no traceback."""
+    """Tell what `error` means. What our own errors say is in their message: only what they wrap has a traceback."""
     if isinstance(error, EngineRefusalError):
         return Failure(outcome=Outcome.INVALID, message=error.message, rule=error.rule)
     if isinstance(error, WrongResultError):
@@ -44,10 +44,11 @@ def classify(error: BaseException) -> Failure:
     for cause in _causes(error):
         if _is_out_of_memory(cause):
             return Failure(outcome=Outcome.INFEASIBLE, message=one_line(cause))
+    said_by_us = isinstance(error, ExecutorError) and error.__cause__ is None
     return Failure(
         outcome=Outcome.FAILED,
         message=one_line(error),
-        traceback=real_traceback(error),
+        traceback=None if said_by_us else real_traceback(error),
         collective=_is_broken_collective(error),
     )
 
@@ -66,6 +67,8 @@ def real_traceback(error: BaseException) -> str:
         error = error.__cause__
     shown = traceback.TracebackException.from_exception(error)
     theirs = next((at for at, frame in enumerate(shown.stack) if not _is_ours(frame.filename)), 0)
+    if theirs == 0 and isinstance(error, SyntaxError):
+        return "".join(shown.format_exception_only())  # it has no frame of theirs, and tells the place itself
     shown.stack = traceback.StackSummary.from_list(list(shown.stack)[theirs:])
     return "".join(shown.format())
 
