@@ -141,23 +141,9 @@ class TuningLoop:
         return self._store.add_trial(self._keeper.lease, want.config, want.purpose, repeat=want.repeat, refusal=refused)
 
     def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
-        request = self._session.request
         rates = [rate(known) for known in self._session.ranking.ranked(book.searched)]
-        return TrialRequest(
-            attempt=token,
-            model=self._session.model,
-            config=trial.config,
-            workload=request.workload,
-            world_size=self._session.world_size,
-            engine=request.engine,
-            fidelity=request.fidelity,
-            memory_limit_bytes=request.memory_limit_bytes,
-            timeout_seconds=request.trial_timeout,
-            reference_losses=book.job.reference_losses,
-            peak_flops_per_device=self._session.cluster.device.peak_flops.get(trial.config.precision),
-            rate_to_beat=max(rates, default=None),
-            excluded_nodes=tuple(sorted(self._lost_nodes)),
-        )
+        best, lost = max(rates, default=None), tuple(sorted(self._lost_nodes))
+        return self._session.trial_request(token, trial.config, book.job.reference_losses, best, lost)
 
     def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
         """Store a result: the trial has its outcome now, or is wanted again."""

@@ -29,7 +29,7 @@ from search_spaces.clusters import local_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
 STAGES = range(4)
@@ -68,14 +68,6 @@ def request(name: str, model: ModelSpec, workload: Workload, ranks: int, **knobs
     )
 
 
-def run(runner: LocalRunner, wanted: TrialRequest) -> TrialResult:
-    runner.submit(wanted)
-    while True:
-        for _, event in runner.events(1.0):
-            if isinstance(event, TrialResult):
-                return event
-
-
 def prove_trials(proof: Proof, model: ModelSpec, workload: Workload, device: str) -> None:
     proof.say(f"\n## Trials of {model.name} ({model.parameter_count:,} parameters), sequence {workload.sequence_length}\n")
     proof.say("| configuration | samples/s | TFLOP/s | MFU | peak | reserved | SM clock | retries |")
@@ -86,7 +78,7 @@ def prove_trials(proof: Proof, model: ModelSpec, workload: Workload, device: str
     ]  # fmt: skip
     with LocalRunner(1, device=device) as runner:
         for knobs in variants:
-            result = run(runner, request(str(knobs), model, workload, 1, precision="bf16", **knobs))
+            result = runner.run(request(str(knobs), model, workload, 1, precision="bf16", **knobs))
             if result.outcome is not Outcome.OK or result.samples_per_second is None:
                 proof.claim(False, f"{knobs} ran: {result.outcome} {result.message} {result.traceback or ''}")
                 continue
@@ -130,11 +122,11 @@ def prove_out_of_memory(proof: Proof, model: ModelSpec, workload: Workload, devi
     huge = Workload(global_batch_size=65536, sequence_length=workload.sequence_length)
     with LocalRunner(1, device=device) as runner:
         if device != "cpu":
-            result = run(runner, request("huge", model, huge, 1, precision="bf16", micro_batch_size=65536))
+            result = runner.run(request("huge", model, huge, 1, precision="bf16", micro_batch_size=65536))
             proof.claim(
                 result.outcome is Outcome.INFEASIBLE, f"a micro-batch of 65536 is {result.outcome}: {result.message[:160]}"
             )
-        after = run(runner, request("after", model, workload, 1, precision="bf16", micro_batch_size=1))
+        after = runner.run(request("after", model, workload, 1, precision="bf16", micro_batch_size=1))
         proof.claim(after.outcome is Outcome.OK, f"the next trial is {after.outcome} (warm: {after.warm})")
 
 
@@ -142,11 +134,11 @@ def prove_two_ranks(proof: Proof, device: str) -> None:
     proof.say("\n## Two ranks on one device\n")
     model, workload = resolve_model("llama-tiny"), Workload(global_batch_size=8, sequence_length=128)
     with LocalRunner(1, device=device) as single:
-        alone = run(single, request("alone", model, workload, 1, precision="bf16", micro_batch_size=8)).losses
+        alone = single.run(request("alone", model, workload, 1, precision="bf16", micro_batch_size=8)).losses
     with LocalRunner(2, device=device) as pair:
         for stage in STAGES:
-            result = run(
-                pair, request(f"stage-{stage}", model, workload, 2, precision="bf16", micro_batch_size=2, zero_stage=stage)
+            result = pair.run(
+                request(f"stage-{stage}", model, workload, 2, precision="bf16", micro_batch_size=2, zero_stage=stage)
             )
             off = max((abs(a - b) / b for a, b in zip(result.losses, alone, strict=False)), default=float("inf"))
             backend = result.environment.get("backend", "")

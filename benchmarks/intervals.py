@@ -15,8 +15,7 @@ from pathlib import Path
 from autotune.intervals import Repeat, Spread, pooled_spread
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
-from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
+from search_spaces.trial import Fidelity, Interval, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
 RANKS = 2
@@ -32,23 +31,15 @@ CONFIGS = {
 }
 
 
-def run(runner: LocalRunner, name: str, config: TrialConfig) -> TrialResult:
-    runner.submit(
-        TrialRequest(
-            attempt=name,
-            model=resolve_model("llama-tiny"),
-            config=config,
-            workload=Workload(global_batch_size=8, sequence_length=128),
-            world_size=RANKS,
-            fidelity=Fidelity(max_seconds=1.0, measure_memory=False),
-        )
+def request(name: str, config: TrialConfig) -> TrialRequest:
+    return TrialRequest(
+        attempt=name,
+        model=resolve_model("llama-tiny"),
+        config=config,
+        workload=Workload(global_batch_size=8, sequence_length=128),
+        world_size=RANKS,
+        fidelity=Fidelity(max_seconds=1.0, measure_memory=False),
     )
-    while True:
-        for _, event in runner.events(1.0):
-            if isinstance(event, TrialResult):
-                if event.outcome is not Outcome.OK:
-                    raise SystemExit(f"a trial ended {event.outcome}: {event.message}\n{event.traceback}")
-                return event
 
 
 def measure(repeats: int) -> tuple[dict[str, list[Repeat]], dict[str, list[Interval]]]:
@@ -58,8 +49,9 @@ def measure(repeats: int) -> tuple[dict[str, list[Repeat]], dict[str, list[Inter
     with LocalRunner(RANKS) as runner:
         for number in range(repeats):
             for name, config in CONFIGS.items():
-                result = run(runner, f"{name}-{number}", config)
-                assert result.samples_per_second is not None
+                result = runner.run(request(f"{name}-{number}", config))
+                if result.samples_per_second is None:
+                    raise SystemExit(f"a trial ended {result.outcome}: {result.message}\n{result.traceback}")
                 repeat = Repeat(rate=result.samples_per_second.mean, within=result.within_relative_error)
                 spread = pooled_spread(groups.values(), Spread())
                 stated[name].append(spread.interval(repeat.rate, repeat.within))

@@ -39,13 +39,10 @@ def request(name: str) -> TrialRequest:
 
 
 def run(runner: LocalRunner, name: str) -> TrialResult:
-    runner.submit(request(name))
-    while True:
-        for _, event in runner.events(1.0):
-            if isinstance(event, TrialResult):
-                if event.outcome is not Outcome.OK:
-                    raise SystemExit(f"a trial ended {event.outcome}: {event.message}\n{event.traceback}")
-                return event
+    result = runner.run(request(name))
+    if result.outcome is not Outcome.OK:
+        raise SystemExit(f"a trial ended {result.outcome}: {result.message}\n{result.traceback}")
+    return result
 
 
 def beyond_steps(began: float, result: TrialResult) -> float:

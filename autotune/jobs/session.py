@@ -22,6 +22,7 @@ from search_spaces.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.states import states_lower_bound_bytes
+from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import JobRecord
 
@@ -48,6 +49,32 @@ class Session:
     def world_size(self) -> int:
         """Ranks of a trial."""
         return self.space.world_size
+
+    def trial_request(
+        self,
+        attempt: str,
+        config: TrialConfig,
+        reference_losses: tuple[float, ...],
+        rate_to_beat: float | None = None,
+        excluded_nodes: tuple[str, ...] = (),
+    ) -> TrialRequest:
+        """What a runner is asked for to measure `config` under this job's workload and limits."""
+        request = self.request
+        return TrialRequest(
+            attempt=attempt,
+            model=self.model,
+            config=config,
+            workload=request.workload,
+            world_size=self.world_size,
+            engine=request.engine,
+            fidelity=request.fidelity,
+            memory_limit_bytes=request.memory_limit_bytes,
+            timeout_seconds=request.trial_timeout,
+            reference_losses=reference_losses,
+            peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
+            rate_to_beat=rate_to_beat,
+            excluded_nodes=excluded_nodes,
+        )
 
 
 def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:

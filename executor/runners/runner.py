@@ -43,6 +43,14 @@ class Runner(ABC):
     def close(self) -> None:
         """End every process and give back every resource."""
 
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Submit one attempt and wait for its result. For a runner that has nothing else to do: other events are dropped."""
+        handle = self.submit(request)
+        while True:
+            for of, event in self.events(1.0):
+                if of == handle and isinstance(event, TrialResult):
+                    return event
+
     def __enter__(self) -> "Runner":
         return self
 

@@ -84,15 +84,10 @@ class ParameterGatherer:
         return [before, after]
 
     def close(self) -> None:
-        """Remove the hooks and bring every parameter back whole."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-    def gather_all(self) -> None:
-        """Make every parameter whole, as for reading the weights; `end_micro_batch` lets them go again."""
-        for unit in self.units:
-            self._fetch(unit)
 
     def begin_micro_batch(self) -> None:
         """Count anew in how many units each parameter is still to be used backward."""

@@ -48,22 +48,12 @@ def measure() -> Iterator[Measure]:
 
 
 def _run(runner: LocalRunner, config: TrialConfig) -> TrialResult:
-    runner.submit(
-        TrialRequest(
-            attempt=config.hash,
-            model=SPEC,
-            config=config,
-            workload=WORKLOAD,
-            world_size=RANKS,
-            fidelity=QUICK,
-            timeout_seconds=60,
-        )
+    request = TrialRequest(
+        attempt=config.hash, model=SPEC, config=config, workload=WORKLOAD, world_size=RANKS, fidelity=QUICK, timeout_seconds=60
     )
-    while True:
-        for _, event in runner.events(1.0):
-            if isinstance(event, TrialResult):
-                assert event.outcome is Outcome.OK, event.traceback or event.message
-                return event
+    result = runner.run(request)
+    assert result.outcome is Outcome.OK, result.traceback or result.message
+    return result
 
 
 @dataclass(frozen=True)
