@@ -70,6 +70,7 @@ class TuningLoop:
         self._lost_nodes: set[str] = set()
         self._ended: list[int] = []
         self._spread = session.prior
+        self._referenced = False
 
     def run(self) -> tuple[JobState, str, str]:
         """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
@@ -93,6 +94,7 @@ class TuningLoop:
         """Read what is known: the rows are the only truth."""
         book = read_book(self._store, self._keeper.lease.job_id)
         self._spread = book.spread(self._session.prior)
+        self._referenced = bool(book.job.reference_losses)
         return book
 
     def propose(self, book: Book) -> list[Want]:
@@ -149,7 +151,7 @@ class TuningLoop:
         """Store a result: the trial has its outcome now, or is wanted again."""
         del self._running[result.attempt]
         lease = self._keeper.lease
-        if result.outcome is Outcome.OK:
+        if result.outcome is Outcome.OK and not self._referenced:
             # Before the trial is closed: a process that is killed in between leaves it wanted, not without a reference.
             self._store.set_reference_losses(lease, result.losses)
         retry = result.outcome in RETRIES and is_retried(result.outcome, self._store.attempts(lease.job_id, trial.number))

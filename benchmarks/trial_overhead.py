@@ -23,7 +23,7 @@ WARM_BOUND_SECONDS = 0.5
 COLD_OVER_WARM_BOUND = 15.0
 OUTSIDE_BOUND = 0.10
 SHORT = Fidelity(min_steps=5, max_steps=10, target_relative_half_width=0.0)
-ONE_SECOND = {"min_steps": 2, "max_seconds": 0.75, "target_relative_half_width": 0.0}
+ONE_SECOND = {"min_steps": 2, "max_seconds": 0.75, "target_relative_half_width": 1e-9}
 """With build, warm-up and the memory step around it, a trial takes about a second."""
 
 

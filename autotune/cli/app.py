@@ -207,7 +207,7 @@ def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
     cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
     ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", show_default=False, help="Ranks; default: 2 for local, else every device.")
+        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
     ] = None,
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file.")

@@ -85,7 +85,7 @@ class LiveTable(LoopListener):
         table = trial_table()
         best = self._best(book)
         for trial in book.trials:
-            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number)
+            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number, state="wanted")
         self._console.print(table)
 
     def _draw(self) -> None:

@@ -16,7 +16,7 @@ from autotune.jobs.book import repeat_of
 from autotune.jobs.session import Session, prepare
 from autotune.runners import make_runner
 from executor.runners.runner import Runner
-from search_spaces.trial import Interval, TrialRequest, TrialResult
+from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 
@@ -39,26 +39,8 @@ def reproduce_command(path: Path, runner_name: str | None, repeats: int, as_json
 
 
 def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[str, Any], number: int) -> TrialResult:
-    request = session.request
-    runner.submit(
-        TrialRequest(
-            attempt=f"reproduce-{number}",
-            model=session.model,
-            config=config,
-            workload=request.workload,
-            world_size=session.world_size,
-            engine=request.engine,
-            fidelity=request.fidelity,
-            memory_limit_bytes=request.memory_limit_bytes,
-            timeout_seconds=request.trial_timeout,
-            peak_flops_per_device=session.cluster.device.peak_flops.get(config.precision),
-            reference_losses=tuple(document["job"].get("reference_losses", ())),
-        )
-    )
-    while True:
-        for _, event in runner.events(1.0):
-            if isinstance(event, TrialResult):
-                return event
+    losses = tuple(document["job"].get("reference_losses", ()))
+    return runner.run(session.trial_request(f"reproduce-{number}", config, losses))
 
 
 def _tell(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:

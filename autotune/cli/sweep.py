@@ -30,8 +30,8 @@ from executor.runners.runner import Runner
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.outcome import JobState
 from search_spaces.spaces import parse_pins
+from storage.records import JobRecord
 from storage.sql import default_database_url, open_store
-
 
 DEFAULT_OUT = Path("best-config.json")
 
@@ -58,7 +58,7 @@ def sweep_command(options: SweepOptions) -> Status:
     session = _prepared(options)
     with open_store(options.database or default_database_url()) as store:
         job, session = (None, session) if session else resume_job(store, _wanted_job(options))
-        with _start(session, console, options) as runner:
+        with _start(session, console, options, job) as runner:
             # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
             job = job or open_job(store, session)
             stop = StopSignal()
@@ -82,9 +82,14 @@ def _wanted_job(options: SweepOptions) -> str | None:
     return None if options.resume == "latest" else options.resume
 
 
-def _start(session: Session, console: Console, options: SweepOptions) -> Runner:
-    with contextlib.nullcontext() if options.json else console.status("starting ranks"):
-        return make_runner(session)
+def _start(session: Session, console: Console, options: SweepOptions, job: JobRecord | None) -> Runner:
+    try:
+        with contextlib.nullcontext() if options.json else console.status("starting ranks"):
+            return make_runner(session)
+    except KeyboardInterrupt:
+        if job is not None:
+            _tell(console, f"go on with:\n  {resume_line(job.id, options)}")
+        raise
 
 
 def _request(options: SweepOptions) -> JobRequest:
@@ -120,7 +125,7 @@ def _stopping(stop: StopSignal, console: Console, go_on: str) -> Iterator[None]:
         first = not stop.requested
         stop.request()
         told = f"stopping; running trials end first (Ctrl-C again kills them); go on with:\n  {go_on}"
-        console.print(told if first else "killing running trials", highlight=False, markup=False, soft_wrap=True)
+        _tell(console, told if first else "killing running trials")
 
     def terminated(number: int, frame: FrameType | None) -> None:
         interrupted(number, frame)
@@ -158,8 +163,11 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
     if result.best_config is not None:
         Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)
     if result.state is JobState.PAUSED:
-        line = resume_line(result.job_id, options)
-        console.print(f"paused; go on with:\n  {line}", highlight=False, markup=False, soft_wrap=True)
+        _tell(console, f"paused; go on with:\n  {resume_line(result.job_id, options)}")
+
+
+def _tell(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _status(result: TuneResult) -> Status:

@@ -16,6 +16,8 @@ from autotune.loop import run_job
 from search_spaces.outcome import JobState, Purpose
 from storage.sql import open_store
 
+pytestmark = pytest.mark.chaos
+
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "3"))
 

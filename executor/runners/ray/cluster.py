@@ -1,9 +1,13 @@
 """Ray itself: joined where it runs, started where it does not; and the placement of a gang on it."""
 
+import contextlib
 import logging
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import ray
@@ -22,7 +26,12 @@ class RayCluster:
         began = time.monotonic()
         self.started = not ray.is_initialized()
         if self.started:
-            _connect(address, cores)
+            try:
+                with _interrupts_held_back():
+                    _connect(address, cores)
+            except KeyboardInterrupt:
+                self.close()
+                raise
         self.startup_seconds = time.monotonic() - began
 
     def close(self) -> None:
@@ -60,6 +69,22 @@ def _missing(world_size: int, bundle: Mapping[str, float]) -> str:
 
 def _listed(bundle: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C take effect afterwards: a Ray that was interrupted while it started leaves its agents behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if came and callable(former):
+        former(*came[0])
 
 
 def _connect(address: str | None, cores: int) -> None:

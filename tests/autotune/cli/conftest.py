@@ -1,0 +1,35 @@
+"""The command line called in this process: its exit status, its standard output, its standard error."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import table
+from called import Answer, Command
+
+from autotune.cli.app import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: empty but for `config.json`; the database is `jobs.db` in it."""
+    (tmp_path / "config.json").write_text(table.MODEL_CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "jobs.db"))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Calls `autotune` with the words given."""
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["autotune", *map(str, words)])
+        capsys.readouterr()
+        status = run()
+        told = capsys.readouterr()
+        return Answer(status, told.out, told.err)
+
+    return call

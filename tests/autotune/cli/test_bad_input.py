@@ -1,0 +1,216 @@
+"""Bad input: one clear line with the remedy on standard error, exit code 2, no process started, nothing left behind."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+from called import Command
+
+from executor.runners import rank_process
+from storage.sql import open_store
+
+CONFIG: dict[str, Any] = json.loads(table.MODEL_CONFIG)
+SWEEP = ("sweep", "--runner", "local", "--out", "best.json")
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a rank process was started")
+
+    monkeypatch.setattr(rank_process.RankProcess, "__init__", started)
+
+
+@pytest.fixture
+def left(folder: Path) -> Iterator[None]:
+    """Nothing is left behind: no output, no job."""
+    yield
+    assert not (folder / "best.json").exists()
+    assert list(folder.glob(".best*")) == []
+    if (folder / "jobs.db").exists():
+        with open_store(str(folder / "jobs.db")) as store:
+            assert store.jobs() == []
+
+
+def refused(command: Command, *words: object, says: tuple[str, ...], status: int = 2) -> None:
+    answer = command(*words)
+    lines = answer.err.splitlines()
+    assert (answer.status, answer.out, len(lines)) == (status, "", 1), answer.err
+    assert lines[0].startswith("autotune: ")
+    for part in says:
+        assert part in lines[0]
+
+
+MODELS = {
+    "key-missing": ({k: v for k, v in CONFIG.items() if k != "hidden_size"}, ("hidden_size: is missing; add",)),
+    "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "use one of llama")),
+    "wrong-kind": (CONFIG | {"hidden_size": "wide"}, ("hidden_size:", "; ")),
+    "too-large": (
+        CONFIG | {"num_hidden_layers": 96, "hidden_size": 65536},
+        ("model:", "the host has", "choose a smaller model"),
+    ),
+}
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("case", MODELS)
+def test_models(command: Command, folder: Path, case: str) -> None:
+    config, says = MODELS[case]
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(command, *SWEEP, "config.json", says=says)
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("content", [b'{"a": ', b"\xff\xfe", b"[1]", b""])
+def test_what_is_no_json_object(command: Command, folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    refused(command, *SWEEP, "config.json", says=("config.json: ", "JSON", "give a Hugging Face config.json"))
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "none.json": ("none.json: no such file", "give the path"),
+    "llama-9b": ("llama-9b: no model preset", "did you mean"),
+    "llama-3.1-405b": ("model: the states of llama-3.1-405b", "the host has", "choose a smaller model"),
+    "": ("model: is missing; give a preset",),
+    "config.json --set tensor_parallel_size=3": ("tensor_parallel_size=3", "does not divide", "; "),
+    "config.json --ranks 3 --global-batch-size 9 --space 3d --set tensor_parallel_size=3": (
+        "tensor_parallel_size=3", "3 ranks do not divide attention heads (4)", "; ",
+    ),
+    "config.json --set reduce_bucket_size=-1": ("reduce_bucket_size: -1", "a whole number of elements, at least 1"),
+    "config.json --set reduce_bucket_size=1.5": ("reduce_bucket_size: 1.5", "a whole number of elements, at least 1"),
+    "config.json --set bogus=1": ("bogus: no knob has this name; use one of",),
+    "config.json --set zero_stage": ("zero_stage: is no KNOB=VALUE; write",),
+    "config.json --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
+    "config.json --set micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
+    "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
+    "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is no number of nodes; write",),
+    "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
+    "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
+    "config.json --strategy genetic": ("strategy: 'genetic'", "use one of tpe, random, grid"),
+    "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
+    "config.json --runner slurm": ("runner: 'slurm'", "use one of ray, local"),
+    "config.json --trials 0": ("trials: 0", "give at least 1"),
+    "config.json --trials many": ("'--trials'", "integer", "see `autotune sweep --help`"),
+    "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
+    "config.json --ranks 0": ("ranks: 0", "give at least 1"),
+    "config.json --global-batch-size 7": ("space: zero has no legal", "a global batch of 7", "change micro_batch_size"),
+    "config.json --seq-len 0": ("sequence_length: 0", "give at least 1"),
+    "gpt2 --seq-len 1025": ("sequence_length: 1025 tokens are beyond the 1024 positions that gpt2 learns; give at most 1024",),
+    "config.json --data none": ("data_path: ", "does not exist; give"),
+    "config.json --data empty.txt": ("data_path: ", "holds 0 bytes", "give more text"),
+    "config.json --data empty": ("data_path: ", "holds 0 bytes", "give more text"),
+    "config.json --memory-limit 0": ("'--memory-limit': '0' is not positive; give",),
+    "config.json --memory-limit much": ("'--memory-limit': 'much' is no size; write",),
+    "config.json --headroom 1": ("headroom: 1.0", "give a share"),
+    "config.json --trial-seconds 0": ("trial_seconds: 0.0", "give a value"),
+    "config.json --max-seconds -1": ("max_seconds: -1.0", "give seconds above 0"),
+    "config.json --trial-timeout 0": ("trial_timeout: 0.0", "give seconds above 0"),
+    "config.json --out none/best.json": ("out: none/best.json cannot be written", "give a path"),
+    "config.json --out empty": ("out: empty is a folder; give the path of a file",),
+    "config.json --db empty": ("empty: is a folder; give a file in it",),
+    "config.json --db none/jobs.db": ("none: is not a folder that exists; make it",),
+    "config.json --db config.json": ("config.json: is not an SQLite database; name another",),
+    "config.json --db mysql://host/name": ("mysql databases are not supported; give",),
+    "config.json --resume latest": ("resume: a job goes on with its own request; leave out MODEL",),
+    "--config unknown.toml": ("trails: is not a field", "did you mean trials?"),
+    "--config kind.toml": ("trials: 'x'", "give at least 1"),
+    "--config words.toml": ("config: words.toml is not TOML", "correct the file"),
+    "--config none.toml": ("config: none.toml cannot be read", "give the path"),
+    "config.json --baseline none.json": ("baseline: none.json cannot be read", "give {knob: value}"),
+    "config.json --baseline illegal.json": ("baseline: is refused by batch-divides", "change micro_batch_size"),
+    "config.json --bogus": ("no such option: --bogus", "see `autotune sweep --help`"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("words", OPTIONS)
+def test_options(command: Command, folder: Path, words: str) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty.txt").touch()
+    (folder / "unknown.toml").write_text("trails = 3\n")
+    (folder / "kind.toml").write_text('model = "llama-tiny"\ntrials = "x"\n')
+    (folder / "words.toml").write_text("some words\n")
+    (folder / "illegal.json").write_text('{"micro_batch_size": 3}')
+    refused(command, *SWEEP, *words.split(), says=OPTIONS[words])
+
+
+OTHERS: dict[str, tuple[str, ...]] = {
+    "swep": ("no such command 'swep'", "see `autotune --help`"),
+    "sweep --resume latest": ("there is no job yet; start one",),
+    "sweep --resume 20200101-000000-aaaa": ("there is no job '20200101-000000-aaaa'; check the id",),
+    "show nobody": ("there is no job 'nobody'; check the id",),
+    "show": ("there is no job yet; start one",),
+    "export": ("there is no job yet; start one",),
+    "export --format nemo": ("format: 'nemo' is not known; use one of json, deepspeed",),
+    "export --out none/x.json": ("out: none/x.json cannot be written", "give a path"),
+    "clean": ("there is no job yet",),
+    "reproduce": ("missing argument 'FILE'", "see `autotune reproduce --help`"),
+    "reproduce none.json": ("none.json: cannot be read", "give a best-config.json"),
+    "reproduce config.json": ("config.json: has schema version None", "autotune export"),
+    "reproduce config.json --repeats 0": ("'--repeats'", "see `autotune reproduce --help`"),
+    "space": ("model: is missing; give",),
+    "space module:factory": ("model: a factory has no shape", "use `autotune sweep`"),
+    "space config.json --engine none": ("engine: 'none' is not known; use one of native",),
+    "space config.json --ranks 0": ("'--ranks'", "see `autotune space --help`"),
+    "space config.json --seq-len 0": ("'--seq-len'", "see `autotune space --help`"),
+    "space gpt2 --seq-len 1025": ("sequence_length: 1025", "give at most 1024"),
+}
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("words", OTHERS)
+def test_other_commands(command: Command, words: str) -> None:
+    refused(command, *words.split(), says=OTHERS[words])
+
+
+@pytest.mark.usefixtures("left")
+def test_a_limit_below_the_smallest_possible_is_nothing_feasible(command: Command) -> None:
+    refused(
+        command,
+        *SWEEP,
+        "config.json",
+        "--memory-limit",
+        "1000",
+        status=3,
+        says=("memory_limit_bytes: every", "raise the limit"),
+    )
+
+
+def test_rotary_positions_have_no_end(command: Command) -> None:
+    assert command("space", "config.json", "--seq-len", 1000).status == 0
+
+
+def test_a_locked_database(command: Command, folder: Path) -> None:
+    with open_store(str(folder / "jobs.db")) as store:
+        assert store.jobs() == []
+    with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        refused(command, *SWEEP, "config.json", says=("jobs.db: is locked by another process; end that process",))
+    with open_store(str(folder / "jobs.db")) as store:
+        assert store.jobs() == []
+    assert not (folder / "best.json").exists()
+
+
+@pytest.mark.parametrize("words", [(*SWEEP, "config.json"), ("show",), ("clean", "--all", "--yes")])
+def test_a_read_only_database(command: Command, folder: Path, words: tuple[str, ...]) -> None:
+    """For root too, whom permission bits do not stop."""
+    with open_store(str(folder / "jobs.db")):
+        pass
+    (folder / "jobs.db").chmod(0o444)
+    refused(command, *words, says=("jobs.db: is read-only; chmod u+w",))
+
+
+def test_the_default_database_is_in_the_users_data_folder(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTOTUNE_DB")
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    assert command("show", "--jobs").status == 0
+    assert (folder / "data" / "autotune" / "autotune.db").exists()
+    assert not os.path.lexists(folder / "jobs.db")

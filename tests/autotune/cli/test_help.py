@@ -1,0 +1,67 @@
+"""The help of every command against its golden file, and what asking for help loads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from called import Command
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = ("sweep", "show", "export", "reproduce", "space", "doctor", "clean")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_is_golden(command: Command, name: str) -> None:
+    """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
+    answer = command(*filter(None, [name]), "--help")
+    path = GOLDEN / f"help{'-' if name else ''}{name}.txt"
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        path.write_text(answer.out, encoding="utf-8")
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out == path.read_text(encoding="utf-8")
+
+
+def test_without_a_command_help_comes_on_standard_error(command: Command) -> None:
+    answer = command()
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == (GOLDEN / "help.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", ["--help", "sweep --help", "--version"])
+def test_help_loads_nothing_heavy(words: str) -> None:
+    script = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'ray', 'sqlalchemy', 'optuna', 'fastapi', 'numpy', 'alembic')\n"
+        "atexit.register(lambda: print([name for name in heavy if name in sys.modules], file=sys.stderr))\n"
+        "from autotune.cli import main\n"
+        "main()\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, *words.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (answer.returncode, answer.stderr.strip()) == (0, "[]")
+    assert answer.stdout
+
+
+def test_completion_knows_commands_and_options(folder: Path) -> None:
+    def completed(words: str, at: int) -> list[str]:
+        environment = {
+            "PYTHONPATH": str(ROOT),
+            "_AUTOTUNE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(at),
+        }
+        answer = subprocess.run(
+            [sys.executable, "-c", "from autotune.cli import main; main()"],
+            env={**os.environ, **environment}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return answer.stdout.split()
+
+    assert completed("autotune sw", 1) == ["sweep"]
+    assert completed("autotune sweep --glo", 2) == ["--global-batch-size"]

@@ -1,0 +1,97 @@
+"""Ctrl-C: the first stops asking and prints how to go on, the second kills what runs; no rank process outlives the command."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import table
+from called import Command
+from ranks import ranks_are_gone, ranks_are_there
+
+from autotune.cli import sweep
+from autotune.jobs.book import read_book
+from executor.runners.runner import Runner
+from search_spaces.outcome import JobState
+from storage.sql import open_store
+
+ROOT = Path(__file__).parents[3]
+SWEEP = (
+    "sweep", "config.json", "--runner", "local", "--trials", "2", "--confirm-repeats", "0", "--strategy", "random",
+    "--global-batch-size", "4", "--seq-len", "32",
+)  # fmt: skip
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    """The command, once it has opened its job."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from autotune.cli import main; main()", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("job ")
+    return process
+
+
+def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
+    process = start(*SWEEP, "--trial-seconds", "0.2")
+    assert ranks_are_there(folder)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = re.search(r"^  autotune sweep --resume (\S+)$", err, re.MULTILINE)
+    assert found is not None, err
+    assert "Traceback" not in err
+    assert "written to best-config.json" in out  # the trial that ran was let end
+    assert ranks_are_gone(folder)
+    with open_store(str(folder / "jobs.db")) as store:
+        book = read_book(store, found[1])
+        assert (book.job.state, book.spent, book.open) == (JobState.PAUSED, 1, [])
+    resumed = command("sweep", "--resume", found[1], "--json")
+    assert (resumed.status, resumed.err) == (0, "")
+
+
+def test_the_second_kills(folder: Path) -> None:
+    process = start(*SWEEP, "--trial-seconds", "60")
+    assert ranks_are_there(folder)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "killing running trials" in err
+    assert err.splitlines()[-1].startswith("  autotune sweep --resume ")
+    assert ranks_are_gone(folder)
+    with open_store(str(folder / "jobs.db")) as store:
+        book = read_book(store, store.job().id)
+        assert (book.job.state, len(book.open)) == (JobState.PAUSED, 1)
+
+
+def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_session: object) -> Runner:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "make_runner", interrupted)
+    answer = command(*SWEEP)
+    assert (answer.status, answer.out, answer.err) == (130, "", "autotune: interrupted\n")
+    with open_store(str(folder / "jobs.db")) as store:
+        assert store.jobs() == []
+
+
+def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.jobs.request import request_to_row
+
+    with open_store(str(folder / "jobs.db")) as store:
+        job = store.create_job(request_to_row(table.session(folder).request))
+
+    def interrupted(_session: object) -> Runner:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "make_runner", interrupted)
+    answer = command("sweep", "--resume", "latest", "--out", "my best.json")
+    assert answer.status == 130
+    assert f"autotune sweep --resume {job.id} --out 'my best.json'" in answer.err

@@ -1,0 +1,112 @@
+"""A real sweep on this machine's cores, and all that can be asked of it afterwards."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from called import Answer, Command
+
+from autotune.best_config import SCHEMA_PATH
+
+SWEEP = (
+    "sweep", "llama-tiny", "--runner", "local", "--trials", 3, "--trial-seconds", 0.2, "--confirm-repeats", 1,
+    "--global-batch-size", 4, "--seq-len", 32, "--seed", 1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def swept(command: Command) -> Answer:
+    """The answer of a sweep; `best-config.json` and `jobs.db` are in the current folder."""
+    return command(*SWEEP)
+
+
+def test_a_sweep_and_what_follows(swept: Answer, command: Command, folder: Path) -> None:
+    """One sweep for all of it, since each start of ranks takes seconds."""
+    assert swept.status == 0
+    assert "Best configuration of 3 trials" in swept.out
+    assert "written to best-config.json (job " in swept.out
+    lines = swept.err.splitlines()
+    assert lines[0].endswith("llama-tiny on local with 2 ranks, space zero (16 configurations), 3 trials by tpe")
+    assert sum(line.startswith("trial ") and ": OK  " in line for line in lines) >= 5  # 3, and one round of the finalists
+    best = json.loads((folder / "best-config.json").read_text())
+    jsonschema.validate(best, json.loads(SCHEMA_PATH.read_text()))
+
+    _show(command, best)
+    _export(command, best, folder)
+    _reproduce(command, best)
+    _jobs_and_clean(command, best)
+
+
+def _show(command: Command, best: dict[str, Any]) -> None:
+    shown = command("show")
+    assert (shown.status, shown.err) == (0, "")
+    assert f"job {best['job']['id']}: succeeded (BUDGET), llama-tiny on local with 2 ranks, 3 trials" in shown.out
+    assert "ok ★" in shown.out
+    document = json.loads(command("show", best["job"]["id"][:-2], "--json").out)
+    assert [trial["number"] for trial in document["trials"]] == list(range(len(document["trials"])))
+    assert document["best_config"]["best"] == best["best"]
+
+
+def _export(command: Command, best: dict[str, Any], folder: Path) -> None:
+    assert json.loads(command("export").out)["best"] == best["best"]
+    exported = command("export", "--format", "deepspeed", "--out", "ds.json")
+    assert (exported.status, exported.out) == (0, "")
+    deepspeed = json.loads((folder / "ds.json").read_text())
+    assert deepspeed["zero_optimization"]["stage"] == best["best"]["config"]["zero_stage"]
+    assert deepspeed["train_batch_size"] == 4
+
+
+def _reproduce(command: Command, best: dict[str, Any]) -> None:
+    """A machine that is busy may be outside the interval; then the status tells it."""
+    again = command("reproduce", "best-config.json", "--json")
+    document = json.loads(again.out)
+    assert again.status == (0 if document["inside"] else 1)
+    assert document["stated"]["mean"] == best["best"]["measured"]["samples_per_second"]["mean"]
+    assert len(document["rates"]) == 1
+
+
+def _jobs_and_clean(command: Command, best: dict[str, Any]) -> None:
+    job = best["job"]["id"]
+    assert [row["id"] for row in json.loads(command("show", "--jobs", "--json").out)] == [job]
+    resumed = command("sweep", "--resume", job)
+    assert (resumed.status, len(resumed.err.splitlines())) == (2, 1)
+    assert "has ended" in resumed.err
+    assert "would remove" in command("clean", job).err
+    assert command("clean", "--all", "--yes").status == 0
+    assert json.loads(command("show", "--jobs", "--json").out) == []
+
+
+def test_json_is_one_document_and_a_file_gives_the_options(command: Command, folder: Path) -> None:
+    (folder / "sweep.toml").write_text(
+        'model = "config.json"\nrunner = "local"\ntrials = 9\nglobal-batch-size = 4\nseq_len = 32\nconfirm_repeats = 0\n'
+        "[fidelity]\nmax_seconds = 0.1\n[set]\nzero_stage = [1, 2]\n"
+    )
+    (folder / "baseline.json").write_text('{"zero_stage": 2, "micro_batch_size": 2}')
+    answer = command(
+        "sweep", "--config", "sweep.toml", "--trials", 1, "--baseline", "baseline.json", "--json", "--out", "b.json"
+    )
+    assert (answer.status, answer.err) == (0, "")
+    document = json.loads(answer.out)
+    assert document["state"] == "SUCCEEDED"
+    assert document["best_config"] == json.loads((folder / "b.json").read_text())
+    config = document["best_config"]["best"]["config"]
+    assert (config["zero_stage"], config["micro_batch_size"]) == (2, 2)
+
+
+def test_a_limit_below_every_real_peak_is_nothing_feasible(command: Command, folder: Path) -> None:
+    """Above what the states alone need, so that trials run and prove it."""
+    answer = command(
+        "sweep", "config.json", "--runner", "local", "--trials", 2, "--strategy", "grid", "--memory-limit", 900_000,
+        "--trial-seconds", 0.1, "--set", "zero_stage=3", "--set", "micro_batch_size=4",
+    )  # fmt: skip
+    assert (answer.status, answer.out) == (3, "")
+    assert "2 INFEASIBLE" in answer.err
+    assert "raise the memory limit" in answer.err.splitlines()[-1]
+    assert not (folder / "best-config.json").exists()
+    with sqlite3.connect(folder / "jobs.db") as connection:
+        assert connection.execute("select count(*) from jobs").fetchone() == (1,)
+    connection.close()
+    assert command("export").status == 1
