@@ -87,7 +87,7 @@ class TuningLoop:
                 return self._interrupted()
             if not wanted and not self._running:
                 end = ending(self._session, book)
-                return JobState.SUCCEEDED, end.reason, end.message
+                return end.state, end.reason, end.message
             self.record()
 
     def recall(self) -> Book:

@@ -10,7 +10,7 @@ from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.objective import peak_bytes
 from autotune.verdict import measured_baseline, ranked_finalists, ratio_of
-from search_spaces.outcome import Outcome, Purpose, StopReason
+from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -31,8 +31,10 @@ class Want:
 class Ending:
     """Why nothing more is wanted."""
 
-    reason: StopReason
+    reason: str
+    """A StopReason where the job succeeded."""
     message: str
+    state: JobState = JobState.SUCCEEDED
 
 
 def next_wants(session: Session, book: Book, running: Collection[int], room: int) -> list[Want]:
@@ -61,6 +63,11 @@ def ending(session: Session, book: Book) -> Ending:
     """Why a job that wants nothing more has ended."""
     tried = f"{book.spent} of {session.request.trials} trials"
     if not session.ranking.ranked(book.searched):
+        outcomes = {trial.outcome for trial in book.searched}
+        if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
+            # Nothing was found out about what fits: the trials themselves are broken.
+            message = f"every one of {tried} failed{_why_none(book)}"
+            return Ending(state=JobState.FAILED, reason="EVERY_TRIAL_FAILED", message=message)
         return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(book)}")
     if book.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")

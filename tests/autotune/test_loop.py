@@ -234,3 +234,9 @@ def test_a_keyboard_interrupt_leaves_the_job_paused(tmp_path: Path, store: Store
 def test_no_thread_is_left(tmp_path: Path, store: Store) -> None:
     run(table.session(tmp_path), store)
     assert not [thread for thread in threading.enumerate() if thread.name == "lease-keeper"]
+
+
+def test_a_job_whose_every_trial_fails_has_failed(tmp_path: Path, store: Store) -> None:
+    book = run(table.session(tmp_path), store, table.runner(lambda config: table.ended(Outcome.FAILED)))
+    assert (book.job.state, book.job.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
+    assert "FAILED" in book.job.message
