@@ -23,7 +23,7 @@ WARM_BOUND_SECONDS = 0.5
 COLD_OVER_WARM_BOUND = 15.0
 OUTSIDE_BOUND = 0.10
 SHORT = Fidelity(min_steps=5, max_steps=10, target_relative_half_width=0.0)
-ONE_SECOND = {"min_steps": 2, "max_seconds": 0.75, "target_relative_half_width": 1e-9}
+ONE_SECOND = {"min_steps": 2, "max_seconds": 0.5, "target_relative_half_width": 1e-9}
 """With build, warm-up and the memory step around it, a trial takes about a second."""
 
 
@@ -74,7 +74,7 @@ def sweep(trials: int, runner: str, strategy: str) -> tuple[float, float, int, f
         began = time.time()
         result = tune(
             "llama-tiny", space="zero-buckets", strategy=strategy, trials=trials, global_batch_size=8,
-            sequence_length=64, runner=runner, database=database, confirm_repeats=0, fidelity=ONE_SECOND,
+            sequence_length=32, runner=runner, database=database, confirm_repeats=0, fidelity=ONE_SECOND,
         )  # fmt: skip
         with open_store(database) as store:
             records = [trial for trial in store.trials(result.job_id) if trial.started and trial.finished and trial.result]

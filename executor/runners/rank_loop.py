@@ -31,12 +31,10 @@ class RankLoop:
         self._run_trial = run_trial
         self._context: RankContext | None = None
         self._malloc_trim = _find_malloc_trim()
+        self._frozen = False
 
     def serve(self) -> None:
         """Say `ready`, then answer until the parent is gone."""
-        # What was imported never becomes garbage: without it a collection after each trial takes milliseconds.
-        gc.collect()
-        gc.freeze()
         self._send(_ready())
         while True:
             try:
@@ -44,7 +42,8 @@ class RankLoop:
             except (EOFError, OSError):
                 return
             self._connection.send_bytes(self._answer(message))
-            self._release_memory()
+            if message["kind"] == Kind.RUN:
+                self._release_memory()
 
     def _answer(self, message: Message) -> bytes:
         try:
@@ -82,6 +81,10 @@ class RankLoop:
     def _release_memory(self) -> None:
         """Give back what the trial left, so that the next one starts from the same base."""
         gc.collect()
+        if not self._frozen:
+            # What the imports and the first trial's late ones made stays for good: collections need not look at it again.
+            gc.freeze()
+            self._frozen = True
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         if self._malloc_trim is not None:
