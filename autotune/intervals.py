@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, variance
+from statistics import fmean, variance
 
+from executor.measurement.timing import t_quantile
 from search_spaces.trial import Interval
 
 CONFIDENCE = 0.95
@@ -105,40 +106,6 @@ def pooled_spread(groups: Iterable[Sequence[Repeat]], prior: Spread | None = Non
     total = prior.degrees_of_freedom + freedom
     between = max(prior.degrees_of_freedom * prior.relative**2 + excess, 0.0) / total
     return Spread(relative=math.sqrt(between), degrees_of_freedom=total)
-
-
-def t_quantile(probability: float, degrees_of_freedom: int) -> float:
-    """Return the quantile of Student's t for a probability above one half, by bisection of the exact distribution.
-
-    Beyond 1,000 degrees of freedom the normal quantile is within 0.2 % and is taken instead.
-
-    Raises:
-        ValueError: the probability is not in (0.5, 1), or there is no degree of freedom.
-    """
-    if not 0.5 < probability < 1.0 or degrees_of_freedom < 1:
-        raise ValueError("a t quantile needs a probability in (0.5, 1) and at least one degree of freedom")
-    if degrees_of_freedom > 1_000:
-        return NormalDist().inv_cdf(probability)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        inside = _central_probability(middle, degrees_of_freedom)
-        low, high = (middle, high) if (1.0 + inside) / 2 < probability else (low, middle)
-    return math.sqrt(degrees_of_freedom) * math.tan(low)
-
-
-def _central_probability(angle: float, freedom: int) -> float:
-    """P(|t| < sqrt(freedom) * tan(angle)) [Abramowitz and Stegun, 26.7.3 and 26.7.4: exact finite sums]."""
-    cosine_squared = math.cos(angle) ** 2
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= cosine_squared * (k - 1) / k
-        total += term
-    if not odd:
-        return math.sin(angle) * total
-    return 2.0 / math.pi * (angle + math.sin(angle) * total)
 
 
 def _log_mean(repeats: Sequence[Repeat]) -> float:

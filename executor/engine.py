@@ -67,10 +67,6 @@ class EngineSession(ABC):
         """(operation, mesh dimension) -> (count, bytes of the full messages), of all steps since the session was built."""
 
     @abstractmethod
-    def parameter_counts(self) -> Mapping[str, int]:
-        """`total` and `trainable` parameters of the whole model, in elements."""
-
-    @abstractmethod
     def close(self) -> None:
         """Free every tensor and hook. The process group stays up. May be called twice."""
 

@@ -39,7 +39,6 @@ class NativeSession(EngineSession):
 
     def __init__(self, context: RankContext, module: nn.Module, data: Data, config: TrialConfig, workload: Workload) -> None:
         self.context, self.data, self.config, self.workload = context, data, config, workload
-        self._counts = _count(module)
         # Before sharding, since the gather hooks must stay outside the region that runs again.
         checkpoint_blocks(_blocks(module), config)
         self._group = Group(dist.group.WORLD if context.world_size > 1 else None, context.world_size, context.rank)
@@ -81,9 +80,6 @@ class NativeSession(EngineSession):
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         return {(operation, "data"): sent for operation, sent in self._group.sent.items()}
 
-    def parameter_counts(self) -> Mapping[str, int]:
-        return self._counts
-
     def close(self) -> None:
         self.model.close()
         self._batches = []
@@ -119,13 +115,6 @@ def _materialize(model: Model, config: TrialConfig, workload: Workload) -> tuple
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
     return list(module.blocks) if isinstance(module, Transformer) else repeated_blocks(module)
-
-
-def _count(module: nn.Module) -> dict[str, int]:
-    return {
-        "total": sum(parameter.numel() for parameter in module.parameters()),
-        "trainable": sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
-    }
 
 
 def _loss(output: object) -> Tensor:
