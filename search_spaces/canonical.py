@@ -11,6 +11,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "micro_batch_size",
     "pipeline_schedule",
     "virtual_stages",
+    "pipeline_split",
     "sequence_parallel",
     "expert_parallel_size",
     "rank_order",

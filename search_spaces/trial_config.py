@@ -41,6 +41,7 @@ class TrialConfig:
     pipeline_parallel_size: int = 1
     virtual_stages: int = 1
     pipeline_schedule: str = "1f1b"
+    pipeline_split: str = "balanced"
     context_parallel_size: int = 1
     expert_parallel_size: int = 1
     activation_checkpointing: str = "none"

@@ -1,0 +1,64 @@
+"""Which layers a pipeline stage holds and which rank a stage is on."""
+
+import heapq
+from collections.abc import Sequence
+
+from search_spaces.model import ModelSpec
+from search_spaces.trial_config import TrialConfig
+
+ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
+"""Schedules that run one stage a rank."""
+LOOPED_SCHEDULES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+"""Schedules that give stage i to rank i modulo the ranks."""
+FOLDED_SCHEDULES = ("zbv", "dualpipev")
+"""Schedules that fold the stages into a V, so that the first rank holds the first and the last stage."""
+ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules that compute the gradients of inputs and of weights apart."""
+
+
+def stages_of_rank(config: TrialConfig, pipeline_rank: int) -> tuple[int, ...]:
+    """The stages that a rank of the pipeline holds, in order."""
+    ranks, stages = config.pipeline_parallel_size, config.pipeline_parallel_size * config.virtual_stages
+    if config.pipeline_schedule in FOLDED_SCHEDULES:
+        return (pipeline_rank, stages - 1 - pipeline_rank)
+    return tuple(range(pipeline_rank, stages, ranks))
+
+
+def rank_of_stage(config: TrialConfig, stage: int) -> int:
+    """The place along the pipeline of the rank that holds a stage."""
+    return next(rank for rank in range(config.pipeline_parallel_size) if stage in stages_of_rank(config, rank))
+
+
+def split_layers(spec: ModelSpec, config: TrialConfig, sequence_length: int) -> tuple[range, ...]:
+    """The layers of every stage, each at least one.
+
+    `pipeline_split` even: as equal as can be, later stages taking the rest. balanced: as equal as can be in FLOPs, the output
+    projection counted in layers on the last stage. Looking up embeddings costs next to no FLOPs.
+    """
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    costs = [0.0] * stages
+    if config.pipeline_split == "balanced":
+        costs[-1] = head_in_layers(spec, sequence_length)
+    counts = _fill(costs, spec.num_layers)
+    firsts = [sum(counts[:stage]) for stage in range(stages)]
+    return tuple(range(first, first + count) for first, count in zip(firsts, counts, strict=True))
+
+
+def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
+    """FLOPs of the output projection as a multiple of a layer's [Chowdhery et al. 2022, PaLM, appendix B]."""
+    idle = spec.parameter_count - spec.active_parameter_count
+    layer = 6.0 * (spec.layer_parameters - idle / spec.num_layers)
+    layer += 12.0 * spec.num_attention_heads * spec.head_dim * sequence_length
+    return 6.0 * spec.vocab_size * (spec.embedding_size or spec.hidden_size) / layer
+
+
+def _fill(costs: Sequence[float], layers: int) -> list[int]:
+    """Layers of each stage: one for each, and each further one to the stage that has least to do. Optimal for equal layers."""
+    heap = [(cost + 1.0, -stage) for stage, cost in enumerate(costs)]
+    heapq.heapify(heap)
+    counts = [1] * len(costs)
+    for _ in range(layers - len(costs)):
+        cost, stage = heapq.heappop(heap)
+        counts[-stage] += 1
+        heapq.heappush(heap, (cost + 1.0, stage))
+    return counts
