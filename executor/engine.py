@@ -31,8 +31,8 @@ class RankContext:
 class StepReport:
     """What an optimizer step tells."""
 
-    loss: float
-    """Mean loss over this rank's micro-batches, before the update."""
+    loss: float | None
+    """Mean loss over this rank's micro-batches, before the update; None where the rank holds no last stage of a pipeline."""
     gradient_norm: float | None
     """Global L2 norm of the mean gradient before clipping, the same on every rank; None where nothing is clipped."""
 

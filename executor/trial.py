@@ -202,8 +202,11 @@ def _run_step(trial: _Trial, session: EngineSession, events: DeviceEvents | None
 def _agree(context: RankContext, seconds: float, report: StepReport) -> tuple[float, float, float]:
     """Slowest seconds, mean loss and gradient norm over the ranks."""
     norm = 0.0 if report.gradient_norm is None else report.gradient_norm
-    rows = gather_numbers(context, [seconds, report.loss, norm])
-    return max(row[0] for row in rows), sum(row[1] for row in rows) / len(rows), max(row[2] for row in rows)
+    # Of a pipeline, the last stage's ranks alone know the loss.
+    loss, knows = (0.0, 0.0) if report.loss is None else (report.loss, 1.0)
+    rows = gather_numbers(context, [seconds, loss, knows, norm])
+    mean_loss = sum(row[1] for row in rows) / sum(row[2] for row in rows)
+    return max(row[0] for row in rows), mean_loss, max(row[3] for row in rows)
 
 
 def _check_loss(trial: _Trial, loss: float, norm: float) -> None:

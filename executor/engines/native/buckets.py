@@ -23,6 +23,8 @@ class _Sent:
     bucket: int
     rows: Tensor
     output: Tensor
+    last: bool
+    """Whether it is the bucket's last reduction in this step."""
 
 
 class GradientReducer:
@@ -34,7 +36,8 @@ class GradientReducer:
     2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
        stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
        still waiting are sent, with zeros for parameters that had no gradient on this rank.
-    3. What arrives is added to the flat gradient shard.
+    3. What arrives is added to the flat gradient shard. After its last reduction in a step, a bucket's share is summed over
+       the copies of the shards (HSDP) while others are still on the way.
 
     Stages 0 and 1, and stage 2 with `defer_gradient_reduction`, hold full gradients in `reduce_dtype` over the
     micro-batches of a step and reduce at the last one; stages 2 and 3 reduce at every micro-batch [Rajbhandari et al. 2020,
@@ -42,9 +45,17 @@ class GradientReducer:
     """
 
     def __init__(
-        self, layout: Layout, group: Group, config: TrialConfig, master_dtype: torch.dtype, device: torch.device
+        self,
+        layout: Layout,
+        group: Group,
+        replicas: Group,
+        config: TrialConfig,
+        master_dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.layout, self.group, self.device = layout, group, device
+        self.layout, self.group, self.replicas, self.device = layout, group, replicas, device
+        # In a pipeline another micro-batch's work follows at once: what is on the way may be beside it.
+        self.lands_at_once = config.pipeline_parallel_size == 1
         self.master_dtype = master_dtype
         self.reduce_dtype = torch.bfloat16 if config.reduce_dtype == "bf16" else master_dtype
         self.contiguous = config.contiguous_gradients
@@ -59,10 +70,12 @@ class GradientReducer:
         self._landed: set[int] = set()
         self._sent: deque[_Sent] = deque()
         self._next = 0
-        self._reduces = True
+        self._reduces = self._last = True
+        self._between_replicas: list[InFlight] = []
 
     def begin_micro_batch(self, last: bool) -> None:
         """Every micro-batch but the last only accumulates, unless the stage reduces each."""
+        self._last = last
         self._reduces = last or self.every_micro_batch
         self._next = 0
         self._ready.clear()
@@ -80,14 +93,18 @@ class GradientReducer:
 
     @torch.no_grad()
     def end_micro_batch(self) -> None:
-        """Send what is waiting and wait for what is on the way."""
+        """Send what is waiting; outside of a pipeline, wait for what is on the way."""
         while self._reduces and self._next < len(self.layout.buckets):
             self._send_next()
-        while self._sent:
-            self._land(self._sent.popleft())
+        if self.lands_at_once:
+            self._land_all()
 
+    @torch.no_grad()
     def take_shard(self) -> Tensor:
         """This rank's share of the mean gradient, flat, in the master's type; the reducer forgets it."""
+        self._land_all()
+        while self._between_replicas:
+            self._between_replicas.pop().wait()
         shard, self.shard = self._gradient_shard(), None
         self._landed.clear()
         return shard
@@ -96,6 +113,10 @@ class GradientReducer:
         """Gradients that live between micro-batches or steps."""
         shard = [self.shard] if self.shard is not None else []
         return [*shard, *self._rows.values(), *self._held.values()]
+
+    def _land_all(self) -> None:
+        while self._sent:
+            self._land(self._sent.popleft())
 
     def _complete(self, bucket: int) -> bool:
         return all(slot in self._ready for slot in self.layout.buckets[bucket])
@@ -145,7 +166,7 @@ class GradientReducer:
         else:
             output = self._landing_place(bucket, rows)
             work = self.group.reduce_scatter(output, rows)
-        self._sent.append(_Sent(work, bucket, rows, output))
+        self._sent.append(_Sent(work, bucket, rows, output, self._last))
         while len(self._sent) > self.limit:
             self._land(self._sent.popleft())
 
@@ -178,3 +199,5 @@ class GradientReducer:
         if sent.output.data_ptr() != target.data_ptr():
             target.add_(sent.output) if sent.bucket in self._landed else target.copy_(sent.output)
         self._landed.add(sent.bucket)
+        if sent.last and self.replicas.size > 1:
+            self._between_replicas.append(self.replicas.all_reduce(target))

@@ -1,9 +1,18 @@
-"""What the native engine honours. Imports no torch: the search reads it."""
+"""What the native engine honours and refuses. Imports no torch: the search reads it."""
 
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, Combination
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.trial_config import TrialConfig
+
+
+def _reshards_under_zero_bubble(config: TrialConfig, _: int) -> bool:
+    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+    return split and config.zero_stage == 3 and config.reshard_after_forward
+
 
 NATIVE = Capability(
     engine="native",
+    keeps_copy_beside_gradients=True,
     knobs={
         "zero_stage": None,
         "micro_batch_size": None,
@@ -16,11 +25,34 @@ NATIVE = Capability(
         "contiguous_gradients": None,
         "defer_gradient_reduction": None,
         "reduce_dtype": ("fp32", "bf16"),
+        "hsdp_shard_size": None,
         "reshard_after_forward": None,
-        "activation_checkpointing": ("none", "full"),
-        "precision": ("fp64", "fp32", "bf16"),
+        "offload_optimizer": ("none", "cpu"),
+        "offload_param": ("none", "cpu"),
+        "offload_ratio": None,
+        "tensor_parallel_size": None,
+        "sequence_parallel": None,
+        "pipeline_parallel_size": None,
+        "virtual_stages": None,
+        "pipeline_schedule": None,
+        "pipeline_split": None,
+        "context_parallel_size": None,
+        "activation_checkpointing": None,
+        "checkpoint_every_k": None,
+        "precision": ("fp32", "bf16", "fp64"),
         "loss_chunk_size": None,
         "fused_optimizer": None,
+        "rank_order": None,
         "expandable_segments": None,
     },
+    combinations=(
+        Combination(
+            rule="zero-bubble-reshard",
+            reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),
+            problem="zero-bubble schedules compute the gradients of weights after the backward that gathers them, "
+            "when stage 3 has released them again",
+            remedy="set reshard_after_forward=false, or use another schedule or stage",
+            holds=_reshards_under_zero_bubble,
+        ),
+    ),
 )

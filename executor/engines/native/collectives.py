@@ -60,20 +60,20 @@ class Group:
         self.sent: dict[str, tuple[int, int]] = {}
         """Operation -> (count, bytes of the full messages) so far."""
 
-    def all_reduce(self, value: Tensor) -> InFlight:
-        """Sum in place, asynchronously."""
+    def all_reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> InFlight:
+        """Sum (or reduce by `operation`) in place, asynchronously."""
         if self.size == 1:
             return InFlight(lambda: None)
-        self._count("all_reduce", value)
+        self.count("all_reduce", value)
         alias = value.view_as(value)
-        return InFlight(lambda: dist.all_reduce(alias, group=self.group, async_op=True), alias)
+        return InFlight(lambda: dist.all_reduce(alias, operation, group=self.group, async_op=True), alias)
 
     def reduce_scatter(self, output: Tensor, rows: Tensor) -> InFlight:
         """Sum `rows` [ranks, n] over the ranks and leave this rank's row in `output` [n], asynchronously."""
         if self.size == 1:
             output.copy_(rows[0])
             return InFlight(lambda: None)
-        self._count("reduce_scatter", rows)
+        self.count("reduce_scatter", rows)
         flat, alias = rows.view(-1), output.view_as(output)
         return InFlight(lambda: _reduce_scatter(alias, flat, group=self.group, async_op=True), alias, flat)
 
@@ -82,11 +82,12 @@ class Group:
         if self.size == 1:
             rows[0].copy_(shard)
             return InFlight(lambda: None)
-        self._count("all_gather", rows)
+        self.count("all_gather", rows)
         flat, alias = rows.view(-1), shard.view_as(shard)
         return InFlight(lambda: _all_gather(flat, alias, group=self.group, async_op=True), flat, alias)
 
-    def _count(self, operation: str, message: Tensor) -> None:
+    def count(self, operation: str, message: Tensor) -> None:
+        """Enter a message in the account of what was sent: the full one, of which a rank may hold a part."""
         count, size = self.sent.get(operation, (0, 0))
         self.sent[operation] = (count + 1, size + message.nbytes)
 

@@ -1,11 +1,14 @@
 """Where every parameter lives: its shard in one flat master vector, and its bucket."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -50,24 +53,36 @@ class Layout:
 
 def make_layout(parameters: Sequence[tuple[str, nn.Parameter]], ranks: int, reduce_bucket_size: int) -> Layout:
     """Fill buckets up to `reduce_bucket_size` elements; a larger parameter has a bucket of its own."""
-    slots: list[Slot] = []
-    buckets: list[list[Slot]] = []
-    offset = filled = column = 0
-    for name, parameter in reversed(parameters):
-        elements = parameter.numel()
-        if not buckets or filled + elements > reduce_bucket_size:
-            buckets.append([])
-            filled = column = 0
-        shard = -(-elements // ranks)
-        slot = Slot(
-            name=name, parameter=parameter, shape=parameter.shape, elements=elements, shard_elements=shard,
-            offset=offset, bucket=len(buckets) - 1, column=column,
-        )  # fmt: skip
-        slots.append(slot)
-        buckets[-1].append(slot)
-        offset, filled, column = offset + shard, filled + elements, column + shard
-    fixed = tuple(tuple(bucket) for bucket in buckets)
-    return Layout(ranks=ranks, slots=tuple(slots), buckets=fixed, master_elements=offset)
+    buckets: list[tuple[Slot, ...]] = []
+    offset = 0
+    for named in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
+        bucket: list[Slot] = []
+        column = 0
+        for name, parameter in named:
+            elements = parameter.numel()
+            shard = -(-elements // ranks)
+            bucket.append(Slot(
+                name=name, parameter=parameter, shape=parameter.shape, elements=elements, shard_elements=shard,
+                offset=offset, bucket=len(buckets), column=column,
+            ))  # fmt: skip
+            offset, column = offset + shard, column + shard
+        buckets.append(tuple(bucket))
+    slots = tuple(slot for bucket in buckets for slot in bucket)
+    return Layout(ranks=ranks, slots=slots, buckets=tuple(buckets), master_elements=offset)
+
+
+def cut(items: Sequence[Item], elements: Callable[[Item], int], limit: int) -> Iterator[tuple[Item, ...]]:
+    """Neighbouring items in groups of at most `limit` elements; a larger one alone."""
+    group: list[Item] = []
+    filled = 0
+    for item in items:
+        if group and filled + elements(item) > limit:
+            yield tuple(group)
+            group, filled = [], 0
+        group.append(item)
+        filled += elements(item)
+    if group:
+        yield tuple(group)
 
 
 def as_rows(value: Tensor, slot: Slot, ranks: int) -> Tensor:
@@ -80,6 +95,14 @@ def as_rows(value: Tensor, slot: Slot, ranks: int) -> Tensor:
 def from_rows(rows: Tensor, slot: Slot) -> Tensor:
     """The inverse of `as_rows`: [ranks, shard_elements] as the flat parameter without its padding."""
     return rows.reshape(-1)[: slot.elements]
+
+
+def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]:
+    """The flat parameters in gathered rows [ranks, shares of `slots` side by side]."""
+    column = 0
+    for slot in slots:
+        yield slot, from_rows(rows[:, column : column + slot.shard_elements], slot)
+        column += slot.shard_elements
 
 
 def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:

@@ -1,15 +1,46 @@
-"""A decoder-only transformer of any shape that a ModelSpec can state, called with tokens and labels, returning the loss."""
+"""A decoder-only transformer of any shape that a ModelSpec can state, or the part of it that one rank holds."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor.engines.native.collectives import Group
+from executor.engines.native.context import ContextParallel
+from executor.engines.native.tensor import (
+    ColumnLinear,
+    RowLinear,
+    TensorParallel,
+    VocabularyEmbedding,
+    vocabulary_cross_entropy,
+)
 from search_spaces.model import ModelSpec, Norm, Position
 
 INITIAL_DEVIATION = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank holds of the model: which layers, which slice of the matrices and which tokens of a sequence."""
+
+    layers: Sequence[int]
+    first: bool
+    """Whether the embedding comes before these layers."""
+    last: bool
+    """Whether the head comes after them."""
+    tensor: TensorParallel
+    context: ContextParallel
+
+
+def whole(spec: ModelSpec) -> Part:
+    """All of the model on one rank."""
+    alone = Group(None, 1, 0)
+    tensor, context = TensorParallel(alone, sequence_parallel=False), ContextParallel(alone)
+    return Part(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
 
 
 def make_norm(spec: ModelSpec) -> nn.Module:
@@ -48,26 +79,25 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries: [batch, tokens, hidden] to the same."""
+    """Causal attention with grouped queries: [batch, tokens, hidden] to the same. Tensor ranks divide the heads."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.tensor, self.context = spec, part.tensor, part.context
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-        self.query = nn.Linear(spec.hidden_size, queries, bias=spec.qkv_bias)
-        self.key = nn.Linear(spec.hidden_size, keys, bias=spec.qkv_bias)
-        self.value = nn.Linear(spec.hidden_size, keys, bias=spec.qkv_bias)
-        self.output = nn.Linear(queries, spec.hidden_size, bias=spec.attention_output_bias)
+        self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
+        self.key = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
+        self.value = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
+        self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        x = self.tensor.enter(x)
         heads = (self._split(project(x)) for project in (self.query, self.key, self.value))
         query, key, value = heads
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-        )
+        mixed = self.context.attend(query, key, value, mask, grouped)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -76,16 +106,22 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The MLP, gated or not: [..., hidden] to the same."""
+    """The MLP, gated or not: [..., hidden] to the same. Tensor ranks divide its width.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    An expert leaves the exchange between tensor ranks to the layer of experts around it.
+    """
+
+    def __init__(self, spec: ModelSpec, part: Part, expert: bool = False) -> None:
         super().__init__()
-        self.kind = spec.activation
-        self.gate = nn.Linear(spec.hidden_size, spec.ffn_hidden_size, bias=spec.mlp_bias) if spec.gated_mlp else None
-        self.up = nn.Linear(spec.hidden_size, spec.ffn_hidden_size, bias=spec.mlp_bias)
-        self.down = nn.Linear(spec.ffn_hidden_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.kind, self.tensor, self.expert = spec.activation, part.tensor, expert
+        hidden, width, bias = spec.hidden_size, spec.ffn_hidden_size, spec.mlp_bias
+        self.gate = ColumnLinear(hidden, width, part.tensor, bias=bias) if spec.gated_mlp else None
+        self.up = ColumnLinear(hidden, width, part.tensor, bias=bias)
+        self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.expert:
+            x = self.tensor.enter(x)
         hidden = self.up(x)
         hidden = activate(hidden, self.kind) if self.gate is None else activate(self.gate(x), self.kind) * hidden
         result: Tensor = self.down(hidden)
@@ -95,16 +131,19 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Each token goes to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1].
 
-    Every rank holds every expert; which experts a rank's tokens meet differs by rank and micro-batch.
+    Every rank holds every expert (tensor ranks a slice of each); which experts a rank's tokens meet differs by rank and
+    micro-batch. Between `enter` and `leave` each tensor rank has a summand of the result, so that the router's gradient is one
+    too.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.chosen = spec.experts_per_token
+        self.chosen, self.tensor = spec.experts_per_token, part.tensor
         self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=False)
-        self.experts = nn.ModuleList(FeedForward(spec) for _ in range(spec.num_experts))
+        self.experts = nn.ModuleList(FeedForward(spec, part, expert=True) for _ in range(spec.num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.tensor.enter(x)
         tokens = x.flatten(0, -2)
         scores, chosen = self.router(tokens).topk(self.chosen, dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
@@ -113,19 +152,19 @@ class Experts(nn.Module):
             rows, place = torch.where(chosen == index)
             if rows.numel():
                 mixed = mixed.index_add(0, rows, expert(tokens[rows]) * weights[rows, place, None])
-        return mixed.view_as(x)
+        return self.tensor.leave(mixed.view_as(x))
 
 
 class Block(nn.Module):
     """One layer: [batch, tokens, hidden] to the same."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
         self.pre_norm, self.parallel_residual = spec.pre_norm, spec.parallel_residual
         self.attention_norm = make_norm(spec)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, part)
         self.mlp_norm = make_norm(spec)
-        self.mlp: nn.Module = Experts(spec) if spec.num_experts else FeedForward(spec)
+        self.mlp: nn.Module = Experts(spec, part) if spec.num_experts else FeedForward(spec, part)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         if not self.pre_norm:
@@ -138,45 +177,50 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids [batch, tokens] to [batch, tokens, hidden], with learned positions where the model has them."""
+    """Token ids [batch, tokens] to [batch, tokens, hidden], with learned positions where the model has them.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    Tensor ranks divide the table's rows, and with sequence parallelism each leaves with its share of the tokens.
+    """
+
+    def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.offset = spec.position_offset
-        self.tokens = nn.Embedding(spec.vocab_size, spec.embedding_size or spec.hidden_size)
+        self.offset, self.tensor = spec.position_offset, part.tensor
+        self.tokens = VocabularyEmbedding(spec.vocab_size, spec.embedding_size or spec.hidden_size, part.tensor)
         self.project = nn.Linear(spec.embedding_size, spec.hidden_size, bias=False) if spec.embedding_size else None
         learned = spec.position is Position.LEARNED
         rows = spec.sequence_length + spec.position_offset
         self.positions = nn.Embedding(rows, spec.hidden_size) if learned else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """`places` [tokens]: where in the sequence the tokens stand."""
         x: Tensor = self.tokens(tokens)
         if self.project is not None:
             x = self.project(x)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device) + self.offset)
+            x = x + self.positions(self.tensor.own_tokens(places) + self.offset)
         return x
 
 
 class Head(nn.Module):
-    """Final norm, output projection and mean cross-entropy in at least fp32.
+    """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
 
     With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward.
     """
 
-    def __init__(self, spec: ModelSpec, chunk: int) -> None:
+    def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
         super().__init__()
-        self.chunk = chunk
+        self.chunk, self.tensor = chunk, part.tensor
         self.norm = make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
-        self.output = nn.Linear(width, spec.vocab_size, bias=False)
+        self.output = ColumnLinear(width, spec.vocab_size, part.tensor, bias=False)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         if self.norm is not None:
             x = self.norm(x)
         if self.project is not None:
             x = self.project(x)
+        x = self.tensor.enter(x)
         rows, targets = x.flatten(0, 1), labels.flatten()
         if not self.chunk or self.chunk >= rows.shape[0]:
             return self._summed_loss(rows, targets) / targets.numel()
@@ -187,39 +231,87 @@ class Head(nn.Module):
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
         logits = self.output(rows)
         precise = torch.promote_types(logits.dtype, torch.float32)
-        return functional.cross_entropy(logits.to(precise), targets, reduction="sum")
+        return vocabulary_cross_entropy(logits.to(precise), targets, self.tensor)
 
 
 class Transformer(nn.Module):
-    """The whole model: `tokens` and `labels` [batch, tokens] to the mean loss."""
+    """The model, or one rank's part of it.
+
+    The first part takes `tokens` [batch, tokens], a later one in their place the hidden states [batch, tokens, hidden] of the
+    part before; the last returns the mean loss against `labels` [batch, tokens], an earlier one its hidden states. With context
+    parallelism the tokens are those of the rank's positions, with sequence parallelism hidden states a share of them.
+    """
 
     rotary_cosines: Tensor
     rotary_sines: Tensor
     mask: Tensor | None
+    places: Tensor
 
-    def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
         super().__init__()
-        self.embedding = Embedding(spec)
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
-        self.head = Head(spec, loss_chunk_size)
-        if spec.tied_embeddings:
-            self.head.output.weight = self.embedding.tokens.weight
+        self.spec, self.sequence_length = spec, sequence_length
+        self.part = part = part or whole(spec)
+        self.embedding = Embedding(spec, part) if part.first else None
+        # Named by the layer's number in the whole model: weights are drawn by their names.
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, part) for layer in part.layers})
+        self.head = Head(spec, part, loss_chunk_size) if part.last else None
+        self.tie()
         self.rotary = spec.position is Position.ROTARY
+        self.make_tables()
+
+    def tie(self) -> None:
+        """Make the output projection the embedding table, where the model has it so and both are here."""
+        if self.spec.tied_embeddings and self.embedding is not None and self.head is not None:
+            self.head.output.weight = self.embedding.tokens.weight
+
+    def make_tables(self) -> None:
+        """Rotations and masks of the rank's tokens, in fp32 whatever the parameters' type."""
+        places = self.part.context.positions(self.sequence_length)
+        self.register_buffer("places", places, persistent=False)
         if self.rotary:
-            cosines, sines = rotary_table(spec, sequence_length)
-            self.register_buffer("rotary_cosines", cosines, persistent=False)
-            self.register_buffer("rotary_sines", sines, persistent=False)
-        self.register_buffer("mask", _window_mask(spec.sliding_window, sequence_length), persistent=False)
+            cosines, sines = rotary_table(self.spec, self.sequence_length)
+            self.register_buffer("rotary_cosines", cosines[places], persistent=False)
+            self.register_buffer("rotary_sines", sines[places], persistent=False)
+        mask = _window_mask(self.spec.sliding_window, self.sequence_length)
+        self.register_buffer("mask", None if mask is None else mask[places], persistent=False)
+
+    def layers(self) -> list[nn.Module]:
+        """The blocks in order."""
+        return list(self.blocks.values())
 
     def sharding_units(self) -> list[nn.Module]:
         """The parts that every rank calls in the same order: what stage 3 gathers together."""
-        return [self.embedding, *self.blocks, self.head]
+        return [unit for unit in (self.embedding, *self.layers(), self.head) if unit is not None]
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+    def split_dimensions(self) -> dict[str, int]:
+        """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
+        found = {}
+        for name, module in self.named_modules():
+            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding):
+                own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
+                found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
+        return found
+
+    def summand_parameters(self) -> set[str]:
+        """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
+
+        That is every whole parameter where ranks divide the sequence, and where they divide the experts' widths the router and
+        the experts' last biases.
+        """
+        if self.part.tensor.size == 1:
+            return set()
+        whole_ones = {name for name, _ in self.named_parameters()} - set(self.split_dimensions())
+        if self.part.tensor.sequence_parallel:
+            return whole_ones
+        return {name for name in whole_ones if ".router." in name or ".experts." in name}
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        x = tokens if self.embedding is None else self.embedding(tokens, self.places)
         rotary = (self.rotary_cosines.to(x.dtype), self.rotary_sines.to(x.dtype)) if self.rotary else None
-        for block in self.blocks:
+        for block in self.layers():
             x = block(x, rotary, self.mask)
+        if self.head is None:
+            return x
         loss: Tensor = self.head(x, labels)
         return loss
 
@@ -233,29 +325,40 @@ def _window_mask(window: int, length: int) -> Tensor | None:
 
 
 def build_transformer(
-    spec: ModelSpec, sequence_length: int, seed: int, dtype: torch.dtype, loss_chunk_size: int = 0
+    spec: ModelSpec,
+    sequence_length: int,
+    seed: int,
+    dtype: torch.dtype,
+    loss_chunk_size: int = 0,
+    part: Part | None = None,
 ) -> Transformer:
-    """Build the model on the CPU with weights that depend on the seed and each parameter's name alone.
+    """Build the model, or one rank's part, on the CPU with weights that depend on the seed and each parameter's name alone.
 
     So every layout of the same model starts from the same weights, and a rank can make any one parameter by itself.
     """
     with torch.device("meta"):
-        shape = Transformer(spec, sequence_length, loss_chunk_size)
+        shape = Transformer(spec, sequence_length, loss_chunk_size, part)
     model = shape.to(dtype).to_empty(device="cpu")
-    # Tables were computed on the meta device: make them again, in fp32 whatever the parameters' type.
-    if model.rotary:
-        model.rotary_cosines, model.rotary_sines = rotary_table(spec, sequence_length)
-    model.mask = _window_mask(spec.sliding_window, sequence_length)
-    if spec.tied_embeddings:
-        model.head.output.weight = model.embedding.tokens.weight
+    # Tables were computed on the meta device, and emptying parted what was tied: make both again.
+    model.make_tables()
+    model.tie()
+    splits, tensor = model.split_dimensions(), model.part.tensor
     for name, parameter in model.named_parameters():
-        initialize(name, parameter, seed)
+        initialize(_whole_name(name, spec), parameter, seed, splits.get(name), tensor.size, tensor.rank)
     return model
 
 
+def _whole_name(name: str, spec: ModelSpec) -> str:
+    """The name that the whole model has for a parameter: a tied table goes by the embedding's, also on another rank."""
+    return "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
+
+
 @torch.no_grad()
-def initialize(name: str, parameter: Tensor, seed: int) -> None:
-    """Norm weights 1, biases 0, matrices normal with deviation 0.02, drawn in fp32 from the seed and the name."""
+def initialize(name: str, parameter: Tensor, seed: int, split: int | None = None, slices: int = 1, place: int = 0) -> None:
+    """Norm weights 1, biases 0, matrices normal with deviation 0.02, drawn whole in fp32 from the seed and the name.
+
+    `parameter` is the `place`th of `slices` slices along dimension `split` of what is drawn.
+    """
     if name.endswith("bias"):
         parameter.zero_()
     elif parameter.dim() == 1:
@@ -263,5 +366,6 @@ def initialize(name: str, parameter: Tensor, seed: int) -> None:
     else:
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, INITIAL_DEVIATION, generator=generator)
-        parameter.copy_(drawn)
+        shape = [size * slices if dimension == split else size for dimension, size in enumerate(parameter.shape)]
+        drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, INITIAL_DEVIATION, generator=generator)
+        parameter.copy_(drawn if split is None else drawn.chunk(slices, dim=split)[place])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from executor.engines.native.collectives import Group, InFlight, mark
-from executor.engines.native.layout import Slot, from_rows, master_shards
+from executor.engines.native.layout import Slot, master_shards, unpack
 from search_spaces.trial_config import TrialConfig
 
 
@@ -39,12 +39,14 @@ class ParameterGatherer:
 
     1. Before a unit runs forward, and before the gradient of its output runs backward, its parameters are gathered in one
        collective (those that are not there or on the way already).
-    2. The first micro-batch records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
-       ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all.
+    2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
+       ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all. The trace covers a
+       window: a micro-batch, or in a pipeline, where several are under way at once, a step.
     3. After forward a unit's parameters are let go, unless the trace says that the same unit is used next, or
        `reshard_after_forward` is off. In backward a parameter's memory goes when its gradient is done; for the account that
        decides what is gathered next, a unit ends when the next one begins, since that is the same on every rank even where
        only some ranks used a branch.
+       In a pipeline with `reshard_after_forward` off, parameters stay whole from their first use to the end of the step.
     4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it.
 
     Sizes in elements, meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021, ZeRO-Infinity].
@@ -64,6 +66,7 @@ class ParameterGatherer:
         self.max_live = config.max_live_parameters
         self.overlap = config.overlap_comm
         self.reshard = config.reshard_after_forward
+        self.holds = config.pipeline_parallel_size > 1 and not self.reshard
         self.persistence_threshold = config.param_persistence_threshold
         self.trace: list[Unit] = []
         self.recording = True
@@ -72,6 +75,7 @@ class ParameterGatherer:
         self._live_elements = 0
         self._pending: dict[Slot, _Gather] = {}
         self._in_backward: Unit | None = None
+        self._gradients_come = False
         self._units_left: Counter[Slot] = Counter()
         self._all = _unique(slot for unit in units for slot in unit.slots)
         for slot in self._all:
@@ -89,18 +93,27 @@ class ParameterGatherer:
             hook.remove()
         self._hooks.clear()
 
-    def begin_micro_batch(self) -> None:
-        """Count anew in how many units each parameter is still to be used backward."""
+    def begin_backward(self) -> None:
+        """Call before a micro-batch's gradients are made: count anew in how many units each parameter is still to be used."""
         self._units_left = Counter(slot for unit in self.units for slot in unit.slots)
+        self._gradients_come = True
+
+    def end_backward(self) -> None:
+        """Call after a micro-batch's gradients are made: let go of the unit that came last, and of those around the others."""
+        last, self._in_backward = self._in_backward, None
+        self._gradients_come = False
+        for unit in self.units:
+            if not self.holds and (unit is last or unit.encloses):
+                for slot in unit.slots:
+                    self._let_go(slot)
 
     def gradient_done(self, slot: Slot) -> None:
         """Autograd needs the parameter no more in this micro-batch: free its memory."""
-        if slot.elements > self.persistence_threshold:
+        if slot.elements > self.persistence_threshold and not self.holds:
             slot.parameter.data.untyped_storage().resize_(0)
 
-    def end_micro_batch(self) -> None:
-        """Let go of all that backward did not, and start the trace anew."""
-        self._in_backward = None
+    def end_window(self) -> None:
+        """Let go of all that is still there, and start the trace anew."""
         for slot in self._all:
             if slot in self._pending:
                 self._finish(self._pending[slot])
@@ -130,10 +143,11 @@ class ParameterGatherer:
 
     def _leave_backward(self, unit: Unit, entered: Unit) -> None:
         for slot in unit.slots:
-            if slot not in entered.slots:
+            if slot not in entered.slots and not self.holds:
                 self._let_go(slot)
-        self._units_left.subtract(unit.slots)
-        self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
+        if self._gradients_come:
+            self._units_left.subtract(unit.slots)
+            self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
 
     def _after_forward(self, unit: Unit, output: object) -> None:
         outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
@@ -201,16 +215,14 @@ class ParameterGatherer:
             return
         gather.work.wait()
         gather.done = True
-        column = 0
-        for slot in gather.slots:
+        for slot, flat in unpack(gather.rows, gather.slots):
             data = slot.parameter.data
             storage = data.untyped_storage()
             if storage.size() == 0:
                 storage.resize_(slot.elements * data.element_size())
                 mark("parameters", data)
             # Through `.data`: weights that autograd saved must not look modified.
-            data.view(-1).copy_(from_rows(gather.rows[:, column : column + slot.shard_elements], slot))
-            column += slot.shard_elements
+            data.view(-1).copy_(flat)
             del self._pending[slot]
             self._live.add(slot)
             self._live_elements += slot.elements

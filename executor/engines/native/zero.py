@@ -8,11 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
-from executor.engines.native.collectives import Group, InFlight, mark
-from executor.engines.native.layout import Layout, Slot, as_rows, from_rows, make_layout, master_shards
+from executor.engines.native.collectives import InFlight, mark
+from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, master_shards, unpack
 from executor.engines.native.prefetch import ParameterGatherer, find_units
+from executor.engines.replica import Replica
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+
+TIED_NAMES = ("embedding.tokens.weight", "head.output.weight")
+"""The two names of a weight that a model has twice."""
 
 
 @dataclass(slots=True)
@@ -25,27 +30,31 @@ class _Refill:
     shard: Tensor
 
 
-class ShardedModel:
+class ShardedModel(Replica):
     """A module whose optimizer state (stage 1), gradients (2) and parameters (3) are shared out over the data-parallel ranks.
 
     1. Each trainable parameter is cut into one padded share a rank. A rank's shares are one flat master vector in fp32 (fp64
        for fp64 parameters), which AdamW updates. At stage 0 everyone holds the whole vector, and parameters of the master's
        own type are views of it.
-    2. `backward` runs one micro-batch; gradients leave through `GradientReducer`.
-    3. `update` clips by the global norm, steps, and brings changed parameters back: nothing at stage 0, all-gathers of
+    2. During a micro-batch's backward gradients leave through `GradientReducer`.
+    3. `update` scales, steps, and brings changed parameters back: nothing at stage 0, all-gathers of
        `allgather_bucket_size` elements at stages 1 and 2, on next use at stage 3 (`ParameterGatherer`).
 
     Frozen parameters stay whole on every rank and have neither gradient nor optimizer state.
     [Rajbhandari et al. 2020, ZeRO; 2021, ZeRO-Infinity]
     """
 
-    def __init__(self, module: nn.Module, config: TrialConfig, workload: Workload, group: Group, device: torch.device) -> None:
-        self.module, self.config, self.group, self.device = module, config, group, device
-        self.clipping = workload.gradient_clipping
-        self.ranks = group.size if config.zero_stage else 1
-        self.own_row = group.rank if config.zero_stage else 0
+    def __init__(
+        self, module: nn.Module, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
+    ) -> None:
+        self.module, self.config, self.group, self.device = module, config, groups.shard, device
+        self.tensor = groups.tensor
+        self.sharded = config.zero_stage > 0
+        self.ranks = self.group.size if self.sharded else 1
+        self.own_row = self.group.rank if self.sharded else 0
         trainable = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
         self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size)
+        self._summands, self._whole = _tensor_roles(module, self.layout.slots)
         self.master = nn.Parameter(self._shard_parameters(trainable[0][1].dtype))
         self.optimizer = torch.optim.AdamW(
             [self.master],
@@ -54,32 +63,67 @@ class ShardedModel:
             fused=config.fused_optimizer and self.master.dtype == torch.float32,
             foreach=False if not config.fused_optimizer or self.master.dtype != torch.float32 else None,
         )
-        self.reducer = GradientReducer(self.layout, group, config, self.master.dtype, device)
+        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, self.master.dtype, device)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
+        self.pipelined = config.pipeline_parallel_size > 1
+        self._gradient: Tensor | None = None
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
 
     def begin_micro_batch(self, last: bool) -> None:
-        """Call before each micro-batch's forward."""
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
-            self.gatherer.begin_micro_batch()
+            self.gatherer.begin_backward()
+
+    def gradients_written(self) -> None:
+        for slot in self.layout.slots:
+            self.reducer.take(slot)
 
     def end_micro_batch(self) -> None:
-        """Call after each micro-batch's backward."""
         self.reducer.end_micro_batch()
         if self.gatherer is not None:
-            self.gatherer.end_micro_batch()
+            self.gatherer.end_backward()
+            if not self.pipelined:
+                self.gatherer.end_window()
+
+    def end_step(self) -> None:
+        if self.gatherer is not None and self.pipelined:
+            self.gatherer.end_window()
 
     @torch.no_grad()
-    def update(self) -> float | None:
-        """Clip, step and bring the parameters back. Returns the global gradient norm before clipping, None without clipping."""
-        gradient = self.reducer.take_shard()
-        norm = self._clip(gradient) if self.clipping else None
-        self.master.grad = gradient
+    def finish_gradients(self) -> None:
+        """Sum over the tensor-parallel ranks once a step, on the share that is left after all other reductions."""
+        self._gradient = self.reducer.take_shard()
+        if self._summands:
+            parts = [self._share(self._gradient, slot) for slot in self._summands]
+            total = torch.cat(parts)
+            self.tensor.all_reduce(total).wait()
+            for part, whole in zip(parts, total.split([part.numel() for part in parts]), strict=True):
+                part.copy_(whole)
+
+    def tied_gradient(self) -> Tensor | None:
+        found = [slot for slot in self.layout.slots if slot.name in TIED_NAMES]
+        return self._share(self._finished(), found[0]) if found else None
+
+    @torch.no_grad()
+    def squared_norm(self, counts_tied: bool) -> Tensor:
+        gradient = self._finished()
+        skipped = set(self._whole) if self.tensor.rank else set()
+        if not counts_tied:
+            skipped |= {slot for slot in self.layout.slots if slot.name in TIED_NAMES}
+        precise = torch.promote_types(gradient.dtype, torch.float32)
+        squared = torch.zeros((), dtype=precise, device=self.device)
+        for run in _runs(self.layout.slots, skipped):
+            squared += torch.linalg.vector_norm(master_shards(gradient, run), dtype=precise).square()
+        return squared
+
+    @torch.no_grad()
+    def update(self, scale: Tensor | None) -> None:
+        self.master.grad, self._gradient = self._finished(), None
+        if scale is not None:
+            self.master.grad.mul_(scale)
         self.optimizer.step()
         self.master.grad = None
         self._share_update()
-        return norm
 
     def settled(self) -> bool:
         """Whether the gather trace is recorded and the optimizer's state exists."""
@@ -165,14 +209,14 @@ class ShardedModel:
         )
         return hook
 
-    def _clip(self, gradient: Tensor) -> float:
-        """Scale the gradient so that its global L2 norm is at most `clipping` [Pascanu et al. 2013]."""
-        squared = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)).square()
-        if self.ranks > 1:
-            self.group.all_reduce(squared).wait()
-        norm = squared.sqrt()
-        gradient.mul_((self.clipping / (norm + 1e-6)).clamp(max=1.0))
-        return float(norm)
+    def _finished(self) -> Tensor:
+        if self._gradient is None:
+            raise RuntimeError("finish_gradients() comes before what reads the gradient")
+        return self._gradient
+
+    @staticmethod
+    def _share(vector: Tensor, slot: Slot) -> Tensor:
+        return vector[slot.offset : slot.offset + slot.shard_elements]
 
     def _share_update(self) -> None:
         if self.gatherer is not None:
@@ -187,7 +231,7 @@ class ShardedModel:
     def _gather_updated(self) -> None:
         """Stages 1 and 2: one all-gather a bucket, the next one sent while the last one is copied where they overlap."""
         in_flight: deque[_Refill] = deque()
-        for slots in _cut(self.layout.slots, self.config.allgather_bucket_size):
+        for slots in cut(self.layout.slots, lambda slot: slot.elements, self.config.allgather_bucket_size):
             in_flight.append(self._send_refill(slots))
             while len(in_flight) > (IN_FLIGHT - 1 if self.config.overlap_comm else 0):
                 self._land_refill(in_flight.popleft())
@@ -201,24 +245,28 @@ class ShardedModel:
         mark("buffers", rows)
         return _Refill(self.group.all_gather(rows, shard), slots, rows, shard)
 
-    def _land_refill(self, refill: _Refill) -> None:
+    @staticmethod
+    def _land_refill(refill: _Refill) -> None:
         refill.work.wait()
-        column = 0
-        for slot in refill.slots:
-            rows = refill.rows[:, column : column + slot.shard_elements]
-            slot.parameter.data.view(-1).copy_(from_rows(rows, slot))
-            column += slot.shard_elements
+        for slot, flat in unpack(refill.rows, refill.slots):
+            slot.parameter.data.view(-1).copy_(flat)
 
 
-def _cut(slots: Sequence[Slot], limit: int) -> Iterator[tuple[Slot, ...]]:
-    """Neighbouring slots in groups of at most `limit` elements; a larger one alone."""
-    group: list[Slot] = []
-    elements = 0
+def _tensor_roles(module: nn.Module, slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
+    """The slots whose gradient is a summand on each tensor-parallel rank, and those that every such rank holds whole."""
+    summands = getattr(module, "summand_parameters", set)()
+    split = getattr(module, "split_dimensions", dict)()
+    return [slot for slot in slots if slot.name in summands], [slot for slot in slots if slot.name not in split]
+
+
+def _runs(slots: Sequence[Slot], skipped: set[Slot]) -> Iterator[tuple[Slot, ...]]:
+    """Neighbouring slots that are not skipped, as long as they go."""
+    run: list[Slot] = []
     for slot in slots:
-        if group and elements + slot.elements > limit:
-            yield tuple(group)
-            group, elements = [], 0
-        group.append(slot)
-        elements += slot.elements
-    if group:
-        yield tuple(group)
+        if slot not in skipped:
+            run.append(slot)
+        elif run:
+            yield tuple(run)
+            run = []
+    if run:
+        yield tuple(run)

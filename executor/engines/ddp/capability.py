@@ -1,0 +1,17 @@
+"""What the ddp engine honours. Imports no torch: the search reads it."""
+
+from search_spaces.capability import Capability
+
+DDP = Capability(
+    engine="ddp",
+    knobs={
+        "micro_batch_size": None,
+        "reduce_bucket_size": None,
+        "activation_checkpointing": None,
+        "checkpoint_every_k": None,
+        "precision": ("fp32", "bf16", "fp64"),
+        "loss_chunk_size": None,
+        "fused_optimizer": None,
+        "expandable_segments": None,
+    },
+)

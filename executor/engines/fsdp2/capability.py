@@ -1,0 +1,59 @@
+"""What the fsdp2 engine honours and refuses. Imports no torch: the search reads it."""
+
+from search_spaces.capability import Capability, Combination
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.trial_config import TrialConfig
+
+
+def _shards_under_zero_bubble(config: TrialConfig, world_size: int) -> bool:
+    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+    return split and config.zero_ranks(world_size) > 1
+
+
+def _offloads_one(config: TrialConfig, _: int) -> bool:
+    return config.offload_optimizer != config.offload_param
+
+
+FSDP2 = Capability(
+    engine="fsdp2",
+    knobs={
+        # 2: parameters stay gathered until their last use in the step. 3: they are released after every use.
+        "zero_stage": (2, 3),
+        "micro_batch_size": None,
+        "reduce_dtype": ("fp32", "bf16"),
+        "hsdp_shard_size": None,
+        "reshard_after_forward": None,
+        "offload_optimizer": ("none", "cpu"),
+        "offload_param": ("none", "cpu"),
+        "tensor_parallel_size": None,
+        "sequence_parallel": None,
+        "pipeline_parallel_size": None,
+        "virtual_stages": None,
+        "pipeline_schedule": None,
+        "pipeline_split": None,
+        "context_parallel_size": None,
+        "activation_checkpointing": None,
+        "checkpoint_every_k": None,
+        "precision": ("fp32", "bf16", "fp64"),
+        "loss_chunk_size": None,
+        "fused_optimizer": None,
+        "rank_order": None,
+        "expandable_segments": None,
+    },
+    combinations=(
+        Combination(
+            rule="fsdp2-zero-bubble",
+            reads=("pipeline_parallel_size", "pipeline_schedule", "tensor_parallel_size", "context_parallel_size"),
+            problem="FSDP2 over more than one data x context rank runs under zero-bubble schedules and computes wrong weights",
+            remedy="use gpipe, 1f1b, interleaved_1f1b or looped_bfs, or the native engine",
+            holds=_shards_under_zero_bubble,
+        ),
+        Combination(
+            rule="fsdp2-offloads-both",
+            reads=("offload_optimizer", "offload_param"),
+            problem="CPUOffloadPolicy moves parameters, gradients and optimizer state together, not one without the other",
+            remedy="set offload_optimizer and offload_param alike, or use the native engine",
+            holds=_offloads_one,
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+
+from executor.engine import RankContext
+from executor.engines.native.collectives import Group
+from search_spaces.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+
+REPLICA = "replica"
+"""Name under which traffic between copies of the sharded states is reported (HSDP)."""
+
+
+class ParallelGroups:
+    """This rank's group along each dimension. Every rank builds them, in the same order, and destroys them by `close`."""
+
+    def __init__(self, mesh: Mesh, context: RankContext, tied_ranks: tuple[int, int] | None = None) -> None:
+        """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
+        self.mesh, self.rank = mesh, context.rank
+        self.coordinates = mesh.coordinates(context.rank)
+        self._world_size = context.world_size
+        self._created: list[dist.ProcessGroup] = []
+        self._all: list[tuple[str, Group]] = []
+        self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
+        self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
+        self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
+        self.shard = self._group(DATA, mesh.shard_groups())
+        self.replica = self._group(REPLICA, mesh.replica_groups())
+        self.tied = self._tied_group(tied_ranks)
+
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
+        total: dict[tuple[str, str], tuple[int, int]] = {}
+        for dimension, group in self._all:
+            for operation, (count, size) in group.sent.items():
+                before = total.get((operation, dimension), (0, 0))
+                total[operation, dimension] = (before[0] + count, before[1] + size)
+        return total
+
+    def close(self) -> None:
+        """Destroy the groups that were made here; the default group stays."""
+        while self._created:
+            dist.destroy_process_group(self._created.pop())
+
+    def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
+        group = Group(*self._process_group(groups))
+        self._all.append((dimension, group))
+        return group
+
+    def _process_group(self, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
+        """This rank's group, its size and this rank's place in it."""
+        mine = next((ranks for ranks in groups if self.rank in ranks), [self.rank])
+        made = None
+        if max(map(len, groups), default=1) == self._world_size:
+            made = dist.group.WORLD if self._world_size > 1 else None
+        elif max(map(len, groups), default=1) > 1:
+            # Every rank must take part in the making of every group, its own or not.
+            for ranks in groups:
+                one = dist.new_group(list(ranks))
+                if ranks is mine:
+                    made = one
+                    self._created.append(one)
+        return made, len(mine), list(mine).index(self.rank)
+
+    def _tied_group(self, places: tuple[int, int] | None) -> Group | None:
+        """The ranks that hold the two copies of a tied weight; None where this rank holds none, or both."""
+        if places is None or places[0] == places[1]:
+            return None
+        pairs = [[ranks[places[0]], ranks[places[1]]] for ranks in self.mesh.groups((PIPELINE,))]
+        group = self._group(PIPELINE, pairs)
+        return group if group.size > 1 else None

@@ -1,0 +1,192 @@
+"""Pipeline parallelism: the stages of this rank, run by a schedule of torch.distributed.pipelining."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from executor.engines.native.collectives import Group
+from executor.engines.native.model import Transformer
+from executor.engines.replica import Replica
+from search_spaces.pipeline import stages_of_rank
+from search_spaces.trial_config import TrialConfig
+
+SCHEDULES: Mapping[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+
+
+class Pipeline:
+    """Runs a step's micro-batches through the stages of all ranks of the pipeline.
+
+    Shapes are stated, not found out by a first run: what travels is the hidden state of a micro-batch, of which context- and
+    sequence-parallel ranks have their share.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        config: TrialConfig,
+        group: Group,
+        micro_batches: int,
+        loss_scale: float,
+        device: torch.device,
+    ) -> None:
+        """`replicas` are the stages of this rank, in order, around a `Transformer` each."""
+        self.loss_scale, self.micro_batches = loss_scale, micro_batches
+        indices = stages_of_rank(config, group.rank)
+        self._ledger = _Ledger()
+        self.stages = [
+            _Stage(replica, index, config, group, micro_batches, device, self._ledger)
+            for replica, index in zip(replicas, indices, strict=True)
+        ]
+        schedule = SCHEDULES[config.pipeline_schedule]
+        stages: Any = self.stages[0] if issubclass(schedule, PipelineScheduleSingle) else self.stages
+        self._schedule = schedule(stages, micro_batches, loss_fn=self._scaled, scale_grads=False)
+
+    def run(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Forward and backward of all micro-batches of `batch` {tokens, labels} [samples of this rank, tokens].
+
+        Returns the mean loss where the last stage is here, else None.
+        """
+        self._ledger.now = self._ledger.most = 0
+        for stage in self.stages:
+            stage.begin_step()
+        losses: list[Tensor] = []
+        first = any(stage.is_first for stage in self.stages)
+        inputs = (batch["tokens"],) if first else ()
+        if any(stage.is_last for stage in self.stages):
+            labels = batch["labels"]
+            self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
+        else:
+            self._schedule.step(*inputs, return_outputs=False)
+        for stage in self.stages:
+            stage.end_step()
+        return torch.stack(losses).detach().sum() / (self.loss_scale * self.micro_batches) if losses else None
+
+    def receive_buffers(self) -> Iterator[Tensor]:
+        """What torch keeps for hidden states and their gradients to come, one for each micro-batch, from the first step on."""
+        for stage in self.stages:
+            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+                yield from (info.buffer for info in infos if info.buffer is not None)
+
+    @property
+    def most_in_flight(self) -> float:
+        """The most micro-batches whose activations this rank held at once in the last step, in micro-batches of all its stages."""
+        return self._ledger.most / len(self.stages)
+
+    def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
+        return loss * self.loss_scale
+
+
+class _Ledger:
+    """Counts the stage micro-batches whose activations a rank holds."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+
+class _Stage(PipelineStage):
+    """A stage that tells its replica when a micro-batch's gradients come, and counts what it sends.
+
+    torch gives weight gradients in one of three ways: `full` by autograd with its hooks; `input` none yet; `weight` written
+    into `parameter.grad` past the hooks. The step's last is known by counting: every micro-batch gives them once.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        index: int,
+        config: TrialConfig,
+        group: Group,
+        micro_batches: int,
+        device: torch.device,
+        ledger: _Ledger,
+    ) -> None:
+        inner = replica.module
+        module = inner if isinstance(inner, Transformer) else inner.module
+        assert isinstance(module, Transformer)
+        stages = config.pipeline_parallel_size * config.virtual_stages
+        hidden = _hidden_state(module, config.micro_batch_size)
+        tokens = torch.empty(config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")
+        loss = torch.empty((), dtype=torch.promote_types(hidden.dtype, torch.float32), device="meta", requires_grad=True)
+        super().__init__(
+            inner, index, stages, device, group=group.group,
+            input_args=tokens if index == 0 else hidden, output_args=loss if index == stages - 1 else hidden,
+        )  # fmt: skip
+        self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
+        self.ledger = ledger
+        self._gradients_made = 0
+
+    def begin_step(self) -> None:
+        """Call before the schedule's step."""
+        self._gradients_made = 0
+        self.replica.begin_step()
+
+    def end_step(self) -> None:
+        """Call after the schedule's step."""
+        self.replica.end_step()
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        self.ledger.add()
+        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.ledger.now -= 1
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if backward_type == "input":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self._gradients_made += 1
+        self.replica.begin_micro_batch(last=self._gradients_made == self.micro_batches)
+        result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            self.replica.gradients_written()
+        self.replica.end_micro_batch()
+        return result
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        for operation in operations:
+            self.traffic.count("send", operation.tensor)
+        return operations
+
+
+def _hidden_state(module: Transformer, micro_batch_size: int) -> Tensor:
+    """The shape and type of what one stage hands to the next."""
+    tensor = module.part.tensor
+    tokens = len(module.places) // (tensor.size if tensor.sequence_parallel else 1)
+    dtype = next(module.parameters()).dtype
+    shape = (micro_batch_size, tokens, module.spec.hidden_size)
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)

@@ -1,0 +1,200 @@
+"""Tensor and sequence parallelism: matrices in slices, and what ranks exchange where the slices meet.
+
+Parameters are plain tensors that hold this rank's slice, not DTensors: ZeRO shards them as any other parameter, and every
+collective is counted where it is sent.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor.engines.native.collectives import Group
+
+
+class TensorParallel:
+    """The exchange between tensor-parallel ranks [Shoeybi et al. 2019, Megatron-LM; Korthikanti et al. 2022, 4.2].
+
+    Outside of `enter` … `leave`, activations are whole on every rank, or with `sequence_parallel` a rank's share of the
+    sequence (dimension 1). Inside, every rank has the whole sequence and its slice of the matrices.
+
+    | | forward | backward |
+    |---|---|---|
+    | enter | nothing; sequence: all-gather | all-reduce; sequence: reduce-scatter |
+    | leave | all-reduce; sequence: reduce-scatter | nothing; sequence: all-gather |
+
+    The gathered input of a matrix product is kept for its backward, as torch's `parallelize_module` keeps it: one gather less
+    than Megatron for more activation memory.
+    """
+
+    def __init__(self, group: Group, sequence_parallel: bool) -> None:
+        self.group, self.sequence_parallel = group, sequence_parallel and group.size > 1
+        self.size, self.rank = group.size, group.rank
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[batch, tokens or a share of them, …] to [batch, tokens, …]; its consumers must be matrix products alone."""
+        if self.size == 1:
+            return x
+        result: Tensor = (_GatherSequence if self.sequence_parallel else _Copy).apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def leave(self, x: Tensor) -> Tensor:
+        """A rank's summand [batch, tokens, …] to the sum, or the rank's share of its tokens. May overwrite `x`."""
+        if self.size == 1:
+            return x
+        result: Tensor = (_ScatterSequence if self.sequence_parallel else _Sum).apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """The share of dimension 0 (tokens) that this rank has outside of `enter` … `leave`."""
+        return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
+
+
+class ColumnLinear(nn.Linear):
+    """A slice of the output features: weight [out / ranks, in]."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+
+    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
+        super().__init__(inputs, outputs // tensor.size, bias=bias)
+
+
+class RowLinear(nn.Linear):
+    """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias added once.
+
+    With `leaves` off the sum is left to who called, and each rank adds its part of the bias.
+    """
+
+    split: ClassVar[dict[str, int]] = {"weight": 1}
+
+    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool, leaves: bool = True) -> None:
+        super().__init__(inputs // tensor.size, outputs, bias=bias)
+        self.tensor, self.leaves = tensor, leaves
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tensor.size == 1:
+            return super().forward(x)
+        summand = functional.linear(x, self.weight)
+        if not self.leaves:
+            return summand if self.bias is None else summand + self.bias / self.tensor.size
+        total = self.tensor.leave(summand)
+        return total if self.bias is None else total + self.bias
+
+
+class VocabularyEmbedding(nn.Embedding):
+    """A slice of the table's rows: [vocabulary / ranks, width]. Ids of other ranks' rows give zeros, and ranks are summed."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0}
+
+    def __init__(self, rows: int, width: int, tensor: TensorParallel) -> None:
+        super().__init__(rows // tensor.size, width)
+        self.tensor = tensor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.tensor.size == 1:
+            return super().forward(tokens)
+        own = tokens - self.tensor.rank * self.num_embeddings
+        elsewhere = (own < 0) | (own >= self.num_embeddings)
+        rows = super().forward(own.masked_fill(elsewhere, 0))
+        return self.tensor.leave(rows.masked_fill(elsewhere[..., None], 0))
+
+
+def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks], at least fp32, against `targets` [n], ids of the whole vocabulary.
+
+    No rank holds all logits of a token: the largest, then the sum of exponentials together with the target's logit, are
+    reduced, 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
+    """
+    if tensor.size == 1:
+        return functional.cross_entropy(logits, targets, reduction="sum")
+    losses: Tensor = _VocabularyLoss.apply(logits, targets, tensor.group)  # type: ignore[no-untyped-call]
+    return losses.sum()
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # In place: a matrix product's input gradient is nobody else's.
+        gradient = gradients[0].contiguous()
+        ctx.group.all_reduce(gradient).wait()
+        return gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        # In place: no backward needs the summands.
+        total = x.detach().contiguous()
+        group.all_reduce(total).wait()
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return gather_tokens(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return scatter_tokens(gradients[0], ctx.group), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return scatter_tokens(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gather_tokens(gradients[0], ctx.group), None
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group) -> Tensor:
+        largest = logits.detach().amax(dim=-1)
+        group.all_reduce(largest, dist.ReduceOp.MAX).wait()
+        exponentials = (logits - largest[:, None]).exp_()
+        own = targets - group.rank * logits.shape[-1]
+        elsewhere = (own < 0) | (own >= logits.shape[-1])
+        own = own.masked_fill(elsewhere, 0)
+        target = (logits.gather(-1, own[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
+        sums = torch.stack((exponentials.sum(dim=-1), target))
+        group.all_reduce(sums).wait()
+        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), own, elsewhere)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, own, elsewhere = ctx.saved_tensors
+        gradient = probabilities * gradients[0][:, None]
+        gradient.scatter_add_(-1, own[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
+        return gradient, None, None
+
+
+def gather_tokens(x: Tensor, group: Group) -> Tensor:
+    """Every rank's [batch, tokens, …] joined along the tokens."""
+    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
+    group.all_gather(rows, x.contiguous().view(-1)).wait()
+    return rows.view(group.size, *x.shape).movedim(0, 1).flatten(1, 2)
+
+
+def scatter_tokens(x: Tensor, group: Group) -> Tensor:
+    """The sum over the ranks of [batch, tokens, …], of which each rank gets its share of the tokens."""
+    parts = x.unflatten(1, (group.size, -1)).movedim(1, 0).contiguous()
+    own = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
+    group.reduce_scatter(own.view(-1), parts.view(group.size, -1)).wait()
+    return own

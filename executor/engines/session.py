@@ -1,0 +1,224 @@
+"""A model in parts on this rank, trained step by step: what the engines have in common."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from executor.data import Data, FactoryData, micro_batches, text_data
+from executor.engine import EngineSession, RankContext, StepReport
+from executor.engines.native.checkpointing import checkpoint_blocks
+from executor.engines.native.context import ContextParallel
+from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.model import Part, Transformer, build_transformer
+from executor.engines.native.pipeline import Pipeline
+from executor.engines.native.prefetch import repeated_blocks
+from executor.engines.native.tensor import TensorParallel
+from executor.engines.replica import Replica
+from executor.errors import EngineRefusalError, FactoryError
+from executor.factory import load_factory
+from search_spaces.capability import Capability
+from search_spaces.mesh import DATA, PIPELINE, make_mesh
+from search_spaces.model import Model, ModelSpec
+from search_spaces.pipeline import rank_of_stage, split_layers, stages_of_rank
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+CLIPPING_EPSILON = 1e-6
+
+MakeReplica = Callable[[nn.Module, ParallelGroups], Replica]
+
+
+class ParallelSession(EngineSession):
+    """One model on this rank, in as many parts as the rank has pipeline stages.
+
+    A part is built in this order: its slice of the matrices (tensor), the layers of its stage (pipeline), checkpointing of
+    blocks, then the replica that shards it over data x context ranks: the gather hooks of a replica must stay outside of the
+    region that runs again.
+    """
+
+    def __init__(
+        self, context: RankContext, model: Model, config: TrialConfig, workload: Workload, make_replica: MakeReplica
+    ) -> None:
+        self.context, self.config, self.workload = context, config, workload
+        mesh = make_mesh(config, context.world_size)
+        self._ties = _ties(model, config)
+        self.groups = ParallelGroups(mesh, context, self._ties)
+        modules, self.data = _materialize(model, config, workload, self.groups)
+        for module in modules:
+            checkpoint_blocks(_blocks(module), config)
+        self.replicas = [make_replica(module, self.groups) for module in modules]
+        self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
+        self._scale = 1.0 / (self.accumulation * mesh.zero_ranks)
+        self._dtype = DTYPES[config.precision]
+        self._batches: list[dict[str, Tensor]] = []
+        split = self.groups.context.size > 1
+        self._positions = ContextParallel(self.groups.context).positions(workload.sequence_length) if split else None
+        self.pipeline = self._make_pipeline() if config.pipeline_parallel_size > 1 else None
+
+    def prepare(self, step: int) -> None:
+        mesh = self.groups.mesh
+        mine = micro_batches(
+            self.data.global_batch(step),
+            rank=self.groups.coordinates[DATA],
+            ranks=mesh.data,
+            micro_batch_size=self.config.micro_batch_size,
+            global_batch_size=self.workload.global_batch_size,
+        )
+        if self.pipeline is not None:
+            mine = [{name: torch.cat([batch[name] for batch in mine]) for name in mine[0]}]
+        self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
+
+    def train_step(self) -> StepReport:
+        loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0])
+        norm = self._update()
+        return StepReport(loss=None if loss is None else float(loss), gradient_norm=norm)
+
+    def settled(self) -> bool:
+        return all(replica.settled() for replica in self.replicas)
+
+    def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
+        for replica in self.replicas:
+            yield from replica.tagged_storages()
+        for batch in self._batches:
+            yield from (("activations", value) for value in batch.values())
+        if self.pipeline is not None:
+            yield from (("buffers", value) for value in self.pipeline.receive_buffers())
+
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        return self.groups.collectives()
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """This rank's slices of its stages' parameters, whole over data-parallel ranks, by name. Every rank must call it."""
+        return {name: value for replica in self.replicas for name, value in replica.full_parameters().items()}
+
+    def close(self) -> None:
+        for replica in self.replicas:
+            replica.close()
+        self.pipeline = None
+        self._batches = []
+        self.groups.close()
+
+    def _accumulate(self) -> Tensor:
+        """Forward and backward of every micro-batch, one after the other. Returns their mean loss."""
+        (replica,) = self.replicas
+        losses = []
+        replica.begin_step()
+        for index, batch in enumerate(self._batches):
+            replica.begin_micro_batch(last=index == len(self._batches) - 1)
+            loss = _loss(replica.module(**batch))
+            (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+            replica.end_micro_batch()
+            losses.append(loss.detach())
+        replica.end_step()
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def _update(self) -> float | None:
+        for replica in self.replicas:
+            replica.finish_gradients()
+        self._sum_tied()
+        norm = self._norm() if self.workload.gradient_clipping else None
+        scale = None if norm is None else (self.workload.gradient_clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0)
+        for replica in self.replicas:
+            replica.update(scale)
+        return None if norm is None else float(norm)
+
+    def _sum_tied(self) -> None:
+        """Sum the gradients of a tied weight that the pipeline holds twice, on its first and on its last stage."""
+        if self._ties is None or self.groups.coordinates[PIPELINE] not in self._ties:
+            return
+        copies = [gradient for replica in self.replicas if (gradient := replica.tied_gradient()) is not None]
+        if self.groups.tied is not None:
+            self.groups.tied.all_reduce(copies[0]).wait()
+        else:
+            copies[0].add_(copies[1])
+            copies[1].copy_(copies[0])
+
+    def _norm(self) -> Tensor:
+        """Global L2 norm of the mean gradient: over the shares, the slices and the stages, every number counted once."""
+        second_copy = self.replicas[-1] if self._ties and self.groups.coordinates[PIPELINE] == self._ties[1] else None
+        squared = torch.stack([replica.squared_norm(replica is not second_copy) for replica in self.replicas]).sum()
+        if self.replicas[0].sharded:
+            self.groups.shard.all_reduce(squared).wait()
+        self.groups.tensor.all_reduce(squared).wait()
+        self.groups.pipeline.all_reduce(squared).wait()
+        return squared.sqrt()
+
+    def _place(self, value: Tensor) -> Tensor:
+        """On the device, this rank's tokens, floating inputs in the model's type.
+
+        A copy, so that no micro-batch keeps the whole batch alive.
+        """
+        dtype = self._dtype if value.is_floating_point() else value.dtype
+        own = value if self._positions is None else value[:, self._positions]
+        return own.to(device=self.context.device, dtype=dtype, copy=True)
+
+    def _make_pipeline(self) -> Pipeline:
+        return Pipeline(
+            self.replicas, self.config, self.groups.pipeline, self.accumulation, self._scale, self.context.device
+        )
+
+
+def refuse(capability: Capability, context: RankContext, config: TrialConfig, workload: Workload) -> None:
+    """Refuse what would compute something else than was asked for, however the request got here.
+
+    Raises:
+        EngineRefusalError: with the rule's name.
+    """
+    refusal = capability.refusal(config)
+    if refusal is not None:
+        raise EngineRefusalError("engine-honours", refusal)
+    ranks = config.data_parallel_size(context.world_size)
+    if ranks * config.model_parallel_size != context.world_size:
+        raise EngineRefusalError(
+            "world-divides", f"{config.model_parallel_size} ranks of a replica do not divide {context.world_size} ranks"
+        )
+    if workload.global_batch_size % (config.micro_batch_size * ranks):
+        raise EngineRefusalError(
+            "batch-divides",
+            f"global batch {workload.global_batch_size} is not a multiple of micro-batch {config.micro_batch_size} "
+            f"x {ranks} data-parallel ranks; change micro_batch_size or the global batch",
+        )
+
+
+def _ties(model: Model, config: TrialConfig) -> tuple[int, int] | None:
+    """Where along the pipeline the first and the second copy of a tied weight are; None: no weight is there twice."""
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    if not isinstance(model, ModelSpec) or not model.tied_embeddings or config.pipeline_parallel_size == 1:
+        return None
+    return rank_of_stage(config, 0), rank_of_stage(config, stages - 1)
+
+
+def _materialize(model: Model, config: TrialConfig, workload: Workload, groups: ParallelGroups) -> tuple[list[nn.Module], Data]:
+    """The parts of the model that this rank holds, on the CPU, and what they are trained on."""
+    dtype = DTYPES[config.precision]
+    if isinstance(model, ModelSpec):
+        parts = [
+            build_transformer(model, workload.sequence_length, workload.seed, dtype, config.loss_chunk_size, part)
+            for part in _parts(model, config, workload, groups)
+        ]
+        return [*parts], text_data(workload, model.vocab_size)
+    torch.manual_seed(workload.seed)
+    theirs, batch = load_factory(model.reference)
+    return [theirs.to(dtype)], FactoryData(batch=batch, workload=workload)
+
+
+def _parts(spec: ModelSpec, config: TrialConfig, workload: Workload, groups: ParallelGroups) -> Iterator[Part]:
+    tensor, context = TensorParallel(groups.tensor, config.sequence_parallel), ContextParallel(groups.context)
+    layers = split_layers(spec, config, workload.sequence_length)
+    for stage in stages_of_rank(config, groups.coordinates[PIPELINE]):
+        last = stage == len(layers) - 1
+        yield Part(layers=layers[stage], first=stage == 0, last=last, tensor=tensor, context=context)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    return module.layers() if isinstance(module, Transformer) else repeated_blocks(module)
+
+
+def _loss(output: object) -> Tensor:
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
+    return loss
