@@ -23,6 +23,8 @@ class _Sent:
     bucket: int
     rows: Tensor
     output: Tensor
+    first: bool
+    """Whether it is the bucket's first reduction in this step: later ones are added to it."""
     last: bool
     """Whether it is the bucket's last reduction in this step."""
 
@@ -62,12 +64,14 @@ class GradientReducer:
         self.limit = IN_FLIGHT if config.overlap_comm else 0
         self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
         self.shard: Tensor | None = None
-        self._in_shard = self.contiguous and layout.ranks == 1 and self.reduce_dtype == master_dtype
+        # Not where each micro-batch is reduced: the next one would overwrite what the last has left there.
+        alone = layout.ranks == 1 and not self.every_micro_batch
+        self._in_shard = self.contiguous and alone and self.reduce_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
         self._ready: set[Slot] = set()
         self._filled: set[Slot] = set()
-        self._landed: set[int] = set()
+        self._begun: set[int] = set()
         self._sent: deque[_Sent] = deque()
         self._next = 0
         self._reduces = self._last = True
@@ -106,7 +110,7 @@ class GradientReducer:
         while self._between_replicas:
             self._between_replicas.pop().wait()
         shard, self.shard = self._gradient_shard(), None
-        self._landed.clear()
+        self._begun.clear()
         return shard
 
     def held_tensors(self) -> list[Tensor]:
@@ -160,13 +164,15 @@ class GradientReducer:
 
     def _send_next(self) -> None:
         bucket, self._next = self._next, self._next + 1
+        first = bucket not in self._begun
+        self._begun.add(bucket)
         rows = self._assemble(bucket)
         if self.layout.ranks == 1:
             work, output = self.group.all_reduce(rows), rows.view(-1)
         else:
-            output = self._landing_place(bucket, rows)
+            output = self._landing_place(bucket, rows, first)
             work = self.group.reduce_scatter(output, rows)
-        self._sent.append(_Sent(work, bucket, rows, output, self._last))
+        self._sent.append(_Sent(work, bucket, rows, output, first, self._last))
         while len(self._sent) > self.limit:
             self._land(self._sent.popleft())
 
@@ -183,9 +189,9 @@ class GradientReducer:
         del self._rows[bucket]
         return rows
 
-    def _landing_place(self, bucket: int, rows: Tensor) -> Tensor:
+    def _landing_place(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
         """Straight into the gradient shard where this is the step's first reduction of the bucket, in the same type."""
-        if bucket not in self._landed and self.reduce_dtype == self.master_dtype:
+        if first and self.reduce_dtype == self.master_dtype:
             start = self.layout.start(bucket)
             return self._gradient_shard()[start : start + rows.shape[1]]
         output = torch.empty(rows.shape[1], dtype=self.reduce_dtype, device=self.device)
@@ -197,7 +203,6 @@ class GradientReducer:
         shard, start = self._gradient_shard(), self.layout.start(sent.bucket)
         target = shard[start : start + sent.output.numel()]
         if sent.output.data_ptr() != target.data_ptr():
-            target.add_(sent.output) if sent.bucket in self._landed else target.copy_(sent.output)
-        self._landed.add(sent.bucket)
+            target.copy_(sent.output) if sent.first else target.add_(sent.output)
         if sent.last and self.replicas.size > 1:
             self._between_replicas.append(self.replicas.all_reduce(target))

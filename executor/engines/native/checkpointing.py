@@ -6,16 +6,29 @@ from collections.abc import Sequence
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from executor.engines.native.selective import selective_contexts
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
 
 def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig) -> None:
-    """With `activation_checkpointing=full`, keep each block's input alone and run the block again in backward.
+    """Run blocks again in backward instead of keeping their activations, as `activation_checkpointing` says.
 
-    The block's `forward` is replaced, not the block wrapped, so that hooks on the block (stage-3 gathers) stay outside the
+    `full` keeps a block's input alone; `selective` keeps the results of dear operators and of collectives too (`KEPT`,
+    `keep_collective`), and computes norms, activations, rotations and other cheap ones again. Of every `checkpoint_every_k`
+    neighbouring blocks the first is checkpointed: the last one's turn in backward comes first, when everything is still held,
+    and running it again then would save nothing of the peak.
+
+    A block's `forward` is replaced, not the block wrapped, so that hooks on the block (stage-3 gathers) stay outside the
     region that runs again: gathering inside it would be recorded and replayed as part of the block.
     """
-    if config.activation_checkpointing != "full":
+    kind = config.activation_checkpointing
+    if kind == "none":
         return
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    contexts = {}
+    if kind == "selective":
+        # Zero-bubble schedules call backward for a block's input and for its weights apart: each runs the block again.
+        parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+        contexts = {"context_fn": functools.partial(selective_contexts, runs_again=parts)}
+    for block in blocks[:: config.checkpoint_every_k]:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **contexts)
