@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from executor.engine import EngineSession, RankContext, StepReport
+from executor.engine import Engine, EngineSession, RankContext, StepReport
+from executor.engines.ddp.engine import DdpEngine
+from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.device import DeviceEvents, allocation_retries, read_device
 from executor.measurement.environment import environment
-from executor.measurement.flops import CONVENTION, model_flops_utilization, tflops_per_device
+from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.flops import CONVENTION, flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, StepTime, has_trend, step_time, student_t_975
@@ -21,11 +24,14 @@ from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import CollectiveCount, Interval, Progress, RankMeasurement, TrialRequest, TrialResult
 
-ENGINES = {"native": NativeEngine()}
+ENGINES: dict[str, Engine] = {"native": NativeEngine(), "ddp": DdpEngine(), "fsdp2": Fsdp2Engine()}
 REFERENCE_STEPS = 3
 """First steps whose losses are held against the job's reference."""
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
+COUNTED_STEP = 1
+"""The warm-up step whose FLOPs are counted. Not the first, since a user's module may compile itself then, and torch.compile
+passes by whatever runs under a counter."""
 PROGRESS_SECONDS = 0.25
 """Least seconds between two signs of life."""
 
@@ -41,6 +47,8 @@ class _Trial:
     step: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    flops: int | None = None
+    """Executed on this rank in one step; None: not counted."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
     told: float = 0.0
 
@@ -63,7 +71,8 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     """Run one trial; every rank of the gang calls it, and gets the same result.
 
     1. Build the model (`build`).
-    2. Step until lazily made state exists, at least two updates (`warmup`); hold the first losses against the reference.
+    2. Step until lazily made state exists, at least two updates (`warmup`); hold the first losses against the reference, and
+       count the FLOPs of one of these steps, since a step that is counted takes longer.
     3. Account for the memory of an untimed step (`memory`); beyond the limit the trial ends here, before its timing costs.
     4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`).
     5. Gather every rank's measurements.
@@ -91,8 +100,8 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
 def _measure(trial: _Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = _enter(trial, "warmup")
-    while not session.settled() or trial.step < request.fidelity.warmup_updates:
-        _run_step(trial, session)
+    while not session.settled() or trial.step < max(request.fidelity.warmup_updates, COUNTED_STEP + 1):
+        _warm_up(trial, session)
     _leave(trial, began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
     began = _enter(trial, "warmup")
@@ -102,6 +111,15 @@ def _measure(trial: _Trial, session: EngineSession) -> TrialResult:
     window = _time_steps(trial, session, settled)
     _leave(trial, began)
     return _report(trial, window, account)
+
+
+def _warm_up(trial: _Trial, session: EngineSession) -> None:
+    if trial.step != COUNTED_STEP:
+        _run_step(trial, session)
+        return
+    with FlopCounter() as counter:
+        _run_step(trial, session)
+    trial.flops = counter.total
 
 
 def _account(trial: _Trial, session: EngineSession) -> MemoryAccount:
@@ -233,6 +251,7 @@ def _report(trial: _Trial, window: _Window, account: MemoryAccount | None) -> Tr
     timing = step_time(window.seconds)
     rate = _rate(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, context.world_size)
+    executed = hardware_tflops_per_device(gather_plain(context, trial.flops), timing.mean)
     retried = any(rank.allocation_retries for rank in ranks)
     return TrialResult(
         attempt=request.attempt,
@@ -246,7 +265,9 @@ def _report(trial: _Trial, window: _Window, account: MemoryAccount | None) -> Tr
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in ranks) if account else None,
         ranks=ranks,
         tflops_per_device=tflops,
-        mfu=model_flops_utilization(tflops, request.peak_flops_per_device),
+        mfu=flops_utilization(tflops, request.peak_flops_per_device),
+        hardware_tflops_per_device=executed,
+        hfu=flops_utilization(executed, request.peak_flops_per_device),
         flops_convention=CONVENTION,
         unstable=retried or not window.settled,
         phase_seconds=dict(trial.phase_seconds),
@@ -284,6 +305,7 @@ def _rank_measurement(trial: _Trial, window: _Window, account: MemoryAccount | N
         allocation_retries=window.retries,
         throttled=state.throttled,
         sm_clock_mhz=state.sm_clock_mhz,
+        host_memory_bytes=account.host_peak if account else None,
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from search_spaces.context import SpaceContext
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
+from search_spaces.model import ModelSpec
+from search_spaces.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig, Value
 
 SEARCH_ORDER: tuple[str, ...] = (
@@ -16,6 +18,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "expert_parallel_size",
     "rank_order",
     "zero_stage",
+    "reshard_after_forward",
     "defer_gradient_reduction",
     "hsdp_shard_size",
     "offload_optimizer",
@@ -24,7 +27,6 @@ SEARCH_ORDER: tuple[str, ...] = (
     "prefetch_bucket_size",
     "param_persistence_threshold",
     "max_live_parameters",
-    "reshard_after_forward",
     "allgather_bucket_size",
     "activation_checkpointing",
     "checkpoint_every_k",
@@ -40,13 +42,17 @@ SEARCH_ORDER: tuple[str, ...] = (
 )
 """Every knob, those that a condition reads before the knob that it stands for, and knobs that share a rule close together:
 counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast."""
+OWN_READS: dict[str, tuple[str, ...]] = {
+    "hsdp_shard_size": PARALLEL_SIZES,
+    "pipeline_split": ("pipeline_parallel_size", "virtual_stages"),
+}
+"""Knob -> what its canonical value depends on beside what its condition reads."""
 
 
 def canonical_reads(name: str) -> tuple[str, ...]:
     """The other knobs that the canonical value of a knob depends on."""
     condition = KNOBS[name].condition
-    own = PARALLEL_SIZES if name == "hsdp_shard_size" else ()
-    return (*(condition.reads if condition else ()), *own)
+    return (*(condition.reads if condition else ()), *OWN_READS.get(name, ()))
 
 
 def canonical_value(name: str, value: Value, config: TrialConfig, context: SpaceContext) -> Value:
@@ -55,7 +61,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     1. Where the knob's condition does not hold: the default.
     2. Element sizes from the model's parameter count on: the default where that is one of them, else the count. (The default
        and not always the count, because an engine that does not honour the knob still honours its default.)
-    3. A shard group of all data-parallel ranks: 0, which means the same.
+    3. A shard group of all ranks of data x context: 0, which means the same.
+    4. A split of the layers that gives every stage what the default gives it: the default.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -63,9 +70,20 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     count = context.model.parameter_count
     if knob.is_element_size and int(value) >= count:
         return max(int(knob.default), count)
-    if name == "hsdp_shard_size" and value == config.data_parallel_size(context.world_size):
+    if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0
+    if name == "pipeline_split" and value != knob.default and _splits_alike(config, context, value):
+        return knob.default
     return value
+
+
+def _splits_alike(config: TrialConfig, context: SpaceContext, split: Value) -> bool:
+    """Whether `split` gives every stage the layers that the default split does."""
+    if not isinstance(context.model, ModelSpec):
+        return False
+    default = config.replace({"pipeline_split": KNOBS["pipeline_split"].default})
+    other, length = config.replace({"pipeline_split": split}), context.workload.sequence_length
+    return split_layers(context.model, other, length) == split_layers(context.model, default, length)
 
 
 def canonical_values(name: str, domain: Iterable[Value], config: TrialConfig, context: SpaceContext) -> tuple[Value, ...]:

@@ -207,6 +207,11 @@ def domain_text(the_knob: Knob) -> str:
     return f"{what}, at least {the_knob.minimum:g}"
 
 
+def value_text(value: object) -> str:
+    """A knob's value as it can be given back with --set."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _typed(the_knob: Knob, value: object) -> Value:
     kind = the_knob.kind
     if isinstance(value, bool):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_values
 from search_spaces.context import SpaceContext
-from search_spaces.rules import ENGINE_HONOURS, RULES
+from search_spaces.rules import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig, Value
 
 Prefix = tuple[Value, ...]
@@ -39,9 +39,10 @@ class Lattice:
         self._context = context
         self._base = base
         self._domains = tuple(domains.get(name, (getattr(base, name),)) for name in SEARCH_ORDER)
+        # `HONOURS` reads every knob, and is asked knob by knob instead.
+        rules = [rule for rule in rules_of(context.capability) if rule is not HONOURS]
         self._rules = tuple(
-            tuple(rule for rule in RULES if rule is not ENGINE_HONOURS and max(map(_position, rule.reads)) == depth)
-            for depth in range(DEPTHS)
+            tuple(rule for rule in rules if max(map(_position, rule.reads)) == depth) for depth in range(DEPTHS)
         )
         self._rule_reads = tuple(_depths(name for rule in rules for name in rule.reads) for rules in self._rules)
         self._choice_reads = tuple(_depths(canonical_reads(name)) for name in SEARCH_ORDER)
@@ -138,7 +139,7 @@ class Lattice:
         depth = len(prefix) - 1
         capability = self._context.capability
         if capability is not None and not capability.honours(SEARCH_ORDER[depth], prefix[-1]):
-            return ENGINE_HONOURS.name
+            return HONOURS.name
         if not self._rules[depth]:
             return None
         key = (depth, _pick(prefix, self._rule_reads[depth]))

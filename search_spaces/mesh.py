@@ -31,7 +31,7 @@ class Mesh:
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks with the same parameters, whose gradients are summed: data x context."""
+        """Ranks with the same parameters, whose gradients are summed and whose states are divided: data x context."""
         return self.data * self.context
 
     @property

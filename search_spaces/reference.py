@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from search_spaces.knob import Knob, Numerics
-from search_spaces.knobs import KNOBS, domain_text
+from search_spaces.knobs import KNOBS, domain_text, value_text
 from search_spaces.rules import RULES
 
 INTRODUCTION = """\
@@ -17,36 +17,47 @@ one configuration. **Numerics** says what a move does to the results: `exact` th
 equal but for rounding, `changes` other numbers: such a knob is searched only where a space file or a pin names it. **A move
 costs**, from cheap to dear: `step`, `rebuild`, `process_group`, `process`.
 """
+RULES_INTRODUCTION = """\
+These hold for every engine. What an engine refuses beside them is on the page of [engines](engines.md).
+"""
 
 
 def knobs_page_markdown() -> str:
     """The whole page."""
-    return f"{INTRODUCTION}\n{knob_table_markdown()}\n## Rules\n\n{rule_table_markdown()}"
+    return f"{INTRODUCTION}\n{knob_table_markdown()}\n## Rules\n\n{RULES_INTRODUCTION}\n{rule_table_markdown()}"
 
 
 def knob_table_markdown() -> str:
     """A row for each knob, in the order of TrialConfig."""
     head = ("knob", "what it does", "domain", "default", "matters when", "numerics", "a move costs")
-    return _table(head, (_knob_row(knob) for knob in KNOBS.values()))
+    return markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
 
 
 def rule_table_markdown() -> str:
     """A row for each rule, in the order in which refusals are listed."""
     rows = ((f"`{rule.name}`", _knob_names(rule.reads), rule.remedy) for rule in RULES)
-    return _table(("rule", "knobs", "remedy"), rows)
+    return markdown_table(("rule", "knobs", "remedy"), rows)
 
 
 def _knob_row(knob: Knob) -> tuple[str, ...]:
-    default = str(knob.default).lower() if isinstance(knob.default, bool) else f"{knob.default}"
     numerics = f"**{knob.numerics}**" if knob.numerics is Numerics.CHANGES else str(knob.numerics)
     condition = knob.condition.name if knob.condition else "always"
-    return (f"`{knob.name}`", knob.description, domain_text(knob), default, condition, numerics, str(knob.applies))
+    return (
+        f"`{knob.name}`",
+        knob.description,
+        domain_text(knob),
+        value_text(knob.default),
+        condition,
+        numerics,
+        str(knob.applies),
+    )
 
 
 def _knob_names(names: tuple[str, ...]) -> str:
     return "every knob" if len(names) == len(KNOBS) else ", ".join(f"`{name}`" for name in names)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table, a line for each row."""
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.context import SpaceContext
 from search_spaces.model import ModelSpec
+from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
+from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
 Check = Callable[[TrialConfig, SpaceContext], str | None]
@@ -21,28 +24,20 @@ class Rule:
     check: Check
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a configuration is illegal."""
-
-    rule: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.message}; {self.remedy}"
-
-
 TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
 EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
 STAGES, SCHEDULE = "virtual_stages", "pipeline_schedule"
 DEGREES = (TP, PP, CP)
 BATCH = ("micro_batch_size", *DEGREES)
+ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Schedules that run the micro-batches in rounds of equal length."""
+ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
+"""Schedules of several stages a rank -> what they are with one."""
 
 
 def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
-    """Every rule that refuses the configuration, in the order of RULES; empty: it is legal."""
-    found = ((rule, rule.check(config, context)) for rule in RULES)
+    """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
+    found = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
     return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
 
 
@@ -74,7 +69,7 @@ def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     sizes = {
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
-        "the MLP's width": model.ffn_hidden_size,
+        "an expert's width" if model.num_experts else "the MLP's width": model.ffn_hidden_size,
         "the vocabulary": model.vocab_size,
     }
     wrong = [f"{name} ({value})" for name, value in sizes.items() if value % size]
@@ -89,10 +84,15 @@ def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
-    length, pieces = context.workload.sequence_length, config.context_parallel_size
-    if config.sequence_parallel:
-        pieces *= config.tensor_parallel_size
-    return f"a sequence of {length} tokens is not divided by {pieces} ranks" if length % pieces else None
+    """A context rank takes one chunk from the head and one from the tail, so that causal attention costs all ranks alike."""
+    length, ranks = context.workload.sequence_length, config.context_parallel_size
+    chunks = 2 * ranks if ranks > 1 else 1
+    if length % chunks:
+        return f"a sequence of {length} tokens is not divided into {chunks} chunks, two for each of {ranks} context ranks"
+    tensor = config.tensor_parallel_size if config.sequence_parallel else 1
+    if length // ranks % tensor:
+        return f"{length // ranks} tokens on a context rank are not divided by {tensor} tensor-parallel ranks"
+    return None
 
 
 def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -106,22 +106,31 @@ def _virtual_stages(config: TrialConfig, _: SpaceContext) -> str | None:
     schedule, stages = config.pipeline_schedule, config.virtual_stages
     if config.pipeline_parallel_size == 1:
         return None
-    if schedule in ("gpipe", "1f1b"):
+    if schedule in ONE_STAGE_SCHEDULES:
         return f"{schedule} runs one stage a rank, not {stages}" if stages != 1 else None
-    if schedule in ("zbv", "dualpipev"):
+    if schedule in FOLDED_SCHEDULES:
         return f"{schedule} folds two stages into a rank, not {stages}" if stages != 2 else None
-    return f"{schedule} needs at least 2 stages a rank" if stages < 2 else None
+    # With one stage a rank the zero-bubble schedule is ZB-H1, which no other name gives.
+    same = ONE_STAGE_EQUALS.get(schedule)
+    return f"{schedule} with one stage a rank is {same}, it needs at least 2" if same and stages < 2 else None
 
 
 def _pipeline_batches(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What the constructors of torch.distributed.pipelining ask for (2.13; tests hold this rule against them).
+
+    Interleaved schedules run in max(1, micro-batches // ranks) rounds of equal length.
+    """
     schedule, ranks = config.pipeline_schedule, config.pipeline_parallel_size
     if ranks == 1:
         return None
     count = config.gradient_accumulation_steps(context.workload.global_batch_size, context.world_size)
-    if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and (count == 0 or count % ranks):
-        return f"{schedule} needs a multiple of {ranks} micro-batches, not {count}"
     least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
-    return f"{schedule} on {ranks} ranks needs at least {least} micro-batches, not {count}" if count < least else None
+    if count < least:
+        return f"{schedule} on {ranks} ranks needs at least {least} micro-batches, not {count}"
+    rounds = max(1, count // ranks)
+    if schedule in ROUND_SCHEDULES and count % rounds:
+        return f"{schedule} on {ranks} ranks runs {rounds} rounds, which do not divide {count} micro-batches"
+    return None
 
 
 def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -135,12 +144,12 @@ def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
-    size, replicas = config.hsdp_shard_size, config.data_parallel_size(context.world_size)
+    size, ranks = config.hsdp_shard_size, config.zero_ranks(context.world_size)
     if size == 0:
         return None
     if config.zero_stage != 3:
         return f"hsdp_shard_size={size} needs sharded parameters, but zero_stage is {config.zero_stage}"
-    return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or size > replicas else None
+    return f"{size} does not divide the {ranks} ranks of data x context" if ranks % size or size > ranks else None
 
 
 def _offload_optimizer_stage(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -171,9 +180,7 @@ def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
     return context.capability.refusal(config) if context.capability else None
 
 
-ENGINE_HONOURS = Rule(
-    "engine-honours", KNOB_NAMES, "leave the knob at a value that the engine honours, or choose another engine", _engine_honours
-)
+HONOURS = Rule(ENGINE_HONOURS, KNOB_NAMES, HONOURS_REMEDY, _engine_honours)
 """The one rule that reads every knob; it judges knob by knob (`Capability.honours`)."""
 
 RULES: tuple[Rule, ...] = (
@@ -192,8 +199,18 @@ RULES: tuple[Rule, ...] = (
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
-    ENGINE_HONOURS,
+    HONOURS,
 )
-"""Every rule, in the order in which refusals are listed."""
+"""The rules that hold for every engine, in the order in which refusals are listed."""
 
-RULES_BY_NAME = {rule.name: rule for rule in RULES}
+
+def rules_of(capability: Capability | None) -> tuple[Rule, ...]:
+    """RULES, and one for each combination that the engine refuses; None: any engine, so that RULES alone refuse."""
+    return RULES if capability is None else (*RULES, *map(_combination_rule, capability.combinations))
+
+
+def _combination_rule(combination: Combination) -> Rule:
+    def check(config: TrialConfig, context: SpaceContext) -> str | None:
+        return combination.problem if combination.holds(config, context.world_size) else None
+
+    return Rule(combination.rule, combination.reads, combination.remedy, check)

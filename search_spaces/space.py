@@ -1,5 +1,6 @@
 """The space: every legal configuration for a model on a cluster, counted, drawn, walked and looked around in."""
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,8 @@ from search_spaces.knobs import KNOBS, check_value
 from search_spaces.lattice import Lattice, Prefix
 from search_spaces.model import Model
 from search_spaces.plain import to_plain
-from search_spaces.rules import Refusal, check_config
+from search_spaces.refusal import Refusal
+from search_spaces.rules import check_config
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value, stable_hash
 
@@ -77,17 +79,18 @@ class SearchSpace:
     @cached_property
     def hash(self) -> str:
         """16 hexadecimal digits, the same in every process for the same space, whatever its name."""
-        parts = (self.context, self.domains, self.base)
-        return stable_hash([to_plain(part) for part in parts])
+        place = to_plain(dataclasses.replace(self.context, capability=None))
+        engine = self.capability.plain() if self.capability else None
+        return stable_hash([place, engine, to_plain(self.domains), to_plain(self.base)])
 
     def canonical(self, config: TrialConfig) -> TrialConfig:
         """The one configuration that stands for all that behave as `config` does."""
         return canonical(config, self.context)
 
     def check(self, config: TrialConfig) -> list[Refusal]:
-        """Every rule that refuses `config`, in the order of RULES; empty: it is legal. Knobs that do not matter are not judged.
+        """Every rule that refuses `config`, in the order of `rules_of`; empty: it is legal.
 
-        Whether its values are in the domains is not asked: see `in`.
+        Knobs that do not matter are not judged. Whether its values are in the domains is not asked: see `in`.
         """
         return check_config(self.canonical(config), self.context)
 

@@ -13,7 +13,7 @@ from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceForm
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
 from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.rules import ENGINE_HONOURS, RULES_BY_NAME, check_config
+from search_spaces.rules import HONOURS, check_config, rules_of
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
@@ -30,14 +30,15 @@ def space_preset_names() -> tuple[str, ...]:
 def device_defaults(cluster: ClusterSpec, capability: Capability | None = None) -> TrialConfig:
     """Every knob at its default on this cluster: bf16 where a GPU computes in it, expandable segments on CUDA.
 
-    A default that the engine does not honour stays at TrialConfig's.
+    Where the engine does not honour that, the knob stands at TrialConfig's default; where it does not honour that either, at
+    the first value that it names.
     """
     device = cluster.device
     wanted: dict[str, Value] = {"precision": "bf16", "expandable_segments": True} if device.kind == "cuda" else {}
     if not device.supports("bf16"):
         wanted.pop("precision", None)
     honoured = {name: value for name, value in wanted.items() if capability is None or capability.honours(name, value)}
-    return TrialConfig().replace(honoured)
+    return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
@@ -71,7 +72,8 @@ def resolve_space(
 ) -> SearchSpace:
     """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
 
-    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`.
+    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`. A knob of a preset of
+    whose values the engine honours none is not searched; one that the user names is, and refused.
 
     Raises:
         UnknownNameError: there is no such preset or knob.
@@ -82,13 +84,16 @@ def resolve_space(
     context = SpaceContext(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
     )
-    written = _written_domains(text, context)
+    written, named = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
+        resolved = resolve_domains(domains, context)
+        asked = named | set(pinned)
+        turned = {name: values for name, values in resolved.items() if name in asked or _turns(name, values, capability)}
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
-            base=base or device_defaults(cluster, capability), domains=resolve_domains(domains, context), name=text,
+            base=base or device_defaults(cluster, capability), domains=turned, name=text,
         )  # fmt: skip
 
     answer = space(written | pinned)
@@ -97,18 +102,22 @@ def resolve_space(
     return answer
 
 
+def _turns(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
+    return capability is None or any(capability.honours(name, value) for value in values)
+
+
 def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:
     """Why nothing is left: the rule that refuses most among those that read a pinned knob.
 
     What no engine could do is told before what this engine does not.
     """
-    census = space.census()
-    reading = [name for name in census.refused if set(RULES_BY_NAME[name].reads) & set(pinned)]
-    own = [name for name in reading if name != ENGINE_HONOURS.name]
-    rule = RULES_BY_NAME[(own or reading or list(census.refused))[0]]
+    census, rules = space.census(), {rule.name: rule for rule in rules_of(space.capability)}
+    reading = [name for name in census.refused if set(rules[name].reads) & set(pinned)]
+    own = [name for name in reading if name != HONOURS.name]
+    rule = rules[(own or reading or list(census.refused))[0]]
     example = space.refused_example(rule.name)
-    if rule is ENGINE_HONOURS and example is not None:
-        further = [RULES_BY_NAME[refusal.rule] for refusal in check_config(example, space.context)]
+    if rule is HONOURS and example is not None:
+        further = [rules[refusal.rule] for refusal in check_config(example, space.context)]
         rule = next((other for other in further if other is not rule and set(other.reads) & set(pinned)), rule)
     message = rule.check(example, space.context) if example else None
     said = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
@@ -119,17 +128,17 @@ def _pin_text(value: Any) -> str:
     return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def _written_domains(text: str, context: SpaceContext) -> dict[str, Any]:
-    """The domains of a preset or a file, those that it extends first."""
+def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], set[str]]:
+    """The domains of a preset or a file, those that it extends first; and the knobs that the file itself names."""
     presets = preset_tables("spaces")
     if text in presets:
-        return _collected(presets[text])
+        return _collected(presets[text]), set()
     path = Path(text).expanduser()
     if not (path.exists() or path.suffix == ".toml" or "/" in text):
         raise unknown_name("space preset", text, presets, "or give the path of a TOML file")
     table = _read(path)
     _check_file(path, table, context)
-    return _collected(table)
+    return _collected(table), set(table.get("domains", {}))
 
 
 def _collected(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,8 @@ class RankMeasurement:
     throttled: bool | None = None
     """CUDA: whether the device lowered its clocks for heat or power."""
     sm_clock_mhz: float | None = None
+    host_memory_bytes: int | None = None
+    """Peak bytes in the host pool that offloading fills; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,13 @@ class TrialResult:
     """The highest rank's peak."""
     ranks: tuple[RankMeasurement, ...] = ()
     tflops_per_device: float | None = None
+    """Useful work of the model alone, what is recomputed not counted; by `flops_convention`."""
     mfu: float | None = None
+    """`tflops_per_device` as a share of the peak; None: the peak is not stated."""
+    hardware_tflops_per_device: float | None = None
+    """All work that is really done, what checkpointing computes again included; None: not counted."""
+    hfu: float | None = None
+    """`hardware_tflops_per_device` as a share of the peak."""
     flops_convention: str = "palm-appendix-b"
     unstable: bool = False
     """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""

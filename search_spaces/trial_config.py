@@ -62,6 +62,10 @@ class TrialConfig:
         """Replicas of the model on `world_size` ranks, rounded down."""
         return world_size // self.model_parallel_size
 
+    def zero_ranks(self, world_size: int) -> int:
+        """Ranks with the same parameters, whose gradients are summed and whose states are divided: data x context."""
+        return self.data_parallel_size(world_size) * self.context_parallel_size
+
     def gradient_accumulation_steps(self, global_batch_size: int, world_size: int) -> int:
         """Micro-batches that each replica runs in one optimizer step, rounded down."""
         return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))

@@ -21,21 +21,21 @@ class Replica(ABC):
     sharded: bool
     """Whether `squared_norm` is of this rank's share alone, so that it is to be summed over the ranks that share."""
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> None:  # noqa: B027  what an engine does not need it leaves as it is
         """Call before a step's first micro-batch."""
 
     @abstractmethod
     def begin_micro_batch(self, last: bool) -> None:
         """Call before a micro-batch's backward (outside of a pipeline, before its forward)."""
 
-    def gradients_written(self) -> None:
+    def gradients_written(self) -> None:  # noqa: B027
         """Call where gradients stand in `parameter.grad` that no hook has seen."""
 
     @abstractmethod
     def end_micro_batch(self) -> None:
         """Call after a micro-batch's backward."""
 
-    def end_step(self) -> None:
+    def end_step(self) -> None:  # noqa: B027
         """Call after a step's last micro-batch."""
 
     @abstractmethod

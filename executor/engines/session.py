@@ -157,7 +157,7 @@ class ParallelSession(EngineSession):
 
     def _make_pipeline(self) -> Pipeline:
         return Pipeline(
-            self.replicas, self.config, self.groups.pipeline, self.accumulation, self._scale, self.context.device
+            self.replicas, self.config, self.groups.pipeline, self.accumulation, self._scale, self._dtype, self.context.device
         )
 
 
@@ -167,9 +167,9 @@ def refuse(capability: Capability, context: RankContext, config: TrialConfig, wo
     Raises:
         EngineRefusalError: with the rule's name.
     """
-    refusal = capability.refusal(config)
-    if refusal is not None:
-        raise EngineRefusalError("engine-honours", refusal)
+    refusals = capability.refusals(config, context.world_size)
+    if refusals:
+        raise EngineRefusalError(refusals[0].rule, refusals[0].message)
     ranks = config.data_parallel_size(context.world_size)
     if ranks * config.model_parallel_size != context.world_size:
         raise EngineRefusalError(

@@ -1,7 +1,7 @@
 """The collectives of one mesh dimension, and how a tensor is marked for the memory account."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.profiler import record_function
 
 # Older torch has these two under other names, with the same behaviour; in 2.13 the old names warn.
-_all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Callable[..., dist.Work | None] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 _use_count: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
 """References to a tensor, from Python and from the backend; None where this torch does not tell."""
@@ -68,6 +70,15 @@ class Group:
         alias = value.view_as(value)
         return InFlight(lambda: dist.all_reduce(alias, operation, group=self.group, async_op=True), alias)
 
+    def all_reduce_parts(self, parts: Sequence[Tensor]) -> None:
+        """Sum each of `parts` in place, all in one message, and wait."""
+        if self.size == 1 or not parts:
+            return
+        total = torch.cat([part.reshape(-1) for part in parts])
+        self.all_reduce(total).wait()
+        for part, whole in zip(parts, torch.split(total, [part.numel() for part in parts]), strict=True):
+            part.copy_(whole.view_as(part))
+
     def reduce_scatter(self, output: Tensor, rows: Tensor) -> InFlight:
         """Sum `rows` [ranks, n] over the ranks and leave this rank's row in `output` [n], asynchronously."""
         if self.size == 1:
@@ -75,7 +86,7 @@ class Group:
             return InFlight(lambda: None)
         self.count("reduce_scatter", rows)
         flat, alias = rows.view(-1), output.view_as(output)
-        return InFlight(lambda: _reduce_scatter(alias, flat, group=self.group, async_op=True), alias, flat)
+        return InFlight(lambda: reduce_scatter_single(alias, flat, group=self.group, async_op=True), alias, flat)
 
     def all_gather(self, rows: Tensor, shard: Tensor) -> InFlight:
         """Gather every rank's `shard` [n] into `rows` [ranks, n], asynchronously."""
@@ -84,7 +95,7 @@ class Group:
             return InFlight(lambda: None)
         self.count("all_gather", rows)
         flat, alias = rows.view(-1), shard.view_as(shard)
-        return InFlight(lambda: _all_gather(flat, alias, group=self.group, async_op=True), flat, alias)
+        return InFlight(lambda: all_gather_single(flat, alias, group=self.group, async_op=True), flat, alias)
 
     def count(self, operation: str, message: Tensor) -> None:
         """Enter a message in the account of what was sent: the full one, of which a rank may hold a part."""

@@ -78,7 +78,9 @@ class _GatherChunks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         group = ctx.group
-        chunks = gradients[0].unflatten(3, (CHUNKS_PER_RANK * group.size, -1)).movedim(3, 0)
+        gradient = gradients[0]
+        shape = (*gradient.shape[:3], CHUNKS_PER_RANK * group.size, -1, gradient.shape[4])
+        chunks = gradient.reshape(shape).movedim(3, 0)
         rows = torch.cat((chunks[: group.size], chunks[group.size :].flip(0)), dim=4).contiguous()
         own = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
         group.reduce_scatter(own.view(-1), rows.view(group.size, -1)).wait()

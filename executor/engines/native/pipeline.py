@@ -49,6 +49,7 @@ class Pipeline:
         group: Group,
         micro_batches: int,
         loss_scale: float,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """`replicas` are the stages of this rank, in order, around a `Transformer` each."""
@@ -56,7 +57,7 @@ class Pipeline:
         indices = stages_of_rank(config, group.rank)
         self._ledger = _Ledger()
         self.stages = [
-            _Stage(replica, index, config, group, micro_batches, device, self._ledger)
+            _Stage(replica, index, config, group, micro_batches, dtype, device, self._ledger)
             for replica, index in zip(replicas, indices, strict=True)
         ]
         schedule = SCHEDULES[config.pipeline_schedule]
@@ -91,7 +92,7 @@ class Pipeline:
 
     @property
     def most_in_flight(self) -> float:
-        """The most micro-batches whose activations this rank held at once in the last step, in micro-batches of all its stages."""
+        """The most micro-batches that this rank held activations of at once in the last step, in micro-batches of all its stages."""
         return self._ledger.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
@@ -123,18 +124,19 @@ class _Stage(PipelineStage):
         config: TrialConfig,
         group: Group,
         micro_batches: int,
+        dtype: torch.dtype,
         device: torch.device,
         ledger: _Ledger,
     ) -> None:
-        inner = replica.module
-        module = inner if isinstance(inner, Transformer) else inner.module
-        assert isinstance(module, Transformer)
+        module = replica.module
+        if not isinstance(module, Transformer):
+            raise TypeError(f"a stage is a part of a Transformer, not {type(module).__name__}")
         stages = config.pipeline_parallel_size * config.virtual_stages
-        hidden = _hidden_state(module, config.micro_batch_size)
+        hidden = _hidden_state(module, config.micro_batch_size, dtype)
         tokens = torch.empty(config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")
-        loss = torch.empty((), dtype=torch.promote_types(hidden.dtype, torch.float32), device="meta", requires_grad=True)
+        loss = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True)
         super().__init__(
-            inner, index, stages, device, group=group.group,
+            module, index, stages, device, group=group.group,
             input_args=tokens if index == 0 else hidden, output_args=loss if index == stages - 1 else hidden,
         )  # fmt: skip
         self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
@@ -155,12 +157,10 @@ class _Stage(PipelineStage):
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super().backward_one_chunk(*args, **kwargs)
         self.ledger.now -= 1
 
-    def backward_maybe_with_nosync(
-        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> Any:
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         if backward_type == "input":
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         self._gradients_made += 1
@@ -183,10 +183,9 @@ class _Stage(PipelineStage):
         return operations
 
 
-def _hidden_state(module: Transformer, micro_batch_size: int) -> Tensor:
+def _hidden_state(module: Transformer, micro_batch_size: int, dtype: torch.dtype) -> Tensor:
     """The shape and type of what one stage hands to the next."""
     tensor = module.part.tensor
     tokens = len(module.places) // (tensor.size if tensor.sequence_parallel else 1)
-    dtype = next(module.parameters()).dtype
     shape = (micro_batch_size, tokens, module.spec.hidden_size)
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)

@@ -102,7 +102,7 @@ class VocabularyEmbedding(nn.Embedding):
 
 
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
-    """Summed cross-entropy of `logits` [n, vocabulary / ranks], at least fp32, against `targets` [n], ids of the whole vocabulary.
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary.
 
     No rank holds all logits of a token: the largest, then the sum of exponentials together with the target's logit, are
     reduced, 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
@@ -129,14 +129,14 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, group: Group) -> Tensor:
         # In place: no backward needs the summands.
         total = x.detach().contiguous()
         group.all_reduce(total).wait()
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
@@ -194,7 +194,7 @@ def gather_tokens(x: Tensor, group: Group) -> Tensor:
 
 def scatter_tokens(x: Tensor, group: Group) -> Tensor:
     """The sum over the ranks of [batch, tokens, …], of which each rank gets its share of the tokens."""
-    parts = x.unflatten(1, (group.size, -1)).movedim(1, 0).contiguous()
+    parts = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).movedim(1, 0).contiguous()
     own = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
     group.reduce_scatter(own.view(-1), parts.view(group.size, -1)).wait()
     return own

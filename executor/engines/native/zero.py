@@ -11,6 +11,7 @@ from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
 from executor.engines.native.collectives import InFlight, mark
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, master_shards, unpack
+from executor.engines.native.model import Transformer
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.replica import Replica
 from search_spaces.trial import Workload
@@ -93,12 +94,7 @@ class ShardedModel(Replica):
     def finish_gradients(self) -> None:
         """Sum over the tensor-parallel ranks once a step, on the share that is left after all other reductions."""
         self._gradient = self.reducer.take_shard()
-        if self._summands:
-            parts = [self._share(self._gradient, slot) for slot in self._summands]
-            total = torch.cat(parts)
-            self.tensor.all_reduce(total).wait()
-            for part, whole in zip(parts, total.split([part.numel() for part in parts]), strict=True):
-                part.copy_(whole)
+        self.tensor.all_reduce_parts([self._share(self._gradient, slot) for slot in self._summands])
 
     def tied_gradient(self) -> Tensor | None:
         found = [slot for slot in self.layout.slots if slot.name in TIED_NAMES]
@@ -254,8 +250,9 @@ class ShardedModel(Replica):
 
 def _tensor_roles(module: nn.Module, slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
     """The slots whose gradient is a summand on each tensor-parallel rank, and those that every such rank holds whole."""
-    summands = getattr(module, "summand_parameters", set)()
-    split = getattr(module, "split_dimensions", dict)()
+    if not isinstance(module, Transformer):
+        return [], [*slots]
+    summands, split = module.summand_parameters(), module.split_dimensions()
     return [slot for slot in slots if slot.name in summands], [slot for slot in slots if slot.name not in split]
 
 

@@ -1,0 +1,50 @@
+"""FSDP2's collectives as they are, entered in the account of what was sent."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from executor.engines.native.collectives import Group, all_gather_single, reduce_scatter_single
+from executor.engines.native.groups import ParallelGroups
+
+
+class CountedAllGather(AllGather):
+    """The default all-gather."""
+
+    def __init__(self, account: Group) -> None:
+        self._account = account
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        self._account.count("all_gather", output_tensor)
+        return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class CountedReduceScatter(ReduceScatter):
+    """The default reduce-scatter; with copies of the shards, FSDP2 sends an all-reduce of its result after it."""
+
+    def __init__(self, groups: ParallelGroups) -> None:
+        self._groups = groups
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._groups.shard.count("reduce_scatter", input_tensor)
+        if self._groups.replica.size > 1:
+            self._groups.replica.count("all_reduce", output_tensor)
+        return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

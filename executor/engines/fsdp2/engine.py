@@ -1,0 +1,204 @@
+"""The fsdp2 engine: torch's `fully_shard` as the replica, in our parallel dimensions, for cross-checks."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from executor.engine import Engine, RankContext
+from executor.engines.fsdp2.capability import FSDP2
+from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter
+from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.model import Transformer
+from executor.engines.native.prefetch import repeated_blocks
+from executor.engines.native.zero import TIED_NAMES
+from executor.engines.replica import Replica
+from executor.engines.session import DTYPES, ParallelSession, refuse
+from search_spaces.mesh import CONTEXT, DATA
+from search_spaces.model import Model, ModelSpec
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+
+class Fsdp2Engine(Engine):
+    """`fully_shard` on every block: stage 2 keeps parameters gathered until backward, stage 3 by `reshard_after_forward`."""
+
+    capability = FSDP2
+
+    def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
+        refuse(FSDP2, context, config, workload)
+        experts = isinstance(model, ModelSpec) and model.num_experts > 0
+
+        def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
+            return FullyShardedReplica(module, config, workload, groups, context.device, experts)
+
+        return ParallelSession(context, model, config, workload, make_replica)
+
+
+class FullyShardedReplica(Replica):
+    """A module whose parameters are DTensors over the data x context ranks, in fp32 with bf16 copies while they are whole.
+
+    Reductions are sums, since losses are scaled before backward. Over one rank there is nothing to shard, and the module
+    stays as it is.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: TrialConfig,
+        workload: Workload,
+        groups: ParallelGroups,
+        device: torch.device,
+        unused_parameters: bool,
+    ) -> None:
+        self.module, self.groups = module.to(torch.promote_types(_dtype(module), torch.float32)), groups
+        self.sharded, self.device = groups.mesh.zero_ranks > 1, device
+        ours = module if isinstance(module, Transformer) else None
+        self._summand_names = ours.summand_parameters() if ours is not None else set()
+        self._split_names = set(ours.split_dimensions()) if ours is not None else set()
+        if self.sharded:
+            self._shard(config, device, unused_parameters)
+        else:
+            self.module.to(device)
+        precise = _dtype(self.module) == torch.float32
+        self.optimizer = torch.optim.AdamW(
+            self.module.parameters(),
+            lr=workload.learning_rate,
+            weight_decay=workload.weight_decay,
+            fused=config.fused_optimizer and precise,
+            foreach=None if config.fused_optimizer and precise else False,
+        )
+
+    def begin_micro_batch(self, last: bool) -> None:
+        if isinstance(self.module, FSDPModule):
+            self.module.set_is_last_backward(last)
+
+    def end_micro_batch(self) -> None:
+        """Nothing: its own hooks have reduced."""
+
+    @torch.no_grad()
+    def finish_gradients(self) -> None:
+        summands = [gradient for name, gradient in self._gradients() if name in self._summand_names]
+        self.groups.tensor.all_reduce_parts(summands)
+
+    def tied_gradient(self) -> Tensor | None:
+        return next((gradient.view(-1) for name, gradient in self._gradients() if name in TIED_NAMES), None)
+
+    @torch.no_grad()
+    def squared_norm(self, counts_tied: bool) -> Tensor:
+        first = self.groups.tensor.rank == 0
+        squared = [
+            torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)).square()
+            for name, gradient in self._gradients()
+            if (first or name in self._split_names) and (counts_tied or name not in TIED_NAMES)
+        ]
+        return torch.stack(squared).sum().to(self.device) if squared else torch.zeros((), device=self.device)
+
+    @torch.no_grad()
+    def update(self, scale: Tensor | None) -> None:
+        if scale is not None:
+            for _, gradient in self._gradients():
+                gradient.mul_(scale.to(gradient.device))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def settled(self) -> bool:
+        return bool(self.optimizer.state)
+
+    def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
+        for parameter in self.module.parameters():
+            yield "parameters", _local(parameter.data)
+        yield from (("buffers", buffer) for buffer in self.module.buffers())
+        for state in self.optimizer.state.values():
+            yield from (("optimizer_state", _local(value)) for value in state.values() if isinstance(value, Tensor))
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {
+            name: self._gather(parameter) if isinstance(parameter, DTensor) else parameter.detach()
+            for name, parameter in self.module.named_parameters()
+        }
+
+    def close(self) -> None:
+        """Nothing is held outside of the module."""
+
+    @torch.no_grad()
+    def _gather(self, parameter: DTensor) -> Tensor:
+        """The whole parameter from everyone's rows. Not `full_tensor()`: DTensor remembers the groups of trials before."""
+        group = self.groups.shard
+        rows = -(-parameter.shape[0] // group.size)
+        own = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype)
+        local = _local(parameter)
+        own[: local.shape[0]] = local.cpu()
+        gathered = torch.empty(group.size, own.numel(), dtype=own.dtype, device=self.device)
+        group.all_gather(gathered, own.to(gathered.device).view(-1)).wait()
+        return gathered.view(-1, *own.shape[1:])[: parameter.shape[0]]
+
+    def _shard(self, config: TrialConfig, device: torch.device, unused_parameters: bool) -> None:
+        reshard = config.zero_stage == 3 and config.reshard_after_forward
+        compute = DTYPES[config.precision]
+        policy = MixedPrecisionPolicy()
+        if compute == torch.bfloat16:
+            reduce = torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32
+            policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+        offload: OffloadPolicy = OffloadPolicy()
+        if config.offload_param == "cpu":
+            offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        mesh = self._device_mesh(device)
+        for unit in (*_units(self.module), self.module):
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
+            sharded.set_gradient_divide_factor(1.0)
+            if any(True for _ in unit.parameters(recurse=False)) or unit is not self.module:
+                sharded.set_custom_all_gather(CountedAllGather(self.groups.shard))
+                sharded.set_custom_reduce_scatter(CountedReduceScatter(self.groups))
+        if isinstance(self.module, FSDPModule) and unused_parameters:
+            self.module.set_reduce_scatter_unused_params(True)
+        for module in self.module.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+
+    def _device_mesh(self, device: torch.device) -> DeviceMesh:
+        shard, replica = self.groups.shard, self.groups.replica
+        if replica.size == 1:
+            return DeviceMesh.from_group(_process_group(shard.group), device.type, mesh_dim_names=("shard",))
+        zero = self.groups.mesh.groups((CONTEXT, DATA))
+        mine = torch.tensor(next(ranks for ranks in zero if self.groups.rank in ranks)).view(-1, shard.size)
+        pair = [_process_group(replica.group), _process_group(shard.group)]
+        if shard.size == 1:
+            return DeviceMesh.from_group(pair[0], device.type, mesh_dim_names=("replicate",))
+        return DeviceMesh.from_group(pair, device.type, mine, mesh_dim_names=("replicate", "shard"))
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and this rank's share of each gradient."""
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                yield name, _local(parameter.grad)
+
+
+def _units(module: nn.Module) -> list[nn.Module]:
+    """What is gathered together. A tied table is used at both ends of the model, so that it belongs to the model as a whole."""
+    if not isinstance(module, Transformer):
+        return repeated_blocks(module)
+    ends = [end for end in (module.embedding, module.head) if end is not None]
+    shared = len(ends) == 2 and module.spec.tied_embeddings
+    return [*module.layers(), *([] if shared else ends)]
+
+
+def _process_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if group is None:
+        raise RuntimeError("a group of one rank has no process group")
+    return group
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
+
+
+def _local(value: Tensor) -> Tensor:
+    if isinstance(value, DTensor):
+        local: Tensor = value.to_local()
+        return local
+    return value
