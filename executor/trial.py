@@ -13,7 +13,7 @@ from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
 from executor.measurement.agreement import gather_numbers, gather_plain
-from executor.measurement.device import DeviceEvents, allocation_retries, read_device
+from executor.measurement.device import DeviceEvents, allocation_retries, read_device, set_expandable_segments
 from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.flops import CONVENTION, flops_utilization, hardware_tflops_per_device, tflops_per_device
@@ -87,6 +87,7 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     engine = ENGINES.get(request.engine)
     if engine is None:
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {', '.join(ENGINES)}")
+    set_expandable_segments(context.device, request.config.expandable_segments)
     with bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = _enter(trial, "build")
         session = engine.build(context, request.model, request.config, request.workload)

@@ -169,7 +169,7 @@ def refuse(capability: Capability, context: RankContext, config: TrialConfig, wo
     """
     refusals = capability.refusals(config, context.world_size)
     if refusals:
-        raise EngineRefusalError(refusals[0].rule, refusals[0].message)
+        raise EngineRefusalError(refusals[0].rule, f"{refusals[0].message}; {refusals[0].remedy}")
     ranks = config.data_parallel_size(context.world_size)
     if ranks * config.model_parallel_size != context.world_size:
         raise EngineRefusalError(

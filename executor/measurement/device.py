@@ -20,6 +20,19 @@ class DeviceState:
     throttled: bool | None = None
 
 
+_set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+"""Changes the caching allocator of a running process, as PYTORCH_ALLOC_CONF does of a new one; None before torch 2.12."""
+
+
+def set_expandable_segments(device: torch.device, expandable: bool) -> None:
+    """Have the CUDA allocator grow its segments from now on, or not. What it has reserved is given back first."""
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    apply = _set_allocator or torch.cuda.memory._set_allocator_settings
+    apply(f"expandable_segments:{expandable}")
+
+
 def allocation_retries(device: torch.device) -> int | None:
     """Times that the caching allocator had to flush its cache, since the process started."""
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else None

@@ -56,6 +56,7 @@ class FullyShardedReplica(Replica):
         unused_parameters: bool,
     ) -> None:
         self.module, self.groups = module.to(torch.promote_types(_dtype(module), torch.float32)), groups
+        self.reshards = config.zero_stage == 3
         self.sharded, self.device = groups.mesh.zero_ranks > 1, device
         ours = module if isinstance(module, Transformer) else None
         self._summand_names = ours.summand_parameters() if ours is not None else set()
@@ -76,6 +77,8 @@ class FullyShardedReplica(Replica):
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, FSDPModule):
             self.module.set_is_last_backward(last)
+            # Stage 2 gathers once a step; stage 3 lets go after every backward, whatever it does after forward.
+            self.module.set_reshard_after_backward(last or self.reshards)
 
     def end_micro_batch(self) -> None:
         """Nothing: its own hooks have reduced."""

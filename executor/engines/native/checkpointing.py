@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +26,7 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig) -> None:
     kind = config.activation_checkpointing
     if kind == "none":
         return
-    contexts = {}
+    contexts: dict[str, Any] = {}
     if kind == "selective":
         # Zero-bubble schedules call backward for a block's input and for its weights apart: each runs the block again.
         parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES

@@ -92,7 +92,7 @@ class Pipeline:
 
     @property
     def most_in_flight(self) -> float:
-        """The most micro-batches that this rank held activations of at once in the last step, in micro-batches of all its stages."""
+        """The most micro-batches (of all stages here) whose activations this rank held at once in the last step."""
         return self._ledger.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:

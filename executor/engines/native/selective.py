@@ -32,7 +32,7 @@ KEPT: frozenset[Any] = frozenset(
 """Operators whose results are kept: matrix products, fused attention, functional collectives (those of a user's DTensors).
 
 As in torchtitan's `distributed/activation_checkpoint.py`, but that every matrix product is kept, not every second one.
-`bmm` is left out on purpose: unfused attention makes its scores with it, which are large and cheap [Korthikanti et al. 2022, 5].
+`bmm` is left out: unfused attention makes its scores with it, which are large and cheap [Korthikanti et al. 2022, 5].
 """
 
 _OVERWRITING: frozenset[Any] = frozenset({torch.ops.c10d.allreduce_.default, torch.ops.c10d.broadcast_.default})
@@ -134,7 +134,7 @@ class _RegionMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, region: Region) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.region = region
         self._tokens: list[Token[Region | None]] = []
 
@@ -147,7 +147,7 @@ class _RegionMode(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 
-class _Keeping(_RegionMode):
+class _Keeping(_RegionMode):  # type: ignore[no-untyped-call]
     """Forward: run everything, keep the results of `KEPT`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -159,7 +159,7 @@ class _Keeping(_RegionMode):
         return result
 
 
-class _Recalling(_RegionMode):
+class _Recalling(_RegionMode):  # type: ignore[no-untyped-call]
     """Backward: run everything again but `KEPT`."""
 
     def __enter__(self) -> Any:
@@ -174,5 +174,5 @@ class _Recalling(_RegionMode):
 def _detached(value: Tensor) -> Tensor:
     """The same memory and version counter, apart from the graph: the original would hold its own graph alive."""
     # Below autograd an alias has its own version counter unless this key takes part.
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # type: ignore[attr-defined]
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return value.detach()

@@ -1,0 +1,146 @@
+"""This rank's share of the parameters in the type that forward uses: where gathers read it and the update writes it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.engines.native.collectives import mark
+from executor.engines.native.copies import Copy, CopyEngine, Staging
+from executor.engines.native.host_pool import HostPool
+
+Range = tuple[int, int]
+"""First element and the one after the last, in the flat master vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A part of the share on the device; `copies` that fill it are on their way."""
+
+    values: Tensor
+    copies: tuple[Copy, ...] = ()
+
+    def before(self) -> AbstractContextManager[object]:
+        """A collective that is started inside finds the values there, and the current stream need not wait for them."""
+        return self.copies[-1].followed() if self.copies else nullcontext()
+
+
+class ParameterShard(ABC):
+    """A flat vector of parameters in their own type. The optimizer hands it updated values in the master's type."""
+
+    @abstractmethod
+    def read(self, ranges: Sequence[Range]) -> Loaded:
+        """The elements of `ranges` one after the other on the device; a view where nothing has to move."""
+
+    @abstractmethod
+    def accept_from_device(self, start: int, values: Tensor) -> None:
+        """Updated elements from `start` on, on the device; not changed before the next update."""
+
+    @abstractmethod
+    def accept_from_host(self, start: int, values: Tensor) -> None:
+        """Updated elements from `start` on, in host memory; at most a chunk of the optimizer."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when reads see everything that was accepted."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps on the device between steps."""
+
+
+class MasterShard(ParameterShard):
+    """The master vector itself, wholly on the device, cast when it is read."""
+
+    def __init__(self, master: Tensor, dtype: torch.dtype) -> None:
+        self.master, self.dtype = master, dtype
+
+    def read(self, ranges: Sequence[Range]) -> Loaded:
+        values = joined(self.master, ranges).to(self.dtype)
+        if values.untyped_storage().data_ptr() != self.master.untyped_storage().data_ptr():
+            mark("buffers", values)
+        return Loaded(values)
+
+    def accept_from_device(self, start: int, values: Tensor) -> None:
+        """Nothing to do: the values are the master's own."""
+
+    def accept_from_host(self, start: int, values: Tensor) -> None:
+        self.master[start : start + values.numel()].copy_(values)
+
+    def finish(self) -> None:
+        """Nothing is on its way."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+class DeviceShard(ParameterShard):
+    """On the device, for an optimizer that has its master vector, or a part of it, on the host."""
+
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, arrivals: Staging) -> None:
+        self._values = torch.empty(elements, dtype=dtype, device=device)
+        self._arrivals = arrivals
+
+    def read(self, ranges: Sequence[Range]) -> Loaded:
+        values = joined(self._values, ranges)
+        if len(ranges) > 1:
+            mark("buffers", values)
+        return Loaded(values)
+
+    def accept_from_device(self, start: int, values: Tensor) -> None:
+        self._values[start : start + values.numel()].copy_(values)
+
+    def accept_from_host(self, start: int, values: Tensor) -> None:
+        self._arrivals.send(self._values[start : start + values.numel()], values)
+
+    def finish(self) -> None:
+        self._arrivals.finish()
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield self._values
+
+
+class HostShard(ParameterShard):
+    """In pinned host memory (`offload_param`): read over the host link each time it is gathered.
+
+    The optimizer may overwrite it at once: a gradient reaches the host after everything that the device's current stream had
+    waited for, and that includes every gather of the step.
+    """
+
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, pool: HostPool, copies: CopyEngine) -> None:
+        self._values = pool.zeros(elements, dtype, pinned=True)
+        self._device, self._copies = device, copies
+        self._leaving: list[Copy] = []
+
+    def read(self, ranges: Sequence[Range]) -> Loaded:
+        values = torch.empty(sum(end - start for start, end in ranges), dtype=self._values.dtype, device=self._device)
+        mark("buffers", values)
+        parts = torch.split(values, [end - start for start, end in ranges])
+        copies = [self._copies.start(part, self._values[start:end]) for part, (start, end) in zip(parts, ranges, strict=True)]
+        return Loaded(values, tuple(copies))
+
+    def accept_from_device(self, start: int, values: Tensor) -> None:
+        cast = values.to(self._values.dtype)
+        if cast is not values:
+            mark("buffers", cast)
+        self._leaving.append(self._copies.start(self._values[start : start + values.numel()], cast))
+
+    def accept_from_host(self, start: int, values: Tensor) -> None:
+        self._values[start : start + values.numel()].copy_(values)
+
+    def finish(self) -> None:
+        while self._leaving:
+            self._leaving.pop().end()
+
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+def joined(vector: Tensor, ranges: Sequence[Range]) -> Tensor:
+    """The elements of `ranges` in one vector; a view where there is one range alone."""
+    if len(ranges) == 1:
+        return vector[ranges[0][0] : ranges[0][1]]
+    return torch.cat([vector[start:end] for start, end in ranges])
