@@ -10,6 +10,7 @@ from autotune.jobs.book import Book
 from autotune.jobs.request import JobRequest, Objective, request_from_row, request_to_row
 from autotune.jobs.session import Session
 from autotune.objective import pareto_front, rate
+from autotune.placement import launch_of
 from autotune.provenance import provenance
 from autotune.verdict import Verdict, decide, estimate
 from search_spaces.plain import to_plain
@@ -45,7 +46,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "best": _entry(verdict.best, book, spread),
         "baseline": _baseline(verdict, session, book, spread),
         "alternatives": [_entry(t, book, spread) for t in pareto_front(book.searched, session.ranking)],
-        "launch": _launch(session),
+        "launch": launch_of(verdict.best.config, session),
         "verified": "native-only",
         "provenance": provenance(session, book, verdict),
     }
@@ -137,7 +138,7 @@ def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
         ],
         "tflops_per_device": _scaled(result.tflops_per_device, scale),
         "mfu": _scaled(result.mfu, scale),
-        "hfu": None,
+        "hfu": _scaled(result.hfu, scale),
         "flops_convention": result.flops_convention,
     }
 
@@ -151,13 +152,3 @@ def _baseline(verdict: Verdict, session: Session, book: Book, spread: Spread) ->
         return None
     of = "peak_memory_bytes" if session.ranking.objective is Objective.MEMORY else "samples_per_second"
     return {**_entry(verdict.baseline, book, spread), "gain": {"of": of, **to_plain(verdict.gain)}}
-
-
-def _launch(session: Session) -> dict[str, Any]:
-    ranks_per_node = min(session.cluster.devices_per_node, session.world_size)
-    return {
-        "world_size": session.world_size,
-        "placement": {"nodes": -(-session.world_size // ranks_per_node), "ranks_per_node": ranks_per_node},
-        "env": {},
-        "command": "autotune reproduce best-config.json",
-    }

@@ -5,8 +5,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autotune.cli.rows import value_text
 from autotune.cli.sizes import bytes_text
+from search_spaces.knobs import value_text
 from search_spaces.trial_config import TrialConfig
 
 DEFAULTS = TrialConfig().values()
@@ -21,17 +21,14 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     console.print(f"\nBest configuration of {count} trial{'s' if count != 1 else ''}", style="bold", highlight=False)
     console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name, justify in (
-        ("", "left"),
-        ("samples/s [95 %]", "right"),
-        ("step", "right"),
-        ("peak/rank", "right"),
-        ("TFLOP/s", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_row("  best", *_figures(best["measured"]))
-    if baseline:
-        table.add_row("  baseline", *_figures(baseline["measured"]))
+    rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline else {})}
+    # Both need the device's peak, which a CPU does not state.
+    shares = [key for key in ("mfu", "hfu") if any(measured[key] is not None for measured in rows.values())]
+    table.add_column("")
+    for name in ("samples/s [95 %]", "step", "peak/rank", "TFLOP/s", *map(str.upper, shares)):
+        table.add_column(name, justify="right")
+    for name, measured in rows.items():
+        table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
     if document["job"]["tie"]:
@@ -58,6 +55,10 @@ def _figures(measured: dict[str, Any]) -> list[str]:
         bytes_text(peak),
         "-" if tflops is None else f"{tflops:.3g}",
     ]
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _gain_text(document: dict[str, Any]) -> str:

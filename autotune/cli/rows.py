@@ -4,6 +4,7 @@ from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
 from autotune.jobs.session import Session
+from search_spaces.knobs import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
@@ -53,11 +54,6 @@ def describe(config: TrialConfig, session: Session) -> str:
         if knob in ("zero_stage", "micro_batch_size") or (knob in searched and getattr(config, knob) != getattr(defaults, knob))
     ]
     return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in shown)
-
-
-def value_text(value: object) -> str:
-    """A knob's value as it can be given back with --set."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def rate_text(interval: Interval | None) -> str:

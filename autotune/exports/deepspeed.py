@@ -18,7 +18,14 @@ EXPRESSED = frozenset({
 ELSEWHERE = {
     "activation_checkpointing": "switch it on in the model (`model.gradient_checkpointing_enable()` in Transformers)",
     "tensor_parallel_size": "DeepSpeed's AutoTP needs a partition_config for the model",
-    "pipeline_parallel_size": "build the model as a deepspeed.pipe.PipelineModule",
+    "sequence_parallel": "DeepSpeed's AutoTP keeps the norms' sequence whole",
+    "pipeline_parallel_size": "build the model as a deepspeed.pipe.PipelineModule, with the layers that launch.placement names",
+    "virtual_stages": "a PipelineModule runs one stage a rank",
+    "pipeline_schedule": "a PipelineModule runs 1F1B alone",
+    "pipeline_split": "set the partition_method of the PipelineModule",
+    "context_parallel_size": "DeepSpeed divides sequences by heads instead (Ulysses, deepspeed.sequence)",
+    "rank_order": "give the PipelineModule a topology with these axes",
+    "checkpoint_every_k": "set it in the model (activation_checkpoint_interval of a PipelineModule)",
     "expandable_segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True",
     "defer_gradient_reduction": "DeepSpeed reduces after every micro-batch at stage 2",
 }
@@ -95,6 +102,12 @@ def _notes(config: TrialConfig, parameter_count: int) -> list[str]:
         notes.append(f"allgather_bucket_size={config.allgather_bucket_size}: DeepSpeed accepts it and never reads it")
     if config.precision == "fp64":
         notes.append("precision=fp64: cast the model to double before it is handed over")
+    if config.pipeline_parallel_size > 1 and config.zero_stage >= 2:
+        notes.append(f"zero_stage={config.zero_stage} in a pipeline: DeepSpeed refuses stages 2 and 3 there; use stage 1")
+    if config.pipeline_parallel_size > 1 and config.tensor_parallel_size > 1:
+        notes.append(
+            "tensor parallelism in a pipeline: DeepSpeed's AutoTP hangs in a PipelineModule; divide the layers yourself"
+        )
     for name, value in config.differences(TrialConfig()).items():
         if name not in EXPRESSED:
             notes.append(f"{name}={value}: not part of a DeepSpeed configuration; {ELSEWHERE.get(name, 'it is left out')}")

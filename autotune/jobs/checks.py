@@ -15,12 +15,13 @@ def refusal(session: Session, want: Want) -> TrialResult | None:
     """
     if want.purpose is not Purpose.SEARCH:
         return None
-    least = states_lower_bound_bytes(want.config, session.model, session.world_size)
+    least = states_lower_bound_bytes(want.config, session.model, session.world_size, session.space.capability)
     room = session.cluster.device.memory_bytes
     if least > room:
         message = f"its states alone need {least:,} bytes on a rank, over the {room:,} there are"
         return TrialResult(attempt="", outcome=Outcome.INFEASIBLE, rule="states-fit", message=message)
     refusals = session.space.check(want.config)
     if refusals:
-        return TrialResult(attempt="", outcome=Outcome.INVALID, rule=refusals[0].rule, message=refusals[0].message)
+        message = f"{refusals[0].message}; {refusals[0].remedy}"
+        return TrialResult(attempt="", outcome=Outcome.INVALID, rule=refusals[0].rule, message=message)
     return None

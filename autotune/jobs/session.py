@@ -184,11 +184,15 @@ def smallest_bound_bytes(space: SearchSpace) -> int:
     """The least that the states of any configuration need on a rank: every axis of the domains at its most sparing value."""
     sparing = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "offload_optimizer")
     config = space.base
+
+    def bound(option: TrialConfig) -> int:
+        return states_lower_bound_bytes(option, space.model, space.world_size, space.capability)
+
     for name in (*sparing, "offload_param", "offload_ratio", "precision"):
         values = space.domains.get(name, ())
         options: Sequence[TrialConfig] = [config.replace({name: value}) for value in values] or [config]
-        config = min(options, key=lambda option: states_lower_bound_bytes(option, space.model, space.world_size))
-    return states_lower_bound_bytes(config, space.model, space.world_size)
+        config = min(options, key=bound)
+    return bound(config)
 
 
 def _cluster(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
@@ -312,5 +316,5 @@ def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
     configs = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
     legal = [config for config in configs if not space.check(config)]
     room = space.cluster.device.memory_bytes
-    fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size) <= room]
+    fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= room]
     return fitting or legal[-1:]

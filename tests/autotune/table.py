@@ -58,6 +58,8 @@ def ok(rate: float, memory: int = 1_000_000, **changes: Any) -> TrialResult:
         "ranks": tuple(rank(number, memory) for number in range(2)),
         "tflops_per_device": 0.01,
         "mfu": 0.1,
+        "hardware_tflops_per_device": 0.012,
+        "hfu": 0.12,
         "environment": {"torch": "2"},
     }
     return TrialResult(**fields | changes)

@@ -1,5 +1,6 @@
 """The best-config document: its schema, what it rests on, reading it back; and its exports."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from autotune.jobs.book import Book, read_book
 from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session, prepare
 from autotune.loop import run_job
+from autotune.placement import launch_of
+from search_spaces.mesh import make_mesh
+from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -50,6 +54,60 @@ def test_without_a_baseline_the_document_keeps_its_schema(tmp_path: Path, store:
     document = build_best_config(session, swept(session, store, answer))
     jsonschema.validate(json.loads(best_config_text(document)), schema)
     assert document["baseline"] is None
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    {"pipeline_parallel_size": 2, "virtual_stages": 1, "pipeline_schedule": "gpipe", "rank_order": "tp-cp-pp-dp"},
+    {"context_parallel_size": 2, "zero_stage": 3, "expandable_segments": True},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_rank_is_placed(tmp_path: Path, schema: dict[str, Any], layout: dict[str, Any]) -> None:
+    session, config = table.session(tmp_path, ranks=4), TrialConfig().replace(layout)
+    launch = launch_of(config, session)
+    jsonschema.validate(launch, schema["properties"]["launch"])
+    placement, mesh = launch["placement"], make_mesh(config, 4)
+    assert placement["mesh"] == {
+        "tensor": mesh.tensor, "context": mesh.context, "data": mesh.data, "pipeline": mesh.pipeline, "order": mesh.order,
+    }  # fmt: skip
+    assert [rank["rank"] for rank in placement["ranks"]] == [0, 1, 2, 3]
+    assert len({tuple(rank["coordinates"].values()) for rank in placement["ranks"]}) == 4
+    for rank in placement["ranks"]:
+        assert rank["node"] * placement["ranks_per_node"] + rank["local_rank"] == rank["rank"]
+    held = {stage["stage"]: stage["layers"] for rank in placement["ranks"] for stage in rank["stages"]}
+    assert [layer for stage in sorted(held) for layer in held[stage]] == [0, 1]
+    assert bool(launch["env"]) is config.expandable_segments
+    assert json.dumps(launch) == json.dumps(launch_of(config, session))
+
+
+def test_a_pipeline_winner_says_which_rank_holds_which_layers(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
+    def answer(config: TrialConfig) -> Any:
+        wanted = config.pipeline_schedule == "1f1b" and config.pipeline_parallel_size == 2 and config.tensor_parallel_size == 2
+        return table.ok(200.0 if wanted else 100.0, hfu=0.25)
+
+    session = table.session(tmp_path, ranks=4, space="3d", trials=40, pins={"micro_batch_size": 1, "zero_stage": 1})
+    document = build_best_config(session, swept(session, store, answer))
+    jsonschema.validate(json.loads(best_config_text(document)), schema)
+    assert document["best"]["config"]["pipeline_parallel_size"] == 2
+    assert document["best"]["measured"]["hfu"] == pytest.approx(0.25)
+    ranks = document["launch"]["placement"]["ranks"]
+    assert [(rank["coordinates"]["tensor"], rank["coordinates"]["pipeline"]) for rank in ranks] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+    ]
+    assert [rank["stages"] for rank in ranks] == [[{"stage": at, "layers": [at]}] for at in (0, 0, 1, 1)]
+
+
+def test_the_layers_of_a_factory_are_not_known(tmp_path: Path, schema: dict[str, Any]) -> None:
+    model = FactoryModel(reference="m:f", parameter_count=10)
+    launch = launch_of(TrialConfig(), dataclasses.replace(table.session(tmp_path), model=model))
+    jsonschema.validate(launch, schema["properties"]["launch"])
+    assert launch["placement"]["ranks"][0]["stages"] == [{"stage": 0, "layers": None}]
 
 
 def test_the_fastest_within_the_headroom_wins(tmp_path: Path, store: Store) -> None:

@@ -7,15 +7,33 @@ from typing import Any
 
 import pytest
 
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, Combination
+from search_spaces.clusters import resolve_cluster
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Kind
-from search_spaces.knobs import KNOBS
+from search_spaces.knobs import KNOBS, PARALLEL_SIZES
 from search_spaces.model import FactoryModel
-from search_spaces.rules import RULES, RULES_BY_NAME, check_config
+from search_spaces.rules import RULES, check_config, rules_of
 from search_spaces.trial_config import TrialConfig
 
 Make = Callable[..., SpaceContext]
+
+PICKY = Capability(
+    engine="picky",
+    knobs={"zero_stage": (0, 3), "reshard_after_forward": None},
+    combinations=(
+        Combination(
+            rule="picky-reshard",
+            reads=("zero_stage", "reshard_after_forward", *PARALLEL_SIZES),
+            problem="it loses what it keeps",
+            remedy="let it go",
+            holds=lambda config, world: (
+                config.zero_stage == 3 and not config.reshard_after_forward and config.zero_ranks(world) > 1
+            ),
+        ),
+    ),
+)
+PICKY_RULES = {rule.name: rule for rule in rules_of(PICKY)}
 
 REFUSED = [
     ("world-divides", {"pipeline_parallel_size": 3}, {}),
@@ -26,16 +44,23 @@ REFUSED = [
     ("batch-divides", {"micro_batch_size": 3}, {}),
     ("batch-divides", {"micro_batch_size": 8}, {}),
     ("sequence-divides", {"context_parallel_size": 8}, {"sequence": 100}),
+    ("sequence-divides", {"context_parallel_size": 8}, {"sequence": 8}),
+    (
+        "sequence-divides",
+        {"context_parallel_size": 2, "tensor_parallel_size": 4, "sequence_parallel": True},
+        {"sequence": 4, "model": "llama-2-7b"},
+    ),
     ("sequence-divides", {"tensor_parallel_size": 2, "sequence_parallel": True}, {"sequence": 99}),
     ("pipeline-layers", {"pipeline_parallel_size": 8}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "virtual_stages": 2}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b"}, {}),
+    ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "looped_bfs"}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "zbv"}, {}),
     ("pipeline-micro-batches", {"pipeline_parallel_size": 2, "micro_batch_size": 8}, {}),
     (
         "pipeline-micro-batches",
-        {"pipeline_parallel_size": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"},
-        {"batch": 12},
+        {"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"},
+        {"batch": 20},
     ),
     (
         "pipeline-micro-batches",
@@ -48,12 +73,14 @@ REFUSED = [
     ("hsdp-shards", {"hsdp_shard_size": 2}, {}),
     ("hsdp-shards", {"hsdp_shard_size": 3, "zero_stage": 3}, {}),
     ("hsdp-shards", {"hsdp_shard_size": 16, "zero_stage": 3}, {}),
+    ("hsdp-shards", {"hsdp_shard_size": 8, "zero_stage": 3, "tensor_parallel_size": 2}, {}),
     ("offload-optimizer-stage", {"offload_optimizer": "cpu"}, {}),
     ("offload-param-stage", {"offload_param": "cpu", "zero_stage": 2}, {}),
     ("checkpoint-layers", {"activation_checkpointing": "full", "checkpoint_every_k": 5}, {}),
     ("precision-supported", {"precision": "bf16"}, {"cluster": "dgx-1v"}),
     ("precision-supported", {"precision": "fp16"}, {"cluster": "local"}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
+    ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
 ]
 
@@ -62,12 +89,12 @@ REFUSED = [
 def test_refusal_names_rule_and_remedy_in_one_line(make_context: Make, rule: str, changes: Any, where: Any) -> None:
     refusals = {refusal.rule: refusal for refusal in check_config(TrialConfig().replace(changes), make_context(**where))}
     assert rule in refusals
-    assert refusals[rule].remedy == RULES_BY_NAME[rule].remedy
+    assert refusals[rule].remedy == PICKY_RULES[rule].remedy
     assert "\n" not in str(refusals[rule])
 
 
 def test_every_rule_is_seen_to_refuse() -> None:
-    assert {rule for rule, _, _ in REFUSED} == set(RULES_BY_NAME)
+    assert {rule for rule, _, _ in REFUSED} == set(PICKY_RULES)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +104,15 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"tensor_parallel_size": 2, "sequence_parallel": True, "zero_stage": 3}, {}),
         ({"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv"}, {}),
         ({"pipeline_parallel_size": 4, "micro_batch_size": 4}, {}),
+        ({"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_zero_bubble"}, {}),
+        ({"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"}, {"batch": 12}),
+        ({"context_parallel_size": 8}, {"sequence": 16}),
+        ({"context_parallel_size": 4, "tensor_parallel_size": 2, "hsdp_shard_size": 4, "zero_stage": 3}, {}),
+        (
+            {"zero_stage": 3, "reshard_after_forward": False},
+            {"capability": PICKY, "cluster": resolve_cluster("local", ranks=1)},
+        ),
+        ({"zero_stage": 3}, {"capability": PICKY}),
         ({"expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
         ({"hsdp_shard_size": 4, "zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"}, {}),
         ({"precision": "bf16"}, {"cluster": "local"}),
@@ -88,15 +124,20 @@ def test_legal_configurations_pass(make_context: Make, changes: Any, where: Any)
     assert check_config(TrialConfig().replace(changes), make_context(**where)) == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", rules_of(PICKY), ids=lambda rule: rule.name)
 def test_a_rule_reads_no_other_knobs_than_it_names(make_context: Make, rule: Any) -> None:
     rng = random.Random(rule.name)
-    context = make_context(model="mixtral-8x7b", capability=Capability(engine="x", knobs={"zero_stage": (0, 3)}))
+    context = make_context(model="mixtral-8x7b", capability=PICKY)
     for _ in range(200):
         config, other = _any_config(rng), _any_config(rng)
         kept = {name: getattr(config, name) for name in rule.reads}
         same = rule.check(config, context) == rule.check(dataclasses.replace(other, **kept), context)
         assert same
+
+
+def test_an_engine_adds_its_own_rules_and_takes_none_away() -> None:
+    assert rules_of(None) == RULES
+    assert rules_of(PICKY)[: len(RULES)] == RULES
 
 
 def _any_config(rng: random.Random) -> TrialConfig:

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import search_spaces
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, Combination
 from search_spaces.errors import KnobValueError, UnknownNameError
 from search_spaces.lattice import POSITION
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.rules import RULES_BY_NAME, check_config
+from search_spaces.rules import check_config, rules_of
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -31,8 +31,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1, 2, 3, 4, 8),
     "pipeline_parallel_size": (1, 2, 4, 8),
     "context_parallel_size": (1, 2),
-    "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zbv", "dualpipev"),
+    "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"),
     "virtual_stages": (1, 2, 4),
+    "pipeline_split": ("even", "balanced"),
+    "reshard_after_forward": (False, True),
     "sequence_parallel": (False, True),
     "expert_parallel_size": (1, 2, 8),
     "hsdp_shard_size": (0, 2, 4, 8),
@@ -48,8 +50,33 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "expandable_segments": (False, True),
 }
+# One that reads far apart, one that asks for the ranks.
+COMBINATIONS = (
+    Combination(
+        rule="no-late-gathers",
+        reads=("pipeline_parallel_size", "pipeline_schedule", "zero_stage", "reshard_after_forward"),
+        problem="gathered too late",
+        remedy="gather earlier",
+        holds=lambda config, _: (
+            config.zero_stage == 3
+            and config.reshard_after_forward
+            and config.pipeline_parallel_size > 1
+            and config.pipeline_schedule in ("interleaved_zero_bubble", "zbv")
+        ),
+    ),
+    Combination(
+        rule="no-offload-in-groups",
+        reads=("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "offload_optimizer", "precision"),
+        problem="offloaded twice",
+        remedy="offload once",
+        holds=lambda config, world: (
+            config.zero_ranks(world) > 1 and config.offload_optimizer == "cpu" and config.precision == "bf16"
+        ),
+    ),
+)
 CAPABILITIES = (
     None,
+    Capability(engine="picky", knobs=dict.fromkeys(VALUES), combinations=COMBINATIONS),
     Capability(engine="all", knobs=dict.fromkeys(VALUES)),
     Capability(engine="small", knobs={"zero_stage": (0, 2, 3), "micro_batch_size": None, "reduce_bucket_size": None}),
 )
@@ -85,10 +112,11 @@ def first_refusal(space: SearchSpace, config: TrialConfig) -> str | None:
         if rule == "engine-honours":
             assert space.capability
             return min(POSITION[name] for name, value in config.values().items() if not space.capability.honours(name, value))
-        return max(POSITION[name] for name in RULES_BY_NAME[rule].reads)
+        return max(POSITION[name] for name in by_name[rule].reads)
 
+    by_name = {rule.name: rule for rule in rules_of(space.capability)}
     rules = [refusal.rule for refusal in check_config(config, space.context)]
-    order = list(RULES_BY_NAME)
+    order = list(by_name)
     return min(rules, key=lambda rule: (completed_at(rule), rule != "engine-honours", order.index(rule)), default=None)
 
 
@@ -165,12 +193,19 @@ def test_equal_behaviour_has_one_hash(make_space: MakeSpace) -> None:
         (TrialConfig(reduce_bucket_size=count), TrialConfig(reduce_bucket_size=10**9)),
         (TrialConfig(sequence_parallel=True), TrialConfig()),
         (TrialConfig(zero_stage=3, hsdp_shard_size=8), TrialConfig(zero_stage=3)),
+        (
+            TrialConfig(zero_stage=3, hsdp_shard_size=8, context_parallel_size=4),
+            TrialConfig(zero_stage=3, context_parallel_size=4),
+        ),
+        (TrialConfig(pipeline_parallel_size=4, pipeline_split="even"), TrialConfig(pipeline_parallel_size=4)),
         (one_micro_batch.replace({"defer_gradient_reduction": True}), one_micro_batch),
         (TrialConfig(checkpoint_every_k=2), TrialConfig()),
     ]
     for one, other in same:
         assert space.canonical(one).hash == space.canonical(other).hash
     assert space.canonical(TrialConfig(zero_stage=3, prefetch_bucket_size=0)) != space.canonical(TrialConfig(zero_stage=3))
+    groups = TrialConfig(zero_stage=3, hsdp_shard_size=2, context_parallel_size=4)
+    assert space.canonical(groups).hsdp_shard_size == 2
 
 
 def test_an_engine_that_honours_no_bucket_still_trains_small_models(make_space: MakeSpace) -> None:

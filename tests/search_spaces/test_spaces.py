@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, Combination
 from search_spaces.clusters import resolve_cluster
 from search_spaces.errors import IllegalConfigError, KnobValueError, SearchSpaceError, SpaceFormatError, UnknownNameError
 from search_spaces.huggingface import resolve_model
@@ -130,6 +130,33 @@ def test_pins_that_can_never_be_legal(pins: dict[str, str], rule: str) -> None:
 def test_a_pin_that_the_engine_does_not_honour() -> None:
     with pytest.raises(IllegalConfigError, match="does not honour tensor_parallel_size=2"):
         resolve("zero", pins={"tensor_parallel_size": 2}, capability=SMALL)
+
+
+def test_a_preset_leaves_out_what_the_engine_does_not_turn() -> None:
+    engine = Capability(engine="bucketless", knobs={"zero_stage": (2, 3), "micro_batch_size": None})
+    space = resolve("zero-buckets", "llama-3-8b", "dgx-h100", 128, capability=engine)
+    assert "reduce_bucket_size" not in space.domains
+    assert "overlap_comm" in space.domains  # on is honoured, and off is refused with a reason
+    assert (space.base.zero_stage, space.base.precision) == (2, "fp32")
+    assert space.count() == 2 * 5
+
+
+def test_a_file_that_names_what_the_engine_does_not_turn_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = ["zero-buckets"]\n[domains]\nreduce_bucket_size = [1e4]\n')
+    space = resolve(str(file), "llama-3-8b", "dgx-h100", 128, capability=SMALL)
+    assert space.count() == 0
+    assert set(space.census().refused) == {"engine-honours"}
+
+
+def test_a_pin_that_only_a_combination_refuses_is_told_its_rule() -> None:
+    together = Combination(
+        rule="no-full-at-3", reads=("zero_stage", "activation_checkpointing"), problem="it forgets", remedy="use none",
+        holds=lambda config, _: config.zero_stage == 3 and config.activation_checkpointing == "full",
+    )  # fmt: skip
+    engine = Capability(engine="small", knobs=SMALL.knobs, combinations=(together,))
+    with pytest.raises(IllegalConfigError, match=r"no-full-at-3: with .*, it forgets; use none"):
+        resolve("zero", pins={"zero_stage": 3, "activation_checkpointing": "full"}, capability=engine)
 
 
 def test_an_empty_space_is_no_error_unless_the_pins_made_it() -> None:

@@ -1,9 +1,12 @@
 """The lower bound of the states: closed forms, and that dividing more never needs more."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search_spaces.capability import Capability
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import FactoryModel
 from search_spaces.states import states_lower_bound_bytes
@@ -11,6 +14,7 @@ from search_spaces.trial_config import TrialConfig
 
 MODEL = resolve_model("llama-tiny")
 COUNT = MODEL.parameter_count
+BOTH = Capability(engine="both", knobs={}, keeps_copy_beside_gradients=True)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,21 @@ COUNT = MODEL.parameter_count
 )
 def test_closed_form_on_four_ranks(precision: str, stage: int, per_parameter: float) -> None:
     config = TrialConfig(precision=precision, zero_stage=stage)
+    assert states_lower_bound_bytes(config, MODEL, 4, BOTH) == int(COUNT * per_parameter)
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage", "per_parameter"),
+    [
+        ("fp32", 0, 16),
+        ("bf16", 0, 16),
+        ("fp32", 2, 4 + 12 / 4),
+        ("bf16", 2, 2 + 12 / 4),
+        ("bf16", 3, 16 / 4),
+    ],
+)
+def test_an_engine_that_drops_the_copy_before_the_gradients_are_whole(precision: str, stage: int, per_parameter: float) -> None:
+    config = TrialConfig(precision=precision, zero_stage=stage)
     assert states_lower_bound_bytes(config, MODEL, 4) == int(COUNT * per_parameter)
 
 
@@ -40,8 +59,23 @@ def test_on_one_rank_no_stage_needs_more(stage: int) -> None:
 def test_model_parallelism_and_offload_divide() -> None:
     whole = states_lower_bound_bytes(TrialConfig(), MODEL, 4)
     assert states_lower_bound_bytes(TrialConfig(tensor_parallel_size=2), MODEL, 4) == whole // 2
-    offloaded = TrialConfig(zero_stage=3, offload_optimizer="cpu")
-    assert states_lower_bound_bytes(offloaded, MODEL, 4) == COUNT
+    assert states_lower_bound_bytes(TrialConfig(pipeline_parallel_size=2), MODEL, 4) == whole // 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "per_parameter"),
+    [
+        (3, {"offload_optimizer": "cpu"}, 2 / 4),
+        (3, {"offload_optimizer": "cpu", "offload_ratio": 0.5}, (0.5 * 16 + 0.5 * 2) / 4),
+        (3, {"offload_optimizer": "cpu", "offload_param": "cpu"}, 0),
+        (3, {"offload_param": "cpu"}, 12 / 4),
+        (1, {"offload_optimizer": "cpu"}, 2),
+        (2, {"offload_optimizer": "cpu", "offload_ratio": 0.5}, 2 + 0.5 * 16 / 4),
+    ],
+)
+def test_what_is_offloaded_does_not_count(stage: int, changes: dict[str, Any], per_parameter: float) -> None:
+    config = TrialConfig(zero_stage=stage, precision="bf16").replace(changes)
+    assert states_lower_bound_bytes(config, MODEL, 4, BOTH) == int(COUNT * per_parameter)
 
 
 def test_a_small_shard_group_divides_less() -> None:
@@ -57,5 +91,24 @@ def test_frozen_parameters_have_no_optimizer_state() -> None:
 @given(st.sampled_from(["fp32", "bf16", "fp16", "fp64"]), st.integers(1, 64))
 def test_a_higher_stage_never_needs_more(precision: str, world: int) -> None:
     configs = [TrialConfig(precision=precision, zero_stage=stage) for stage in (1, 2, 3)]
-    bounds = [states_lower_bound_bytes(config, MODEL, world) for config in configs]
-    assert bounds == sorted(bounds, reverse=True)
+    for engine in (None, BOTH):
+        bounds = [states_lower_bound_bytes(config, MODEL, world, engine) for config in configs]
+        assert bounds == sorted(bounds, reverse=True)
+
+
+@given(
+    st.sampled_from(["fp32", "bf16", "fp16", "fp64"]), st.sampled_from((0, 1, 2, 3)), st.sampled_from((1, 2, 4)),
+    st.sampled_from(((1, 1), (2, 1), (1, 2), (2, 2))), st.floats(0, 1),
+)  # fmt: skip
+def test_neither_dividing_nor_offloading_needs_more(
+    precision: str, stage: int, context: int, degrees: tuple[int, int], ratio: float
+) -> None:
+    config = TrialConfig(precision=precision, zero_stage=stage, context_parallel_size=context)
+    tensor, pipeline = degrees
+    divided = config.replace({"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline})
+    offloaded = config.replace({"offload_optimizer": "cpu", "offload_ratio": ratio})
+    for engine in (None, BOTH):
+        whole = states_lower_bound_bytes(config, MODEL, 16, engine)
+        assert states_lower_bound_bytes(divided, MODEL, 16, engine) <= whole
+        assert states_lower_bound_bytes(offloaded, MODEL, 16, engine) <= whole
+        assert states_lower_bound_bytes(config, MODEL, 16) <= whole

@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
 from executor.engines.native.collectives import Group
+from executor.engines.native.selective import keep_collective
 
 CHUNKS_PER_RANK = 2
 
@@ -63,17 +64,22 @@ def _up_to_the_end(query: Tensor, end: int) -> Tensor:
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)
 
 
+def _gather_chunks(x: Tensor, group: Group) -> Tensor:
+    """Every rank's head and tail, put in the order of the sequence."""
+    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
+    group.all_gather(rows, x.contiguous().view(-1)).wait()
+    heads, tails = rows.view(group.size, *x.shape).chunk(CHUNKS_PER_RANK, dim=4)
+    ordered = torch.cat((heads, tails.flip(0)))
+    return ordered.movedim(0, 3).flatten(3, 4)
+
+
 class _GatherChunks(torch.autograd.Function):
     """[2, batch, heads, own tokens, head_dim] of every rank to [2, batch, heads, tokens, head_dim] in the sequence's order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
-        group.all_gather(rows, x.contiguous().view(-1)).wait()
-        heads, tails = rows.view(group.size, *x.shape).chunk(CHUNKS_PER_RANK, dim=4)
-        ordered = torch.cat((heads, tails.flip(0)))
-        return ordered.movedim(0, 3).flatten(3, 4)
+        return keep_collective(lambda: _gather_chunks(x, group))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -75,11 +75,15 @@ class Pipeline:
         losses: list[Tensor] = []
         first = any(stage.is_first for stage in self.stages)
         inputs = (batch["tokens"],) if first else ()
-        if any(stage.is_last for stage in self.stages):
-            labels = batch["labels"]
-            self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
-        else:
-            self._schedule.step(*inputs, return_outputs=False)
+        try:
+            if any(stage.is_last for stage in self.stages):
+                labels = batch["labels"]
+                self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
+            else:
+                self._schedule.step(*inputs, return_outputs=False)
+        except RuntimeError as error:
+            # torch wraps what a stage raises, and with it what the error is: out of memory, above all.
+            raise error.__cause__ or error from None
         for stage in self.stages:
             stage.end_step()
         return torch.stack(losses).detach().sum() / (self.loss_scale * self.micro_batches) if losses else None
@@ -92,7 +96,11 @@ class Pipeline:
 
     @property
     def most_in_flight(self) -> float:
-        """The most micro-batches (of all stages here) whose activations this rank held at once in the last step."""
+        """The most micro-batches (of all stages here) whose activations this rank held at once in the last step.
+
+        One is held from its forward to the gradients of its weights: where a schedule makes those of its input before, torch
+        keeps the graph that the rest needs.
+        """
         return self._ledger.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
@@ -108,6 +116,9 @@ class _Ledger:
     def add(self) -> None:
         self.now += 1
         self.most = max(self.most, self.now)
+
+    def remove(self) -> None:
+        self.now -= 1
 
 
 class _Stage(PipelineStage):
@@ -156,9 +167,14 @@ class _Stage(PipelineStage):
         self.ledger.add()
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(*args, **kwargs)
-        self.ledger.now -= 1
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if bwd_chunk_id not in self.backward_state:  # else the gradients of its weights are still to come
+            self.ledger.remove()
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(*args, **kwargs)
+        self.ledger.remove()
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         if backward_type == "input":

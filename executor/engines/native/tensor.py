@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.engines.native.collectives import Group
+from executor.engines.native.selective import keep_collective
 
 
 class TensorParallel:
@@ -130,10 +131,7 @@ class _Copy(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, group: Group) -> Tensor:
-        # In place: no backward needs the summands.
-        total = x.detach().contiguous()
-        group.all_reduce(total).wait()
-        return total
+        return keep_collective(lambda: sum_in_place(x, group))
 
     @staticmethod
     def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -144,7 +142,7 @@ class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return gather_tokens(x, group)
+        return keep_collective(lambda: gather_tokens(x, group))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -155,7 +153,7 @@ class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return scatter_tokens(x, group)
+        return keep_collective(lambda: scatter_tokens(x, group))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -183,6 +181,13 @@ class _VocabularyLoss(torch.autograd.Function):
         gradient = probabilities * gradients[0][:, None]
         gradient.scatter_add_(-1, own[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
         return gradient, None, None
+
+
+def sum_in_place(x: Tensor, group: Group) -> Tensor:
+    """The sum over the ranks, in the memory of `x` where that is contiguous: no backward needs the summands."""
+    total = x.detach().contiguous()
+    group.all_reduce(total).wait()
+    return total
 
 
 def gather_tokens(x: Tensor, group: Group) -> Tensor:

@@ -78,7 +78,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "llama-9b": ("llama-9b: no model preset", "did you mean"),
     "llama-3.1-405b": ("model: the states of llama-3.1-405b", "the host has", "choose a smaller model"),
     "": ("model: is missing; give a preset",),
-    "config.json --set tensor_parallel_size=3": ("tensor_parallel_size=3", "does not divide", "; "),
+    "config.json --set tensor_parallel_size=3": ("tensor_parallel_size=3", "3 ranks do not divide", "; "),
     "config.json --ranks 3 --global-batch-size 9 --space 3d --set tensor_parallel_size=3": (
         "tensor_parallel_size=3", "3 ranks do not divide attention heads (4)", "; ",
     ),
@@ -94,6 +94,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of tpe, random, grid"),
     "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
+    "config.json --engine deepspeed": ("engine: 'deepspeed' is not known; use one of native, ddp, fsdp2",),
+    "config.json --engine ddp --set zero_stage=3": ("engine-honours: with zero_stage=3, the ddp engine does not honour", "; "),
+    "config.json --engine fsdp2 --ranks 4 --space 3d --set pipeline_schedule=zbv --set pipeline_parallel_size=2 "
+    "--set virtual_stages=2 --set zero_stage=2 --set tensor_parallel_size=1": ("zero-bubble", "; "),
     "config.json --runner slurm": ("runner: 'slurm'", "use one of ray, local"),
     "config.json --trials 0": ("trials: 0", "give at least 1"),
     "config.json --trials many": ("'--trials'", "integer", "see `autotune sweep --help`"),

@@ -10,7 +10,7 @@ from called import Command
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("sweep", "show", "export", "reproduce", "space", "doctor", "clean")
+COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "doctor", "clean")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -30,7 +30,7 @@ def test_without_a_command_help_comes_on_standard_error(command: Command) -> Non
     assert answer.err == (GOLDEN / "help.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", ["--help", "sweep --help", "--version"])
+@pytest.mark.parametrize("words", ["--help", "sweep --help", "profile --help", "--version", "engines", "engines --markdown"])
 def test_help_loads_nothing_heavy(words: str) -> None:
     script = (
         "import atexit, sys\n"

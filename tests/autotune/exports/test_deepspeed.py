@@ -51,5 +51,21 @@ def test_nothing_is_dropped_in_silence(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_model_parallelism_needs_elsewhere_is_told(tmp_path: Path) -> None:
+    best = document(
+        tmp_path, zero_stage=3, tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, virtual_stages=2,
+        pipeline_schedule="zbv", pipeline_split="even", context_parallel_size=2, rank_order="tp-cp-pp-dp",
+    )  # fmt: skip
+    notes = EXPORTERS["deepspeed"](best).notes
+    for knob in (
+        "tensor_parallel_size=2", "sequence_parallel=True", "pipeline_parallel_size=2", "virtual_stages=2",
+        "pipeline_schedule=zbv", "pipeline_split=even", "context_parallel_size=2", "rank_order=tp-cp-pp-dp",
+    ):  # fmt: skip
+        (told,) = [note for note in notes if note.startswith(f"{knob}: ")]
+        assert not told.endswith("it is left out")
+    assert any("refuses stages 2 and 3" in note for note in notes)
+    assert any("AutoTP hangs" in note for note in notes)
+
+
 def test_json_is_the_document_itself(tmp_path: Path) -> None:
     assert EXPORTERS["json"]({"schema_version": 1}).text == '{\n  "schema_version": 1\n}\n'

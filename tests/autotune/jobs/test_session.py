@@ -7,8 +7,8 @@ import pytest
 import table
 
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import prepare, read_baseline, session_of
+from autotune.jobs.request import request_from_row, request_to_row
+from autotune.jobs.session import Session, prepare, read_baseline, session_of
 from search_spaces.errors import SearchSpaceError
 from storage.store import Store
 
@@ -17,6 +17,19 @@ def test_the_baseline_is_the_defaults_from_the_lowest_stage_up(tmp_path: Path) -
     session = table.session(tmp_path)
     assert [config.zero_stage for config in session.baselines] == [0, 1, 2, 3]
     assert all(config in session.space for config in session.baselines)
+
+
+@pytest.mark.parametrize(("engine", "stages"), [("ddp", [0]), ("fsdp2", [2, 3])])
+def test_another_engine_begins_at_the_lowest_stage_that_it_honours(tmp_path: Path, engine: str, stages: list[int]) -> None:
+    session = table.session(tmp_path, engine=engine)
+    assert [config.zero_stage for config in session.baselines] == stages
+    pinned = table.session(tmp_path, engine=engine, pins={"zero_stage": stages[-1]})
+    assert [config.zero_stage for config in pinned.baselines] == stages[-1:]
+    assert session_of_row(session).space.hash == session.space.hash
+
+
+def session_of_row(session: Session) -> Session:
+    return prepare(request_from_row(json.loads(json.dumps(request_to_row(session.request)))))
 
 
 def test_stages_that_cannot_fit_are_no_baseline(tmp_path: Path) -> None:

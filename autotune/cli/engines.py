@@ -1,0 +1,44 @@
+"""`autotune engines`: what each engine honours, knob by knob, and what it refuses."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.status import Status
+from autotune.reference import (
+    Row,
+    engines_page_markdown,
+    knob_head,
+    knob_rows,
+    refused_head,
+    refused_rows,
+    schedule_head,
+    schedule_rows,
+)
+
+NAMES = (knob_head()[0], schedule_head()[0], *refused_head()[:2])
+"""Columns whose cells are names, which are not broken."""
+
+
+def engines_command(as_markdown: bool) -> Status:
+    """The table of docs/engines.md, or that file itself."""
+    if as_markdown:
+        sys.stdout.write(engines_page_markdown())
+        return Status.OK
+    console = Console()
+    for head, rows in ((knob_head(), knob_rows()), (schedule_head(), schedule_rows())):
+        _print(head, rows, console)
+        console.print()
+    console.print("combinations that are refused", style="bold")
+    _print(refused_head(), refused_rows(), console)
+    return Status.OK
+
+
+def _print(head: Row, rows: list[Row], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold", no_wrap=name in NAMES)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, highlight=False)

@@ -1,0 +1,21 @@
+"""`autotune engines`: the table on a terminal, and the page."""
+
+from called import Command
+
+from autotune.engines import CAPABILITIES
+from autotune.reference import engines_page_markdown
+from search_spaces.knobs import KNOBS
+
+
+def test_it_shows_every_knob_schedule_and_refusal(command: Command) -> None:
+    answer = command("engines")
+    assert (answer.status, answer.err) == (0, "")
+    for name in (*CAPABILITIES, *KNOBS, *map(str, KNOBS["pipeline_schedule"].choices)):
+        assert name in answer.out
+    for engine in CAPABILITIES.values():
+        assert all(item.rule in answer.out for item in engine.combinations)
+
+
+def test_markdown_is_the_page(command: Command) -> None:
+    answer = command("engines", "--markdown")
+    assert (answer.status, answer.err, answer.out) == (0, "", engines_page_markdown())

@@ -1,0 +1,42 @@
+"""What is told of a winner: the shares of the device's peak only where the peak is stated."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+from rich.console import Console
+
+from autotune.best_config import build_best_config
+from autotune.cli.result import print_result
+from autotune.jobs.book import read_book
+from autotune.jobs.request import request_to_row
+from autotune.loop import run_job
+from search_spaces.trial_config import TrialConfig
+from storage.store import Store
+
+
+def told(folder: Path, store: Store, **measured: Any) -> str:
+    def answer(config: TrialConfig) -> Any:
+        return table.ok(table.measured(config).samples_per_second.mean, **measured)  # type: ignore[union-attr]
+
+    session = table.session(folder)
+    job = store.create_job(request_to_row(session.request))
+    run_job(session, store, job.id, table.runner(answer))
+    console = Console(record=True, width=120, file=(folder / "told.txt").open("w"))
+    print_result(build_best_config(session, read_book(store, job.id)), console)
+    console.file.close()
+    return console.export_text()
+
+
+def test_mfu_and_hfu_stand_beside_each_other(tmp_path: Path, store: Store) -> None:
+    text = told(tmp_path, store, mfu=0.4, hfu=0.5)
+    assert ("MFU" in text, "HFU" in text) == (True, True)
+    assert "40.0%" in text
+    assert "50.0%" in text
+
+
+@pytest.mark.parametrize(("mfu", "hfu"), [(None, None), (0.4, None)])
+def test_what_is_not_known_has_no_column(tmp_path: Path, store: Store, mfu: float | None, hfu: float | None) -> None:
+    text = told(tmp_path, store, mfu=mfu, hfu=hfu)
+    assert ("MFU" in text, "HFU" in text) == (mfu is not None, False)

@@ -1,0 +1,156 @@
+"""What the engines honour and refuse: well-formed, refused in their spaces with the remedy, and on the page that tells it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.engines import CAPABILITIES
+from autotune.reference import engines_page_markdown, schedule_rows
+from search_spaces.capability import Capability, Combination
+from search_spaces.clusters import resolve_cluster
+from search_spaces.context import SpaceContext
+from search_spaces.huggingface import resolve_model
+from search_spaces.knobs import KNOBS, check_value
+from search_spaces.plain import to_plain
+from search_spaces.rules import RULES, check_config
+from search_spaces.space import SearchSpace
+from search_spaces.spaces import device_defaults, resolve_space
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+ENGINES = tuple(CAPABILITIES.values())
+COMBINATIONS = [(engine, item) for engine in ENGINES for item in engine.combinations]
+WORK = Workload(global_batch_size=16, sequence_length=128)
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "zero-bubble-reshard": {
+        "zero_stage": 3, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv",
+    },
+    "fsdp2-zero-bubble": {
+        "zero_stage": 2, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
+    },
+    "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
+}  # fmt: skip
+"""For each combination, a configuration that it alone refuses on 4 ranks."""
+REMEDIED: dict[str, dict[str, Any]] = {
+    "zero-bubble-reshard": {"reshard_after_forward": False},
+    "fsdp2-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "fsdp2-offloads-both": {"offload_param": "cpu"},
+}
+"""What its remedy makes of that."""
+
+
+def context(engine: Capability) -> SpaceContext:
+    cluster = resolve_cluster("local", ranks=4)
+    return SpaceContext(model=resolve_model("llama-tiny"), cluster=cluster, workload=WORK, world_size=4, capability=engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
+def test_values_that_are_honoured_are_values_of_the_knob(engine: Capability) -> None:
+    for name, values in engine.knobs.items():
+        assert name in KNOBS
+        assert all(check_value(name, value) == value for value in values or ())
+        assert len(set(values or (0,))) == len(values or (0,))
+
+
+@pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
+def test_a_combination_is_refused_by_its_name_and_its_remedy_helps(engine: Capability, item: Combination) -> None:
+    config = TrialConfig().replace(REFUSED[item.rule])
+    (refusal,) = check_config(config, context(engine))
+    assert (refusal.rule, refusal.message, refusal.remedy) == (item.rule, item.problem, item.remedy)
+    assert "\n" not in str(refusal)
+    assert engine.refusals(config, 4) == [refusal]
+    assert check_config(config.replace(REMEDIED[item.rule]), context(engine)) == []
+
+
+@pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
+def test_a_combination_has_a_name_of_its_own_and_reads_what_is_honoured(engine: Capability, item: Combination) -> None:
+    assert item.rule not in {rule.name for rule in RULES}
+    assert [other.rule for _, other in COMBINATIONS].count(item.rule) == 1
+    assert set(item.reads) <= set(engine.knobs)
+
+
+@pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
+def test_a_combination_reads_no_other_knobs_than_it_names(engine: Capability, item: Combination) -> None:
+    domains = {name: KNOBS[name].choices or (1, 2, 4) for name in item.reads}
+    other = {name: knob.choices[-1] if knob.choices else 2 for name, knob in KNOBS.items() if name not in item.reads}
+    for values in itertools.product(*domains.values()):
+        point = dict(zip(domains, values, strict=True))
+        assert item.holds(TrialConfig().replace(point), 8) == item.holds(TrialConfig().replace(other | point), 8)
+
+
+def test_fsdp2_under_zero_bubble_is_right_where_nothing_is_sharded() -> None:
+    engine = CAPABILITIES["fsdp2"]
+    config = TrialConfig().replace(REFUSED["fsdp2-zero-bubble"])
+    assert engine.refusals(config, 2) == []
+    assert [refusal.rule for refusal in engine.refusals(config.replace({"context_parallel_size": 2}), 4)] == [
+        "fsdp2-zero-bubble"
+    ]
+
+
+def test_single_values_are_told_before_combinations() -> None:
+    engine = CAPABILITIES["fsdp2"]
+    config = TrialConfig(offload_optimizer="cpu")
+    told = [refusal.rule for refusal in engine.refusals(config, 1)]
+    assert told == ["engine-honours", "fsdp2-offloads-both"]
+    assert "does not honour zero_stage=0 (it honours 2, 3)" in str(engine.refusal(config))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
+@pytest.mark.parametrize("cluster", ["local", "dgx-a100", "dgx-h100:8"])
+def test_the_defaults_are_what_the_engine_honours(engine: Capability, cluster: str) -> None:
+    defaults = device_defaults(resolve_cluster(cluster), engine)
+    assert engine.refusals(defaults, resolve_cluster(cluster).world_size) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
+@pytest.mark.parametrize("name", ["zero", "zero-buckets", "3d", "full"])
+@pytest.mark.parametrize(("model", "cluster", "batch"), [("llama-tiny", "local", 16), ("llama-3-70b", "dgx-h100:2", 128)])
+def test_no_preset_is_empty_for_an_engine(engine: Capability, name: str, model: str, cluster: str, batch: int) -> None:
+    work = Workload(global_batch_size=batch, sequence_length=128)
+    assert resolve_space(name, resolve_model(model), resolve_cluster(cluster), work, engine).count() > 0
+
+
+def test_capabilities_tell_spaces_apart() -> None:
+    def space(capability: Capability | None) -> SearchSpace:
+        return resolve_space("zero", resolve_model("llama-tiny"), resolve_cluster("local", ranks=2), WORK, capability)
+
+    native = CAPABILITIES["native"]
+    free = Capability(engine=native.engine, knobs=native.knobs)
+    hashes = {space(capability).hash for capability in (None, native, free, CAPABILITIES["ddp"])}
+    assert len(hashes) == 4
+    assert to_plain(native.plain()) == native.plain()
+
+
+def test_the_page_is_up_to_date() -> None:
+    """Write it anew with `autotune engines --markdown > docs/engines.md`."""
+    assert PAGE.read_text(encoding="utf-8") == engines_page_markdown()
+
+
+def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> None:
+    page = engines_page_markdown()
+    assert all(text in page for _, item in COMBINATIONS for text in (item.rule, item.problem, item.remedy))
+    cells = {schedule: dict(zip(CAPABILITIES, told, strict=True)) for schedule, *told in schedule_rows()}
+    assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes"}
+    assert cells["zbv"] == {"native": "unless zero-bubble-reshard", "ddp": "no", "fsdp2": "unless fsdp2-zero-bubble"}
+
+
+def test_4_ranks_have_many_layouts_to_try_in_3d() -> None:
+    for batch in (8, 16):
+        work = Workload(global_batch_size=batch, sequence_length=128)
+        space = resolve_space(
+            "3d", resolve_model("llama-tiny"), resolve_cluster("local", ranks=4), work, CAPABILITIES["native"]
+        )
+        configs = list(space.enumerate())
+        degrees = {(c.tensor_parallel_size, c.pipeline_parallel_size, c.data_parallel_size(4)) for c in configs}
+        layouts = {
+            (c.tensor_parallel_size, c.pipeline_parallel_size, c.zero_stage, c.pipeline_schedule, c.virtual_stages)
+            for c in configs
+        }
+        assert degrees == {(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (1, 4, 1)}
+        assert {c.pipeline_schedule for c in configs} == set(KNOBS["pipeline_schedule"].choices)
+        assert {c.activation_checkpointing for c in configs} == {"none", "selective", "full"}
+        assert len(layouts) >= 12
