@@ -25,6 +25,7 @@ test: $(STAMP)
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md
+	$(BIN)/python benchmarks/loss_curves.py --markdown docs/loss-curves.md
 
 chaos: $(STAMP)
 	AUTOTUNE_CHAOS_KILLS=10 $(BIN)/python -m pytest -m chaos
@@ -32,6 +33,7 @@ chaos: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
+	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 
 # Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
 gpu:
