@@ -13,7 +13,9 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""What memory is split into. `activations` is everything that an engine does not claim for another tag."""
+"""What a device's memory is split into. `activations` is everything that an engine does not claim for another tag."""
+HOST = "host"
+"""Tag of tensors that offloading keeps in host memory: counted apart from the device's, on a CPU device too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class EngineSession(ABC):
 
     @abstractmethod
     def tagged_storages(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor that is live between steps, with its tag of `TAGS`. A storage may come more than once.
+        """Every tensor that is live between steps, with its tag of `TAGS`, or `HOST`. A storage may come more than once.
 
         No step releases one of these storages: what it releases, it has allocated itself.
         """

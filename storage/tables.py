@@ -172,6 +172,7 @@ class RankRow(Base):
     rss_peak_bytes: Mapped[int] = mapped_column(BigInteger)
     cpu_seconds_per_step: Mapped[float]
     collectives: Mapped[list[Any]]
+    host_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
     non_torch_bytes: Mapped[int | None] = mapped_column(BigInteger)
     allocation_retries: Mapped[int | None]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from executor.engine import TAGS
+from executor.engine import HOST, TAGS
 
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
 _BACKEND = ("c10d::", "gloo:", "nccl:")
@@ -31,6 +31,8 @@ class MemoryAccount:
     """Each tag's own highest value in the step."""
     at_start: dict[str, int]
     """What was live before the step, split."""
+    host_peak: int = 0
+    """Bytes of host memory that offloading fills; in none of the numbers above. No step allocates there."""
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ def account_step(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        named = _named_storages(storages(), device)
+        named, host = _named_storages(storages(), device)
         allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         with profile(activities=activities, profile_memory=True) as recorder:
             step()
@@ -68,17 +70,22 @@ def account_step(
     finally:
         if collecting:
             gc.enable()
-    return _replay(_events(recorder), named, device, allocated)
+    return _replay(_events(recorder), named, device, allocated, sum(host.values()))
 
 
-def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[int, _Block]:
-    """Live storages on the device by address; the first tag that names a storage holds."""
+def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:
+    """By address: live storages on the device (the first tag that names one holds), and the sizes of those in the host pool."""
     blocks: dict[int, _Block] = {}
+    host: dict[int, int] = {}
     for tag, value in storages:
         storage = value.untyped_storage()
-        if storage.size() and storage.device.type == device.type:
+        if not storage.size():
+            continue
+        if tag == HOST:
+            host[storage.data_ptr()] = storage.size()
+        elif storage.device.type == device.type:
             blocks.setdefault(storage.data_ptr(), _Block(storage.size(), tag))
-    return blocks
+    return blocks, host
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,9 @@ def _allocation(node: Any, in_backend: bool) -> _Event:
     return _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type)
 
 
-def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None) -> MemoryAccount:
+def _replay(
+    events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None, host: int
+) -> MemoryAccount:
     """Two passes: first find the final tag of every allocation, then follow the sums."""
     live = dict(named)
     if allocated is not None:
@@ -133,6 +142,7 @@ def _replay(events: list[_Event], named: dict[int, _Block], device: torch.device
         by_tag={tag: by_tag[tag] for tag in TAGS},
         tag_peaks={tag: tag_peaks[tag] for tag in TAGS},
         at_start={tag: at_start[tag] for tag in TAGS},
+        host_peak=host,
     )
 
 

@@ -105,6 +105,18 @@ def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]
         column += slot.shard_elements
 
 
+def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
+    """First element and the one after the last of this rank's shares of `slots` in the master vector, neighbours merged."""
+    found: list[tuple[int, int]] = []
+    for slot in slots:
+        end = slot.offset + slot.shard_elements
+        if found and found[-1][1] == slot.offset:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((slot.offset, end))
+    return found
+
+
 def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:
     """This rank's shares of `slots` (in the order of their offsets) in one vector; a view where they are neighbours."""
     first, last = slots[0], slots[-1]

@@ -86,8 +86,10 @@ class SplitAdamW:
         shard.finish()
 
     def full_master(self) -> Tensor:
-        """The whole master vector, copied to the device: for checks, since this is the memory that offloading saves."""
+        """The whole master vector on the device: for checks, since this is the memory that offloading saves."""
         device = self._device.master.data
+        if not self.host_elements:
+            return device
         return torch.cat((self._host.master.to(device.device), device))
 
     def settled(self) -> bool:
@@ -110,8 +112,9 @@ class _DevicePart:
     """The share that stays: an ordinary AdamW."""
 
     def __init__(self, initial: Tensor, hyperparameters: Hyperparameters) -> None:
-        # A storage of its own, so that the vector it was cut from can go.
-        self.master = nn.Parameter(initial.clone())
+        # Where it is a part, a storage of its own, so that the vector it was cut from can go.
+        whole = initial.untyped_storage().size() == initial.nbytes
+        self.master = nn.Parameter(initial if whole else initial.clone())
         self.elements = initial.numel()
         fused = hyperparameters.fused and initial.dtype == torch.float32
         self.optimizer = torch.optim.AdamW(

@@ -23,6 +23,11 @@ class Loaded:
     values: Tensor
     copies: tuple[Copy, ...] = ()
 
+    def wait(self) -> None:
+        """Let the current stream use the values."""
+        for copy in self.copies:
+            copy.wait()
+
     def before(self) -> AbstractContextManager[object]:
         """A collective that is started inside finds the values there, and the current stream need not wait for them."""
         return self.copies[-1].followed() if self.copies else nullcontext()

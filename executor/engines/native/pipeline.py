@@ -1,6 +1,7 @@
 """Pipeline parallelism: the stages of this rank, run by a schedule of torch.distributed.pipelining."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.utils import checkpoint
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.model import Transformer
@@ -33,6 +35,10 @@ SCHEDULES: Mapping[str, type[PipelineScheduleSingle] | type[PipelineScheduleMult
     "zbv": ScheduleZBVZeroBubble,
     "dualpipev": ScheduleDualPipeV,
 }
+
+# torch makes the gradients of a stage's weights in one backward for each group of weights. Each would run a checkpointed block
+# again, with all that it sends; in a group they share one run. Older torch has no groups.
+_one_rerun: Callable[[], AbstractContextManager[object]] = getattr(checkpoint, "GraphExecGroup", nullcontext)
 
 
 class Pipeline:
@@ -181,7 +187,8 @@ class _Stage(PipelineStage):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         self._gradients_made += 1
         self.replica.begin_micro_batch(last=self._gradients_made == self.micro_batches)
-        result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        with _one_rerun() if backward_type == "weight" else nullcontext():
+            result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             self.replica.gradients_written()
         self.replica.end_micro_batch()

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from executor.engines.native.collectives import Group, InFlight, mark
-from executor.engines.native.layout import Slot, master_shards, unpack
+from executor.engines.native.layout import Slot, ranges, unpack
+from executor.engines.native.parameter_shard import Loaded, ParameterShard
 from search_spaces.trial_config import TrialConfig
 
 
@@ -30,7 +31,7 @@ class _Gather:
     work: InFlight
     slots: tuple[Slot, ...]
     rows: Tensor
-    shard: Tensor
+    loaded: Loaded
     done: bool = field(default=False)
 
 
@@ -55,12 +56,12 @@ class ParameterGatherer:
     def __init__(
         self,
         units: Sequence[Unit],
-        master: Tensor,
+        parameters: ParameterShard,
         group: Group,
         config: TrialConfig,
         declare_ready: Callable[[Iterable[Slot]], None],
     ) -> None:
-        self.units, self.master, self.group = tuple(units), master, group
+        self.units, self.parameters, self.group = tuple(units), parameters, group
         self.declare_ready = declare_ready
         self.prefetch_elements = config.prefetch_bucket_size
         self.max_live = config.max_live_parameters
@@ -201,12 +202,15 @@ class ParameterGatherer:
     def _issue(self, slots: tuple[Slot, ...]) -> _Gather:
         slots = tuple(sorted(slots, key=lambda slot: slot.offset))
         dtype = slots[0].parameter.dtype
-        shard = master_shards(self.master, slots).to(dtype)
-        if shard.untyped_storage().data_ptr() != self.master.untyped_storage().data_ptr():
-            mark("buffers", shard)
+        loaded = self.parameters.read(ranges(slots))
+        shard = loaded.values
         rows = torch.empty(self.group.size, shard.numel(), dtype=dtype, device=shard.device)
         mark("buffers", rows)
-        gather = _Gather(self.group.all_gather(rows, shard), slots, rows, shard)
+        if self.group.size == 1:
+            loaded.wait()
+        with loaded.before():
+            work = self.group.all_gather(rows, shard)
+        gather = _Gather(work, slots, rows, loaded)
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
 

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from executor.engine import HOST
 from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
 from executor.engines.native.collectives import InFlight, mark
+from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, master_shards, unpack
+from executor.engines.native.host_pool import HostPool
+from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, master_shards, ranges, unpack
 from executor.engines.native.model import Transformer
+from executor.engines.native.offload import Hyperparameters, SplitAdamW
+from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.replica import Replica
 from search_spaces.trial import Workload
@@ -56,15 +61,19 @@ class ShardedModel(Replica):
         trainable = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
         self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size)
         self._summands, self._whole = _tensor_roles(module, self.layout.slots)
-        self.master = nn.Parameter(self._shard_parameters(trainable[0][1].dtype))
-        self.optimizer = torch.optim.AdamW(
-            [self.master],
-            lr=workload.learning_rate,
-            weight_decay=workload.weight_decay,
-            fused=config.fused_optimizer and self.master.dtype == torch.float32,
-            foreach=False if not config.fused_optimizer or self.master.dtype != torch.float32 else None,
+        self.dtype = trainable[0][1].dtype
+        master = self._shard_parameters(self.dtype)
+        self.master_dtype = master.dtype
+        self.pool, self._copies = HostPool(device), CopyEngine(device)
+        hyperparameters = Hyperparameters(
+            learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
         )
-        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, self.master.dtype, device)
+        ratio = config.offload_ratio if config.offload_optimizer == "cpu" else 0.0
+        self.optimizer = SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies)
+        arrives = self.optimizer.host_elements and config.offload_param == "none"
+        self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
+        self._shard = self._make_shard(master)
+        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
         self.pipelined = config.pipeline_parallel_size > 1
         self._gradient: Tensor | None = None
@@ -114,23 +123,26 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
-        self.master.grad, self._gradient = self._finished(), None
+        gradient, self._gradient = self._finished(), None
         if scale is not None:
-            self.master.grad.mul_(scale)
-        self.optimizer.step()
-        self.master.grad = None
-        self._share_update()
+            gradient.mul_(scale)
+        # Below stage 3 the share in the parameters' type is needed until it has been gathered, no longer.
+        shard = self._shard or self._device_shard()
+        self.optimizer.step(gradient, shard)
+        del gradient
+        self._share_update(shard)
 
     def settled(self) -> bool:
         """Whether the gather trace is recorded and the optimizer's state exists."""
-        return bool(self.optimizer.state) and not (self.gatherer and self.gatherer.recording)
+        return self.optimizer.settled() and not (self.gatherer and self.gatherer.recording)
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Every trainable parameter whole, as the optimizer left it, by name. Every rank must call it."""
         whole = {}
+        master = self.optimizer.full_master()
         for slot in self.layout.slots:
-            rows = torch.empty(self.ranks, slot.shard_elements, dtype=self.master.dtype, device=self.device)
-            shard = self.master.data[slot.offset : slot.offset + slot.shard_elements]
+            rows = torch.empty(self.ranks, slot.shard_elements, dtype=master.dtype, device=self.device)
+            shard = master[slot.offset : slot.offset + slot.shard_elements]
             if self.ranks == 1:
                 rows[0].copy_(shard)
             else:
@@ -147,9 +159,10 @@ class ShardedModel(Replica):
         for gradient in self.reducer.held_tensors():
             yield "gradients", gradient
         # At stage 0 with parameters as views, the master is the parameters and was counted with them.
-        yield "optimizer_state", self.master.data
-        for state in self.optimizer.state.values():
-            yield from (("optimizer_state", value) for value in state.values() if isinstance(value, Tensor))
+        yield from (("optimizer_state", value) for value in self.optimizer.device_tensors())
+        if self._shard is not None:
+            yield from (("parameters", value) for value in self._shard.tensors())
+        yield from ((HOST, value) for value in self.pool.tensors())
 
     def close(self) -> None:
         """Remove every hook."""
@@ -188,7 +201,25 @@ class ShardedModel(Replica):
 
     def _make_gatherer(self) -> ParameterGatherer:
         units = find_units(self.module, self.layout.slots)
-        return ParameterGatherer(units, self.master.data, self.group, self.config, self.reducer.declare_ready)
+        assert self._shard is not None
+        return ParameterGatherer(units, self._shard, self.group, self.config, self.reducer.declare_ready)
+
+    def _make_shard(self, master: Tensor) -> ParameterShard | None:
+        """What gathers read. None: made for each update."""
+        if not self.optimizer.host_elements and self.config.offload_param == "none":
+            return MasterShard(master, self.dtype)
+        if self.config.zero_stage < 3:
+            return None
+        shard: ParameterShard
+        if self.config.offload_param == "cpu":
+            shard = HostShard(self.layout.master_elements, self.dtype, self.device, self.pool, self._copies)
+        else:
+            shard = self._device_shard()
+        self.optimizer.publish(shard)
+        return shard
+
+    def _device_shard(self) -> DeviceShard:
+        return DeviceShard(self.layout.master_elements, self.dtype, self.device, self._arrivals)
 
     def _hook(self, slot: Slot) -> torch.utils.hooks.RemovableHandle:
         def accumulated(parameter: Tensor) -> None:
@@ -214,30 +245,29 @@ class ShardedModel(Replica):
     def _share(vector: Tensor, slot: Slot) -> Tensor:
         return vector[slot.offset : slot.offset + slot.shard_elements]
 
-    def _share_update(self) -> None:
+    def _share_update(self, shard: ParameterShard) -> None:
         if self.gatherer is not None:
             self.gatherer.parameters_changed()
         elif self.ranks > 1:
-            self._gather_updated()
-        elif self.layout.slots[0].parameter.dtype != self.master.dtype or self.config.zero_stage:
+            self._gather_updated(shard)
+        elif self.config.zero_stage or self.dtype != self.master_dtype:
             for slot in self.layout.slots:
-                share = self.master.data[slot.offset : slot.offset + slot.elements]
+                share = shard.read(ranges((slot,))).values
                 slot.parameter.data.view(-1).copy_(share)
 
-    def _gather_updated(self) -> None:
+    def _gather_updated(self, shard: ParameterShard) -> None:
         """Stages 1 and 2: one all-gather a bucket, the next one sent while the last one is copied where they overlap."""
         in_flight: deque[_Refill] = deque()
         for slots in cut(self.layout.slots, lambda slot: slot.elements, self.config.allgather_bucket_size):
-            in_flight.append(self._send_refill(slots))
+            in_flight.append(self._send_refill(slots, shard))
             while len(in_flight) > (IN_FLIGHT - 1 if self.config.overlap_comm else 0):
                 self._land_refill(in_flight.popleft())
         while in_flight:
             self._land_refill(in_flight.popleft())
 
-    def _send_refill(self, slots: tuple[Slot, ...]) -> _Refill:
-        dtype = slots[0].parameter.dtype
-        shard = master_shards(self.master.data, slots).to(dtype)
-        rows = torch.empty(self.ranks, shard.numel(), dtype=dtype, device=self.device)
+    def _send_refill(self, slots: tuple[Slot, ...], parameters: ParameterShard) -> _Refill:
+        shard = parameters.read(ranges(slots)).values
+        rows = torch.empty(self.ranks, shard.numel(), dtype=shard.dtype, device=self.device)
         mark("buffers", rows)
         return _Refill(self.group.all_gather(rows, shard), slots, rows, shard)
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from executor.engine import TAGS, RankContext
+from executor.engine import HOST, TAGS, RankContext
 from executor.engines.native.collectives import mark
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
@@ -88,6 +88,13 @@ def test_marks_and_the_rest_on_a_known_step() -> None:
     }  # fmt: skip
     assert account.tag_peaks["activations"] == MEBI // 2
     assert tuple(account.by_tag) == TAGS
+
+
+def test_the_host_pool_is_counted_apart_and_each_storage_once() -> None:
+    on_device, pooled = torch.zeros(MEBI // 4), torch.zeros(MEBI)
+    account = account_step(lambda: None, lambda: [("parameters", on_device), (HOST, pooled), (HOST, pooled[:3])], CPU)
+    assert account.host_peak == 4 * MEBI
+    assert account.peak == sum(account.by_tag.values()) == MEBI
 
 
 def test_what_a_step_leaves_to_the_next_one_is_in_the_peak() -> None:
