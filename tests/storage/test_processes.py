@@ -53,13 +53,17 @@ def check_whole(store: SqlStore, job_id: str, path: Path) -> None:
 def test_a_writer_killed_at_any_point_leaves_nothing_half_written(path: Path, workers: Callable) -> None:
     with open_store(str(path)) as store, workers() as tell:
         job_id = store.create_job({}).id
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
+            before = len(store.trials(job_id))
             pid = int(tell(f"start sweep {path} {job_id}"))
+            # Every other one is killed in the midst of its work, however slow the machine is; the rest wherever they are.
+            while number % 2 and len(store.trials(job_id)) == before:
+                time.sleep(0.005)
             time.sleep(random.uniform(0.0, 0.25))
             os.kill(pid, signal.SIGKILL)
             check_whole(store, job_id, path)
         assert int(tell("wait")) == ROUNDS
-        assert len(store.trials(job_id)) > ROUNDS
+        assert len(store.trials(job_id)) >= ROUNDS // 2
         # The last holder's lease has an hour to go, but it is dead.
         store.release(store.acquire(job_id, current_owner()), JobState.PAUSED, "", "")
         check_whole(store, job_id, path)

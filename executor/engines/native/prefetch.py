@@ -42,12 +42,12 @@ class ParameterGatherer:
        collective (those that are not there or on the way already).
     2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
        ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all. The trace covers a
-       window: a micro-batch, or in a pipeline, where several are under way at once, a step.
+       window: a micro-batch; a step in a pipeline, where several are under way at once, and where parameters are kept.
     3. After forward a unit's parameters are let go, unless the trace says that the same unit is used next, or
        `reshard_after_forward` is off. In backward a parameter's memory goes when its gradient is done; for the account that
        decides what is gathered next, a unit ends when the next one begins, since that is the same on every rank even where
        only some ranks used a branch.
-       In a pipeline with `reshard_after_forward` off, parameters stay whole from their first use to the end of the step.
+       With `reshard_after_forward` off they stay whole from their first use in a step to the last micro-batch's backward.
     4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it.
 
     Sizes in elements, meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021, ZeRO-Infinity].
@@ -67,7 +67,7 @@ class ParameterGatherer:
         self.max_live = config.max_live_parameters
         self.overlap = config.overlap_comm
         self.reshard = config.reshard_after_forward
-        self.holds = config.pipeline_parallel_size > 1 and not self.reshard
+        self.holds = not self.reshard
         self.persistence_threshold = config.param_persistence_threshold
         self.trace: list[Unit] = []
         self.recording = True
@@ -94,8 +94,9 @@ class ParameterGatherer:
             hook.remove()
         self._hooks.clear()
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, last: bool) -> None:
         """Call before a micro-batch's gradients are made: count anew in how many units each parameter is still to be used."""
+        self.holds = not self.reshard and not last
         self._units_left = Counter(slot for unit in self.units for slot in unit.slots)
         self._gradients_come = True
 
@@ -115,6 +116,7 @@ class ParameterGatherer:
 
     def end_window(self) -> None:
         """Let go of all that is still there, and start the trace anew."""
+        self.holds = not self.reshard
         for slot in self._all:
             if slot in self._pending:
                 self._finish(self._pending[slot])

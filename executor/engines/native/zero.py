@@ -75,14 +75,14 @@ class ShardedModel(Replica):
         self._shard = self._make_shard(master)
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
-        self.pipelined = config.pipeline_parallel_size > 1
+        self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: Tensor | None = None
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
 
     def begin_micro_batch(self, last: bool) -> None:
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
-            self.gatherer.begin_backward()
+            self.gatherer.begin_backward(last)
 
     def gradients_written(self) -> None:
         for slot in self.layout.slots:
@@ -92,11 +92,11 @@ class ShardedModel(Replica):
         self.reducer.end_micro_batch()
         if self.gatherer is not None:
             self.gatherer.end_backward()
-            if not self.pipelined:
+            if not self.window_is_step:
                 self.gatherer.end_window()
 
     def end_step(self) -> None:
-        if self.gatherer is not None and self.pipelined:
+        if self.gatherer is not None and self.window_is_step:
             self.gatherer.end_window()
 
     @torch.no_grad()
