@@ -105,6 +105,7 @@ def sweep(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the best configuration is written.")] = Path(
         "best-config.json"
     ),
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp or fsdp2. [default: native]")] = None,
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")] = None,
     allow_unstable: Annotated[
         bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")
@@ -139,6 +140,7 @@ def sweep(
         "max_seconds": max_seconds,
         "trial_timeout": trial_timeout,
         "data_path": str(data) if data else None,
+        "engine": engine,
         "runner": runner,
         "confirm_repeats": confirm_repeats,
     }
@@ -222,7 +224,7 @@ def space(
     memory_limit: Bytes = None,
     set_: Pins = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="native, or any to count what some engine may honour.")
+        str, typer.Option(metavar="NAME", help="native, ddp or fsdp2; any to count what some engine may honour.")
     ] = "native",
     knobs: Annotated[bool, typer.Option("--knobs", help="List every knob instead.")] = False,
     json: Json = False,
@@ -244,6 +246,56 @@ def space(
                 memory_limit=memory_limit,
                 pins=tuple(set_ or ()),
                 engine=engine,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def engines(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
+) -> None:
+    """Show what each engine honours, knob by knob, and which combinations it refuses and why."""
+    from autotune.cli.engines import engines_command
+
+    end(lambda: engines_command(markdown))
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Levels of modules to show; 0: the model alone. [default: all]")
+    ] = None,
+    every_block: Annotated[bool, typer.Option("--every-block", help="A row for each of the blocks that are alike.")] = False,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch]")
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample. [default: 128]")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Show what each module costs in a step: parameters, FLOPs, forward and backward time, share."""
+    from autotune.cli.profile import ProfileOptions, profile_command
+
+    end(
+        lambda: profile_command(
+            ProfileOptions(
+                model=model,
+                pins=tuple(set_ or ()),
+                depth=depth,
+                every_block=every_block,
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                data=data,
+                timeout=timeout,
                 json=json,
             )
         )

@@ -1,4 +1,6 @@
-"""Model FLOPs and how much of the device they use."""
+"""FLOPs of a step, those that the model needs and those that the devices execute, and how much of the device they use."""
+
+from collections.abc import Sequence
 
 from search_spaces.model import Model
 from search_spaces.trial import Workload
@@ -13,6 +15,20 @@ def tflops_per_device(model: Model, workload: Workload, samples_per_second: floa
     return per_sample * samples_per_second / devices / 1e12
 
 
-def model_flops_utilization(tflops: float, peak_flops: float | None) -> float | None:
-    """MFU: the share of a device's dense peak FLOP/s at the trial's precision; None where no peak is stated."""
-    return tflops * 1e12 / peak_flops if peak_flops else None
+def hardware_tflops_per_device(flops_of_ranks: Sequence[int | None], step_seconds: float) -> float | None:
+    """10^12 FLOPs that each device executes a second, on the mean of the ranks; None where a rank's were not counted.
+
+    `flops_of_ranks`: what each rank executed in one step, by `FlopCounter`.
+    """
+    counted = [flops for flops in flops_of_ranks if flops is not None]
+    if not counted or len(counted) < len(flops_of_ranks):
+        return None
+    return sum(counted) / len(counted) / step_seconds / 1e12
+
+
+def flops_utilization(tflops: float | None, peak_flops: float | None) -> float | None:
+    """The share of a device's dense peak FLOP/s at the trial's precision: MFU of model FLOPs, HFU of executed ones.
+
+    None where no peak is stated or the FLOPs were not counted.
+    """
+    return tflops * 1e12 / peak_flops if peak_flops and tflops is not None else None

@@ -31,10 +31,11 @@ class Fsdp2Engine(Engine):
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(FSDP2, context, config, workload)
-        experts = isinstance(model, ModelSpec) and model.num_experts > 0
+        # Experts, and branches of a user's module, get no gradient on ranks whose samples do not meet them.
+        unused = not isinstance(model, ModelSpec) or model.num_experts > 0
 
         def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
-            return FullyShardedReplica(module, config, workload, groups, context.device, experts)
+            return FullyShardedReplica(module, config, workload, groups, context.device, unused)
 
         return ParallelSession(context, model, config, workload, make_replica)
 
@@ -154,6 +155,8 @@ class FullyShardedReplica(Replica):
         for unit in (*_units(self.module), self.module):
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
             sharded.set_gradient_divide_factor(1.0)
+            # In fp32 and bf16 a factor of our own would be a kind of sum that NCCL alone has.
+            sharded.set_force_sum_reduction_for_comms(True)
             if any(True for _ in unit.parameters(recurse=False)) or unit is not self.module:
                 sharded.set_custom_all_gather(CountedAllGather(self.groups.shard))
                 sharded.set_custom_reduce_scatter(CountedReduceScatter(self.groups))

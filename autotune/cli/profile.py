@@ -1,0 +1,155 @@
+"""`autotune profile`: what every module of a model costs in an optimizer step."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.cli.profile_table import print_profile
+from autotune.cli.profile_tree import OWN, Row, rows_of
+from autotune.cli.status import Status
+from autotune.cli.sweep import import_folders
+from autotune.errors import RequestError
+from autotune.jobs.request import request_from_fields
+from autotune.jobs.session import Session, prepare
+from executor.measurement.flops import flops_utilization
+from executor.measurement.module_profile import ModelProfile, Phases
+from executor.runners.profile import profile_model
+from search_spaces.domains import parse_domain
+from search_spaces.errors import IllegalConfigError
+from search_spaces.huggingface import is_factory_reference
+from search_spaces.spaces import parse_pins
+from search_spaces.trial import Fidelity
+from search_spaces.trial_config import TrialConfig, Value
+
+FIDELITY = Fidelity(min_steps=5, max_steps=50, max_seconds=2.0)
+"""Steps with and without hooks: five of each, more while two seconds are not over."""
+
+DIVIDES_THE_MODEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What the command line gave."""
+
+    model: str | None
+    pins: tuple[str, ...]
+    depth: int | None
+    """Levels of modules that are shown; None: all."""
+    every_block: bool
+    """Whether blocks that are alike get a row each."""
+    global_batch_size: int | None
+    """Samples in a step; None: one micro-batch."""
+    sequence_length: int | None
+    data: Path | None
+    timeout: float
+    json: bool
+
+
+def profile_command(options: ProfileOptions) -> Status:
+    """Check everything, then profile in one rank process; nothing is kept."""
+    values = _single_values(options.pins)
+    session = prepare(request_from_fields(_fields(options, values)))
+    config = _config(session, values)
+    request = dataclasses.replace(
+        session.trial_request("profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
+    )
+    device = "cpu" if session.cluster.device.kind == "cpu" else "auto"
+    console = Console(stderr=True)
+    with console.status(f"profiling {session.model.name}"):
+        profile = profile_model(request, python_path=session.request.python_path, device=device)
+    rows = rows_of(profile, depth=options.depth, merge=not options.every_block)
+    peak = request.peak_flops_per_device
+    if options.json:
+        sys.stdout.write(json.dumps(_document(session, config, profile, rows, peak), indent=2) + "\n")
+    else:
+        print_profile(session, config, profile, rows, hfu(profile, peak), Console())
+    return Status.OK
+
+
+def hfu(profile: ModelProfile, peak_flops: float | None) -> float | None:
+    """The share of the device's peak that the step's FLOPs are; None where no peak is stated."""
+    return flops_utilization(profile.flops / profile.step_seconds / 1e12, peak_flops)
+
+
+def _single_values(texts: tuple[str, ...]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, text in parse_pins(texts).items():
+        value = parse_domain(name, text)
+        if isinstance(value, str) or len(value) != 1:
+            raise RequestError(name, f"{text} is not one value", f"a profile is of one configuration: write {name}=VALUE")
+        if name in DIVIDES_THE_MODEL and value[0] != 1:
+            problem = f"{value[0]} ranks would divide the model"
+            raise RequestError(name, problem, "a profile is of the whole model on one rank: leave it at 1")
+        found[name] = value[0]
+    return found
+
+
+def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, Any]:
+    if not options.model:
+        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
+    fields = {
+        "model": options.model,
+        "ranks": 1,
+        "runner": "local",
+        "pins": {name: [value] for name, value in values.items()},
+        "global_batch_size": options.global_batch_size or values.get("micro_batch_size", TrialConfig().micro_batch_size),
+        "sequence_length": options.sequence_length,
+        "data_path": str(options.data) if options.data else None,
+        "trial_timeout": options.timeout,
+    }
+    if is_factory_reference(options.model):
+        fields["python_path"] = import_folders()
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _config(session: Session, values: Mapping[str, Value]) -> TrialConfig:
+    config = session.space.canonical(session.space.base.replace(values))
+    if refusals := session.space.check(config):
+        raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+    return config
+
+
+def _document(
+    session: Session, config: TrialConfig, profile: ModelProfile, rows: list[Row], peak_flops: float | None
+) -> dict[str, Any]:
+    return {
+        "model": session.model.name,
+        "config": config.values(),
+        "global_batch_size": session.request.global_batch_size,
+        "sequence_length": session.request.sequence_length,
+        "micro_batches": profile.micro_batches,
+        "step_seconds": profile.step_seconds,
+        "hooked_seconds": profile.hooked_seconds,
+        "repeats": profile.repeats,
+        "flops": int(profile.flops),
+        "hardware_tflops_per_device": profile.flops / profile.step_seconds / 1e12,
+        "hfu": hfu(profile, peak_flops),
+        "modules": [_row_document(row, profile) for row in rows],
+        "outside": {"flops": int(profile.outside_flops), "seconds": profile.outside_seconds},
+        "environment": profile.environment,
+    }
+
+
+def _row_document(row: Row, profile: ModelProfile) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "own": row.label == OWN,
+        "kind": row.kind,
+        "depth": row.depth,
+        "count": row.count,
+        "calls": row.calls,
+        "parameters": row.parameters,
+        "flops": {name: int(value) for name, value in _phases(row.flops).items()},
+        "seconds": _phases(row.seconds),
+        "share": row.seconds.total / profile.hooked_seconds,
+    }
+
+
+def _phases(phases: Phases) -> dict[str, float]:
+    return dataclasses.asdict(phases)

@@ -1,0 +1,153 @@
+"""Which module of a model works at each moment of a step, in forward, in backward and where forward runs again."""
+
+import bisect
+import functools
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import Node
+from torch.nn.modules import module as hooks
+from torch.utils._pytree import tree_leaves
+
+
+class Phase(StrEnum):
+    """Why a module works."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OUTSIDE = "outside"
+    """No module works: the step is before forward, between forward and backward, or after."""
+    PROFILER = "profiler"
+    """Nothing of the step works: the tracker prepares its hooks."""
+
+
+class Place(NamedTuple):
+    """Who works, and why."""
+
+    module: int | None
+    """Its place among the model's `named_modules`."""
+    phase: Phase
+
+
+OUTSIDE = Place(None, Phase.OUTSIDE)
+
+
+class ModuleTracker:
+    """As a context around a step: tells `moved` each change of place, at the moment at which it happens.
+
+    1. **Forward.** Hooks around every module's call: a module works from its call to its return, but for the calls inside.
+       The first module that is called is the model.
+    2. **Whose backward.** autograd numbers its nodes as forward makes them, so the number at each change of place tells which
+       module made a node. The nodes of the model's graph get a hook when the model returns.
+    3. **Backward.** From the start of a node on, the module that made it works, until a node of another one starts. So each
+       moment of backward belongs to one module, and there are neither gaps nor overlaps. What adds up and sends away the
+       parameters' gradients has no number: it belongs to the module whose node ran just before.
+    4. **Recompute.** A module that is called while backward runs is run again. What a checkpointed block does between the
+       calls inside it cannot be told from the backward work for which it runs.
+
+    Nothing is added to the graph, so that it computes what it computes without a tracker. Used from one thread (and the one of
+    autograd on its behalf).
+    """
+
+    def __init__(self, moved: Callable[[Place], None]) -> None:
+        self.place = OUTSIDE
+        self.modules: list[tuple[str, nn.Module]] = []
+        self.calls: list[int] = []
+        self._moved = moved
+        self._indices: dict[nn.Module, int] = {}
+        self._before: list[Place] = []
+        self._numbers: list[int] = []
+        self._makers: list[int | None] = []
+        self._handles: list[Any] = []
+        self._in_backward = False
+
+    def __enter__(self) -> "ModuleTracker":
+        # always_call, because a checkpoint that has recomputed enough leaves the modules that it runs again by an exception.
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _move(self, place: Place) -> None:
+        if place != self.place:
+            self.place = place
+            self._moved(place)
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        if not self._indices:
+            self._adopt(module)
+        index = self._indices.get(module)
+        if index is None:
+            return
+        self._before.append(self.place)
+        if torch._C._current_graph_task_id() != -1:
+            self._move(Place(index, Phase.RECOMPUTE))
+            return
+        self.calls[index] += 1
+        self._note_maker(index)
+        self._move(Place(index, Phase.FORWARD))
+
+    def _leave_module(self, module: nn.Module, _: Any, output: Any) -> None:
+        index = self._indices.get(module)
+        if index is None:
+            return
+        before = self._before.pop()
+        if self.place.phase is Phase.FORWARD:
+            self._note_maker(before.module)
+            if index == 0:
+                self._move(Place(None, Phase.PROFILER))
+                self._hook_graph(output)
+        self._move(before)
+
+    def _note_maker(self, index: int | None) -> None:
+        """The nodes that are numbered from now on are made by this module."""
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._makers.append(index)
+
+    def _adopt(self, model: nn.Module) -> None:
+        self.modules = list(model.named_modules())
+        self._indices = {module: index for index, (_, module) in enumerate(self.modules)}
+        self.calls = [0] * len(self.modules)
+
+    def _hook_graph(self, output: Any) -> None:
+        """Hook every node that the model's call has made, and forget which numbers were whose."""
+        waiting = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
+        seen: set[Node] = set()
+        while waiting:
+            node = waiting.pop()
+            number = node._sequence_nr()
+            # Outside of the range: nodes of parameters, which have the highest number there is, and those of an earlier call.
+            if node in seen or not self._numbers[0] <= number < self._numbers[-1]:
+                continue
+            seen.add(node)
+            maker = self._makers[bisect.bisect_right(self._numbers, number) - 1]
+            node.register_prehook(functools.partial(self._enter_backward, maker))
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+        self._numbers.clear()
+        self._makers.clear()
+
+    def _enter_backward(self, module: int | None, _: tuple[Tensor, ...]) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._leave_backward)
+        self._move(Place(module, Phase.BACKWARD))
+
+    def _leave_backward(self) -> None:
+        self._in_backward = False
+        self._move(OUTSIDE)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The tensors of what a model returns: of tuples, lists and dicts, and the `.loss` of an object."""
+    leaves = (leaf if isinstance(leaf, Tensor) else getattr(leaf, "loss", None) for leaf in tree_leaves(output))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,0 +1,165 @@
+"""One profile on one rank: what every module of a model costs in an optimizer step."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from executor.engine import EngineSession, RankContext
+from executor.errors import RunnerError
+from executor.measurement.environment import environment
+from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.module_clock import ModuleClock
+from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
+from executor.measurement.module_tracker import OUTSIDE, ModuleTracker, Phase, Place
+from executor.trial import ENGINES
+from search_spaces.trial import Progress, TrialRequest
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of a session, one after the other."""
+
+    session: EngineSession
+    device: torch.device
+    done: int = 0
+
+    def prepare(self) -> None:
+        """Make the next step's data ready."""
+        self.session.prepare(self.done)
+        self.done += 1
+
+    def run(self) -> float:
+        """Run the step to its end on the device. Returns its seconds."""
+        began = time.perf_counter()
+        self.session.train_step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What the counted step tells."""
+
+    modules: list[tuple[str, nn.Module]]
+    calls: list[int]
+    flops: Mapping[Place, int]
+
+
+def run_profile(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> ModelProfile:
+    """Profile an optimizer step of a model that is whole on this rank.
+
+    1. Build the model by the request's engine, as a trial does, and warm up.
+    2. Count the FLOPs of one step, by module.
+    3. Time steps in turn with and without the tracker's hooks, at least `fidelity.min_steps` of each, further ones while they
+       take less than `fidelity.max_seconds` in all.
+    4. Take the median of each module's own seconds in each phase, so that a module's total is the sum of what is inside.
+
+    Raises:
+        EngineRefusalError: the engine refuses the combination.
+        FactoryError, DataError: the user's module or text cannot be used.
+        RunnerError: the step calls no module, or its FLOPs cannot be counted.
+    """
+    del progress  # a profile is over before anybody asks for it
+    session = ENGINES[request.engine].build(context, request.model, request.config, request.workload)
+    try:
+        steps = _Steps(session, context.device)
+        while not session.settled() or steps.done < request.fidelity.warmup_updates:
+            steps.prepare()
+            steps.run()
+        counted = _count(steps)
+        plain, hooked = _time(steps, request)
+        return _profile(counted, plain, hooked, environment(context.device))
+    finally:
+        session.close()
+
+
+def _count(steps: _Steps) -> _Counted:
+    """One step with every operator counted for the module that runs it."""
+    flops: Counter[Place] = Counter()
+    tracker = ModuleTracker(lambda _: None)
+
+    def observe(count: int) -> None:
+        module, phase = tracker.place
+        # Backward itself runs with gradients off: what runs with them on is forward once more, also between modules' calls.
+        again = phase is Phase.BACKWARD and torch.is_grad_enabled()
+        flops[Place(module, Phase.RECOMPUTE if again else phase)] += count
+
+    steps.prepare()
+    with tracker, FlopCounter(observe) as counter:
+        steps.run()
+    if not tracker.modules:
+        raise RunnerError("the step called no module; profile a model whose step calls its module")
+    if counter.total is None:
+        raise RunnerError("an operator of the step has no FLOPs formula for its shapes; profile a model without it")
+    return _Counted(tracker.modules, tracker.calls, flops)
+
+
+def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[Place, float]]]:
+    """Seconds of steps without hooks, and by place of steps with them, in turn, so that both meet the same machine."""
+    clock = ModuleClock(steps.device)
+    plain: list[float] = []
+    hooked: list[dict[Place, float]] = []
+    until = time.monotonic() + request.fidelity.max_seconds
+    while len(plain) < request.fidelity.min_steps or (time.monotonic() < until and len(plain) < request.fidelity.max_steps):
+        steps.prepare()
+        plain.append(steps.run())
+        steps.prepare()
+        with ModuleTracker(clock.move):
+            clock.start()
+            steps.run()
+            hooked.append(clock.stop())
+    return plain, hooked
+
+
+def _profile(
+    counted: _Counted, plain: Sequence[float], hooked: Sequence[Mapping[Place, float]], versions: dict[str, str]
+) -> ModelProfile:
+    places = {place for step in hooked for place in step if place.phase is not Phase.PROFILER}
+    seconds = {place: statistics.median(step.get(place, 0.0) for step in hooked) for place in places}
+    owners = _owned_parameters(counted.modules)
+    modules = tuple(
+        ModuleCost(
+            name=name,
+            kind=type(module).__name__,
+            calls=counted.calls[index],
+            parameters=owners[index],
+            flops=_phases(index, counted.flops),
+            seconds=_phases(index, seconds),
+        )
+        for index, (name, module) in enumerate(counted.modules)
+    )
+    return ModelProfile(
+        modules=modules,
+        outside_flops=counted.flops.get(OUTSIDE, 0),
+        outside_seconds=seconds.get(OUTSIDE, 0.0),
+        micro_batches=counted.calls[0],
+        step_seconds=statistics.median(plain),
+        hooked_seconds=sum(seconds.values()),
+        repeats=len(plain),
+        environment=versions,
+    )
+
+
+def _phases(module: int, figures: Mapping[Place, float]) -> Phases:
+    return Phases(
+        forward=figures.get(Place(module, Phase.FORWARD), 0.0),
+        backward=figures.get(Place(module, Phase.BACKWARD), 0.0),
+        recompute=figures.get(Place(module, Phase.RECOMPUTE), 0.0),
+    )
+
+
+def _owned_parameters(modules: Sequence[tuple[str, nn.Module]]) -> list[int]:
+    """Elements of each module's own parameters; a shared one counts with the first module that has it."""
+    seen: set[nn.Parameter] = set()
+    counts = []
+    for _, module in modules:
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter not in seen]
+        seen.update(own)
+        counts.append(sum(parameter.numel() for parameter in own))
+    return counts

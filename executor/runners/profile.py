@@ -1,0 +1,76 @@
+"""A profile from outside: one rank process that profiles a model and ends."""
+
+import time
+from collections.abc import Sequence
+
+from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, RunnerError
+from executor.measurement.module_profile import ModelProfile
+from executor.runners import devices
+from executor.runners.local import LocalTransport
+from executor.runners.messages import Kind, Message
+from executor.runners.transport import Death
+from executor.runners.verdict import Report, how_it_ended
+from search_spaces.model import FactoryModel
+from search_spaces.outcome import Outcome
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import TrialRequest
+
+RUN_PROFILE = "executor.profile:run_profile"
+
+
+def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), device: str = "auto") -> ModelProfile:
+    """Profile the request's model under its configuration, in a process of its own, with all of this machine's cores.
+
+    `device` is `auto` (an accelerator where there is one), `cpu` or `cuda`.
+
+    Raises:
+        EngineRefusalError: the engine refuses the configuration.
+        MemoryLimitError: the step does not fit in memory.
+        FactoryError: the user's module or text cannot be used.
+        RunnerError: no process can be started, it died, or it took longer than the request's `timeout_seconds`.
+    """
+    transport = LocalTransport(1, environment={}, trial_function=RUN_PROFILE)
+    try:
+        transport.start(python_path)
+        return _profile_of(request, _answer(transport, request, device))
+    finally:
+        transport.close()
+
+
+def _answer(transport: LocalTransport, request: TrialRequest, device: str) -> Report:
+    """Lead the process from its start to its answer."""
+    until = time.monotonic() + request.timeout_seconds
+    while (left := until - time.monotonic()) > 0:
+        for _, message in transport.receive(left):
+            if isinstance(message, Death):
+                return message
+            match message["kind"]:
+                case Kind.READY:
+                    transport.send(0, _joining(transport, message, device))
+                case Kind.JOINED:
+                    transport.send(0, {"kind": Kind.RUN, "request": to_plain(request)})
+                case Kind.RESULT | Kind.FAILURE:
+                    return message
+    raise RunnerError(f"no profile within {request.timeout_seconds:g} s; profile a smaller model, or fewer or shorter samples")
+
+
+def _joining(transport: LocalTransport, ready: Message, device: str) -> Message:
+    (place,) = devices.assign([ready], device)
+    return {"kind": Kind.JOIN, "rank": 0, "world_size": 1, "address": transport.address, "port": None, **place}
+
+
+def _profile_of(request: TrialRequest, answer: Report) -> ModelProfile:
+    if isinstance(answer, Death):
+        raise RunnerError(f"the process that profiled {how_it_ended(answer)}\n{answer.output}".rstrip())
+    if answer["kind"] == Kind.RESULT:
+        return from_plain(ModelProfile, answer["result"])
+    match answer["outcome"]:
+        case Outcome.INVALID:
+            raise EngineRefusalError(answer["rule"], answer["message"])
+        case Outcome.INFEASIBLE:
+            remedy = "use a smaller micro_batch_size, a shorter --seq-len or activation_checkpointing=full"
+            raise MemoryLimitError(f"the step does not fit in memory ({answer['message']}); {remedy}")
+        case _:
+            # What is ours to say is in the message; a traceback is there where something else raised.
+            told = "\n".join(filter(None, (answer["message"], answer.get("traceback")))).rstrip()
+            raise (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(told)

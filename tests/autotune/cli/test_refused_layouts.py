@@ -1,0 +1,133 @@
+"""Layouts that are refused: exit code 2 and one line with the rule and its remedy, before any process starts.
+
+Every value here is legal alone; so is the rest of the space. `--set` pins the layout, so that no other point is left.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import table
+from called import Command
+
+from autotune.engines import CAPABILITIES
+from executor.runners import rank_process
+from search_spaces.rules import RULES
+
+PLAIN = {
+    "tensor_parallel_size": 1,
+    "sequence_parallel": False,
+    "pipeline_parallel_size": 1,
+    "pipeline_schedule": "1f1b",
+    "virtual_stages": 1,
+    "micro_batch_size": 1,
+    "zero_stage": 0,
+    "activation_checkpointing": "none",
+}
+"""A legal layout: each case changes it as little as it can."""
+CONFIG = json.loads(table.MODEL_CONFIG) | {"num_hidden_layers": 4}
+EXPERTS = CONFIG | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+MODELS = {"config.json": CONFIG, "experts.json": EXPERTS}
+
+Case = tuple[str, Mapping[str, object], tuple[str, ...]]
+"""The rule, the knobs, and the other words of the command (in place of `config.json`)."""
+
+PIPELINE = {"pipeline_parallel_size": 2}
+ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
+CASES: dict[str, Case] = {
+    "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
+    "tensor ranks and key-value heads": ("tensor-divides", {"tensor_parallel_size": 4}, ()),
+    "tensor ranks across nodes": ("tensor-in-node", {"tensor_parallel_size": 2}, ("--ranks", "3", "--global-batch-size", "9")),
+    "a module whose layers are not known": ("factory-shape", PIPELINE, ("factory:build",)),
+    "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, ()),
+    "chunks of the context ranks": ("sequence-divides", {"context_parallel_size": 4}, ("config.json", "--seq-len", "20")),
+    "tokens of the sequence-parallel ranks": (
+        "sequence-divides",
+        {"tensor_parallel_size": 2, "sequence_parallel": True},
+        ("config.json", "--seq-len", "33"),
+    ),
+    "more stages than layers": (
+        "pipeline-layers",
+        {"pipeline_parallel_size": 4, "virtual_stages": 2, "pipeline_schedule": "looped_bfs"},
+        (),
+    ),
+    "1f1b with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2}, ()),
+    "gpipe with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "gpipe"}, ()),
+    "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),
+    "looped bfs with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "looped_bfs"}, ()),
+    "a fold with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "zbv"}, ()),
+    "1f1b with too few micro-batches": ("pipeline-micro-batches", {"pipeline_parallel_size": 4, "micro_batch_size": 4}, ()),
+    "dualpipev with too few micro-batches": (
+        "pipeline-micro-batches",
+        {**ZBV, "pipeline_schedule": "dualpipev", "micro_batch_size": 2},
+        (),
+    ),
+    "interleaved with an odd round": (
+        "pipeline-micro-batches",
+        {**ZBV, "pipeline_schedule": "interleaved_1f1b"},
+        ("config.json", "--global-batch-size", "10"),
+    ),
+    "experts that do not divide": ("experts-divide", {"expert_parallel_size": 3}, ("experts.json",)),
+    "hsdp below stage 3": ("hsdp-shards", {"hsdp_shard_size": 2, "zero_stage": 2}, ()),
+    "hsdp groups that do not divide": ("hsdp-shards", {"hsdp_shard_size": 3, "zero_stage": 3}, ()),
+    "offload of an optimizer that is not sharded": ("offload-optimizer-stage", {"offload_optimizer": "cpu"}, ()),
+    "offload of parameters that are not sharded": ("offload-param-stage", {"offload_param": "cpu", "zero_stage": 2}, ()),
+    "every layer that does not exist": (
+        "checkpoint-layers",
+        {"activation_checkpointing": "full", "checkpoint_every_k": 8},
+        (),
+    ),
+    "a precision that the device has not": ("precision-supported", {"precision": "fp16"}, ()),
+    "experts across ranks": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json",)),
+    "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
+    "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
+    "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),
+    "released parameters under zero-bubble": ("zero-bubble-reshard", {**ZBV, "zero_stage": 3}, ()),
+    "released parameters under dualpipev": (
+        "zero-bubble-reshard",
+        {**ZBV, "pipeline_schedule": "dualpipev", "zero_stage": 3},
+        (),
+    ),
+    "fsdp2 under zero-bubble": ("fsdp2-zero-bubble", {**ZBV, "zero_stage": 2}, ("config.json", "--engine", "fsdp2")),
+    "fsdp2 under zero-bubble with context ranks": (
+        "fsdp2-zero-bubble",
+        {**ZBV, "zero_stage": 3, "context_parallel_size": 2},
+        ("config.json", "--engine", "fsdp2"),
+    ),
+    "half an offload of fsdp2": (
+        "fsdp2-offloads-both",
+        {"offload_param": "cpu", "zero_stage": 3},
+        ("config.json", "--engine", "fsdp2"),
+    ),
+}
+REMEDIES = {rule.name: rule.remedy for rule in RULES} | {
+    item.rule: item.remedy for capability in CAPABILITIES.values() for item in capability.combinations
+}
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a rank process was started")
+
+    monkeypatch.setattr(rank_process.RankProcess, "__init__", started)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Path, name: str) -> None:
+    rule, knobs, words = CASES[name]
+    for file, content in MODELS.items():
+        (folder / file).write_text(json.dumps(content))
+    pins = [word for knob, value in {**PLAIN, **knobs}.items() for word in ("--set", f"{knob}={value}")]
+    given = words if words and not words[0].startswith("--") else ("config.json", *words)
+    ranks = () if "--ranks" in given else ("--ranks", "4")
+    answer = command("sweep", "--runner", "local", "--out", "best.json", "--space", "3d", *given, *ranks, *pins)
+    assert (answer.status, answer.out, len(answer.err.splitlines())) == (2, "", 1), answer.err
+    assert rule in answer.err
+    assert answer.err.rstrip().endswith(f"; {REMEDIES[rule]}"), answer.err
+    assert not (folder / "best.json").exists()
+
+
+def test_no_rule_is_left_out() -> None:
+    assert {rule for rule, _, _ in CASES.values()} == set(REMEDIES)
