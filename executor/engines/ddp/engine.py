@@ -117,7 +117,7 @@ class DdpReplica(Replica):
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.bare.parameters() if parameter.grad is not None]
 
-    def _sum(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _sum(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """Sum, not mean: losses are scaled before backward."""
         gradients = bucket.buffer()
         self.groups.shard.count("all_reduce", gradients)

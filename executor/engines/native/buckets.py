@@ -63,10 +63,10 @@ class GradientReducer:
         self.contiguous = config.contiguous_gradients
         self.limit = IN_FLIGHT if config.overlap_comm else 0
         self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
-        self.shard: Tensor | None = None
+        self._shares: dict[int, Tensor] = {}
         # Not where each micro-batch is reduced: the next one would overwrite what the last has left there.
         alone = layout.ranks == 1 and not self.every_micro_batch
-        self._in_shard = self.contiguous and alone and self.reduce_dtype == master_dtype
+        self._in_share = alone and self.reduce_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
         self._ready: set[Slot] = set()
@@ -104,19 +104,19 @@ class GradientReducer:
             self._land_all()
 
     @torch.no_grad()
-    def take_shard(self) -> Tensor:
-        """This rank's share of the mean gradient, flat, in the master's type; the reducer forgets it."""
+    def take_shares(self) -> list[Tensor]:
+        """This rank's share of the mean gradient, in the master's type, flat by bucket; the reducer forgets it."""
         self._land_all()
         while self._between_replicas:
             self._between_replicas.pop().wait()
-        shard, self.shard = self._gradient_shard(), None
+        shares = [self._share(bucket) for bucket in range(len(self.layout.buckets))]
+        self._shares.clear()
         self._begun.clear()
-        return shard
+        return shares
 
     def held_tensors(self) -> list[Tensor]:
         """Gradients that live between micro-batches or steps."""
-        shard = [self.shard] if self.shard is not None else []
-        return [*shard, *self._rows.values(), *self._held.values()]
+        return [*self._shares.values(), *self._rows.values(), *self._held.values()]
 
     def _land_all(self) -> None:
         while self._sent:
@@ -144,23 +144,22 @@ class GradientReducer:
         slot.parameter.grad = None
 
     def _bucket_rows(self, bucket: int) -> Tensor:
-        """The bucket's matrix; at stage 0 a part of the flat gradient itself, so that nothing is copied back."""
+        """The bucket's matrix; at stage 0 the share itself, so that nothing is copied back."""
         if bucket not in self._rows:
             columns, ranks = self.layout.columns(bucket), self.layout.ranks
-            if self._in_shard:
-                start = self.layout.start(bucket)
-                self._rows[bucket] = self._gradient_shard()[start : start + columns].view(1, columns)
+            if self._in_share:
+                self._rows[bucket] = self._share(bucket).view(1, columns)
             else:
                 self._rows[bucket] = torch.empty(ranks, columns, dtype=self.reduce_dtype, device=self.device)
                 mark("gradients" if not self.every_micro_batch else "buffers", self._rows[bucket])
         return self._rows[bucket]
 
-    def _gradient_shard(self) -> Tensor:
-        if self.shard is None:
-            elements = self.layout.master_elements
-            self.shard = torch.empty(elements, dtype=self.master_dtype, device=self.device)
-            mark("gradients", self.shard)
-        return self.shard
+    def _share(self, bucket: int) -> Tensor:
+        """What this rank has of a bucket's gradient; made when the bucket comes, since activations are fewer by then."""
+        if bucket not in self._shares:
+            self._shares[bucket] = torch.empty(self.layout.columns(bucket), dtype=self.master_dtype, device=self.device)
+            mark("gradients", self._shares[bucket])
+        return self._shares[bucket]
 
     def _send_next(self) -> None:
         bucket, self._next = self._next, self._next + 1
@@ -190,19 +189,26 @@ class GradientReducer:
         return rows
 
     def _landing_place(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
-        """Straight into the gradient shard where this is the step's first reduction of the bucket, in the same type."""
-        if first and self.reduce_dtype == self.master_dtype:
-            start = self.layout.start(bucket)
-            return self._gradient_shard()[start : start + rows.shape[1]]
+        """The share itself where the types are alike; what a later reduction adds to it goes into this rank's own row first."""
+        if self.reduce_dtype == self.master_dtype:
+            share = self._share(bucket)
+            if not first:
+                self._land_until(bucket)
+                rows[self.group.rank].add_(share)
+            return share
         output = torch.empty(rows.shape[1], dtype=self.reduce_dtype, device=self.device)
         mark("buffers", output)
         return output
 
+    def _land_until(self, bucket: int) -> None:
+        """Wait for what is on the way of this bucket."""
+        while any(sent.bucket == bucket for sent in self._sent):
+            self._land(self._sent.popleft())
+
     def _land(self, sent: _Sent) -> None:
         sent.work.wait()
-        shard, start = self._gradient_shard(), self.layout.start(sent.bucket)
-        target = shard[start : start + sent.output.numel()]
-        if sent.output.data_ptr() != target.data_ptr():
-            target.copy_(sent.output) if sent.first else target.add_(sent.output)
+        share = self._share(sent.bucket)
+        if sent.output.data_ptr() != share.data_ptr():
+            share.copy_(sent.output) if sent.first else share.add_(sent.output)
         if sent.last and self.replicas.size > 1:
-            self._between_replicas.append(self.replicas.all_reduce(target))
+            self._between_replicas.append(self.replicas.all_reduce(share))

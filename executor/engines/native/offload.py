@@ -1,6 +1,7 @@
 """AdamW with a share of its state in host memory, updated by the host's processors."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,22 @@ from executor.engines.native.parameter_shard import ParameterShard
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements that travel and are updated together: 16 MiB of fp32 gradient, which fills a host link, and some ms of update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements of the master vector that are updated together; they lie in one piece of the gradient."""
+
+    piece: int
+    start: int
+    end: int
+    """The element after the last."""
+    offset: int
+    """Where in its piece the span begins."""
+
+    def of(self, gradient: Sequence[Tensor]) -> Tensor:
+        """The span's elements of a gradient in pieces."""
+        return gradient[self.piece][self.offset : self.offset + self.end - self.start]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +51,8 @@ class SplitAdamW:
     3. For each chunk: the next chunk's gradient leaves; the host updates this one; its parameters, cast to their own type, are
        handed to the `ParameterShard`, which sends them beside the next chunk's update.
 
-    Both shares are exactly what one AdamW over the whole vector would make of them: the update is element by element.
+    Both shares are exactly what one AdamW over the whole vector would make of them: the update is element by element. The
+    gradient comes in pieces, one a reduce bucket, so that it need never be there as one vector.
     """
 
     def __init__(
@@ -44,9 +62,12 @@ class SplitAdamW:
         hyperparameters: Hyperparameters,
         pool: HostPool,
         copies: CopyEngine,
+        pieces: Sequence[int] = (),
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         """`initial` [elements] on the device holds the first values, in the master's type; it is not kept.
+
+        `pieces` are the elements of the gradient's pieces in order; none: it comes whole.
 
         Raises:
             ValueError: the ratio is not from 0 to 1.
@@ -55,39 +76,41 @@ class SplitAdamW:
             raise ValueError(f"a share of {ratio} of the optimizer state cannot be offloaded; choose one from 0 to 1")
         self.host_elements = round(ratio * initial.numel())
         self.chunk_elements = min(chunk_elements, self.host_elements)
-        self._device = _DevicePart(initial[self.host_elements :], hyperparameters)
-        self._host = _HostPart(initial[: self.host_elements], hyperparameters, self._chunks(), pool)
+        spans = [*_spans(pieces or (initial.numel(),), self.host_elements, max(self.chunk_elements, 1))]
+        self._chunks = [span for span in spans if span.end <= self.host_elements]
+        self._device = _DevicePart(initial[self.host_elements :], hyperparameters, spans[len(self._chunks) :])
+        self._host = _HostPart(initial[: self.host_elements], hyperparameters, self._chunks, pool)
         self._gradients = Staging(self.chunk_elements, initial.dtype, pool, copies)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, shard: ParameterShard) -> None:
-        """Update with `gradient` [elements] on the device, in the master's type, and bring `shard` up to date."""
-        chunks = self._chunks()
-        arriving = [self._gradients.fetch(gradient[start:end]) for start, end in chunks[:1]]
-        self._device.step(gradient[self.host_elements :])
+    def step(self, gradient: Sequence[Tensor], shard: ParameterShard) -> None:
+        """Update with the `gradient` in pieces on the device, in the master's type, and bring `shard` up to date."""
+        chunks = self._chunks
+        arriving = [self._gradients.fetch(chunk.of(gradient)) for chunk in chunks[:1]]
+        self._device.step(gradient)
         if self._device.elements:
-            shard.accept_from_device(self.host_elements, self._device.master.data)
-        for index, (start, _) in enumerate(chunks):
-            arriving += [self._gradients.fetch(gradient[first:last]) for first, last in chunks[index + 1 : index + 2]]
+            shard.accept_from_device(self.host_elements, self._device.master)
+        for index, chunk in enumerate(chunks):
+            arriving += [self._gradients.fetch(later.of(gradient)) for later in chunks[index + 1 : index + 2]]
             arrived = arriving.pop(0)
             arrived.wait()
             updated = self._host.step(index, arrived.target)
             self._gradients.give_back()
-            shard.accept_from_host(start, updated)
+            shard.accept_from_host(chunk.start, updated)
         shard.finish()
 
     @torch.no_grad()
     def publish(self, shard: ParameterShard) -> None:
         """Hand every element to `shard` as it is: once, after building."""
         if self._device.elements:
-            shard.accept_from_device(self.host_elements, self._device.master.data)
-        for start, end in self._chunks():
-            shard.accept_from_host(start, self._host.master[start:end])
+            shard.accept_from_device(self.host_elements, self._device.master)
+        for chunk in self._chunks:
+            shard.accept_from_host(chunk.start, self._host.master[chunk.start : chunk.end])
         shard.finish()
 
     def full_master(self) -> Tensor:
         """The whole master vector on the device: for checks, since this is the memory that offloading saves."""
-        device = self._device.master.data
+        device = self._device.master
         if not self.host_elements:
             return device
         return torch.cat((self._host.master.to(device.device), device))
@@ -98,39 +121,47 @@ class SplitAdamW:
 
     def device_tensors(self) -> Iterator[Tensor]:
         """What lives on the device between steps."""
-        yield self._device.master.data
+        yield self._device.master
         for state in self._device.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def _chunks(self) -> list[tuple[int, int]]:
-        """First element and the one after the last of each chunk."""
-        starts = range(0, self.host_elements, max(self.chunk_elements, 1))
-        return [(start, min(start + self.chunk_elements, self.host_elements)) for start in starts]
+
+def _spans(pieces: Sequence[int], host_elements: int, chunk_elements: int) -> Iterator[Span]:
+    """The vector cut at the pieces' ends, at the end of the host's share, and within that into chunks."""
+    starts = [0, *itertools.accumulate(pieces)]
+    for piece, (first, last) in enumerate(itertools.pairwise(starts)):
+        middle = min(max(host_elements, first), last)
+        cuts = [*range(first, middle, chunk_elements), *([middle] if middle < last else []), last]
+        for start, end in itertools.pairwise(cuts):
+            yield Span(piece, start, end, start - first)
 
 
 class _DevicePart:
-    """The share that stays: an ordinary AdamW."""
+    """The share that stays: an ordinary AdamW over views of one vector, one for each span."""
 
-    def __init__(self, initial: Tensor, hyperparameters: Hyperparameters) -> None:
+    def __init__(self, initial: Tensor, hyperparameters: Hyperparameters, spans: Sequence[Span]) -> None:
         # Where it is a part, a storage of its own, so that the vector it was cut from can go.
         whole = initial.untyped_storage().size() == initial.nbytes
-        self.master = nn.Parameter(initial if whole else initial.clone())
-        self.elements = initial.numel()
+        self.master = initial if whole else initial.clone()
+        self.elements, self._spans = initial.numel(), spans
+        first = spans[0].start if spans else 0
+        self._parameters = [nn.Parameter(self.master[span.start - first : span.end - first]) for span in spans]
         fused = hyperparameters.fused and initial.dtype == torch.float32
         self.optimizer = torch.optim.AdamW(
-            [self.master],
+            self._parameters or [nn.Parameter(self.master)],
             lr=hyperparameters.learning_rate,
             weight_decay=hyperparameters.weight_decay,
             fused=fused,
             foreach=None if fused else False,
         )
 
-    def step(self, gradient: Tensor) -> None:
+    def step(self, gradient: Sequence[Tensor]) -> None:
         if not self.elements:
             return
-        self.master.grad = gradient
+        for parameter, span in zip(self._parameters, self._spans, strict=True):
+            parameter.grad = span.of(gradient)
         self.optimizer.step()
-        self.master.grad = None
+        self.optimizer.zero_grad()
 
 
 class _HostPart:
@@ -139,14 +170,12 @@ class _HostPart:
     Master and moments never travel, so that they need not be pinned.
     """
 
-    def __init__(
-        self, initial: Tensor, hyperparameters: Hyperparameters, chunks: list[tuple[int, int]], pool: HostPool
-    ) -> None:
+    def __init__(self, initial: Tensor, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool) -> None:
         elements, dtype = initial.numel(), initial.dtype
         self.master, self._first, self._second = (pool.zeros(elements, dtype) for _ in range(3))
         self.master.copy_(initial)
         self._steps = pool.zeros(len(chunks), torch.float32)
-        self._optimizers = [self._optimizer(hyperparameters, index, *chunk) for index, chunk in enumerate(chunks)]
+        self._optimizers = [self._optimizer(hyperparameters, index, chunk) for index, chunk in enumerate(chunks)]
 
     def step(self, index: int, gradient: Tensor) -> Tensor:
         """Update chunk `index`; its new values."""
@@ -157,7 +186,8 @@ class _HostPart:
         parameter.grad = None
         return parameter.data
 
-    def _optimizer(self, hyperparameters: Hyperparameters, index: int, start: int, end: int) -> torch.optim.AdamW:
+    def _optimizer(self, hyperparameters: Hyperparameters, index: int, chunk: Span) -> torch.optim.AdamW:
+        start, end = chunk.start, chunk.end
         parameter = nn.Parameter(self.master[start:end])
         # Always one kernel: others make temporaries in host memory that no pool counts, and take several times as long.
         optimizer = torch.optim.AdamW(

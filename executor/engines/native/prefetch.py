@@ -11,7 +11,10 @@ from torch.autograd.graph import register_multi_grad_hook
 from executor.engines.native.collectives import Group, InFlight, mark
 from executor.engines.native.layout import Slot, ranges, unpack
 from executor.engines.native.parameter_shard import Loaded, ParameterShard
+from executor.engines.native.tensor import VocabularyEmbedding
 from search_spaces.trial_config import TrialConfig
+
+TABLES = (nn.Embedding, VocabularyEmbedding)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +25,8 @@ class Unit:
     slots: tuple[Slot, ...]
     encloses: bool = False
     """Whether other units run inside it, so that in backward its parameters are needed until the end."""
+    reads_in_backward: bool = True
+    """Whether backward looks at the parameters: that of a table which is looked up does not."""
 
 
 @dataclass(slots=True)
@@ -43,10 +48,10 @@ class ParameterGatherer:
     2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
        ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all. The trace covers a
        window: a micro-batch; a step in a pipeline, where several are under way at once, and where parameters are kept.
-    3. After forward a unit's parameters are let go, unless the trace says that the same unit is used next, or
-       `reshard_after_forward` is off. In backward a parameter's memory goes when its gradient is done; for the account that
-       decides what is gathered next, a unit ends when the next one begins, since that is the same on every rank even where
-       only some ranks used a branch.
+    3. After forward a unit's parameters are let go, unless `reshard_after_forward` is off or the trace says that the unit is
+       used again before `prefetch_bucket_size` other elements are. In backward a parameter's memory goes when its gradient
+       is done; for the account that decides what is gathered next, a unit ends when the next one begins, since that is the
+       same on every rank even where only some ranks used a branch.
        With `reshard_after_forward` off they stay whole from their first use in a step to the last micro-batch's backward.
     4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it.
 
@@ -133,16 +138,21 @@ class ParameterGatherer:
     def _use(self, unit: Unit) -> None:
         if self.recording:
             self.trace.append(unit)
-        self._fetch(unit)
-        if not self.recording and self.prefetch_elements:
+        ahead = not self.recording and self.prefetch_elements > 0
+        if not self.recording:
             self._advance(unit)
-            self._prefetch()
+        self._fetch(unit, ahead)
+        if ahead and (wanted := self._wanted()):
+            gather = self._issue(wanted)
+            if not self.overlap:
+                self._finish(gather)
 
     def _use_backward(self, unit: Unit) -> None:
         previous, self._in_backward = self._in_backward, unit
         if previous is not None and not previous.encloses:
             self._leave_backward(previous, unit)
-        self._use(unit)
+        if unit.reads_in_backward:
+            self._use(unit)
 
     def _leave_backward(self, unit: Unit, entered: Unit) -> None:
         for slot in unit.slots:
@@ -156,16 +166,20 @@ class ParameterGatherer:
         outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
         if outputs:
             register_multi_grad_hook(outputs, lambda _gradient: self._use_backward(unit), mode="any")
-        if self.reshard and not self._used_next(unit):
+        if self.reshard and not self._used_soon(unit):
             for slot in unit.slots:
                 self._let_go(slot)
 
-    def _used_next(self, unit: Unit) -> bool:
-        """Whether the trace's next use is this unit again, as for the last unit between forward and backward."""
-        if self.recording:
+    def _used_soon(self, unit: Unit) -> bool:
+        """Whether the next use is so near in the trace that the parameters would be gathered ahead again at once."""
+        now = None if self.recording else self._find(unit, max(self._position, 0))
+        later = None if now is None else self._find(unit, now + 1)
+        if now is None or later is None:
             return False
-        later = self._find(unit, max(self._position, 0))
-        return later is not None and later + 1 < len(self.trace) and self.trace[later + 1] is unit
+        others = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+        elements = sum(slot.elements for slot in others)
+        lacking = sum(slot.elements for slot in others - self._live)
+        return elements <= self.prefetch_elements and (not lacking or self._live_elements + lacking <= self.max_live)
 
     def _advance(self, unit: Unit) -> None:
         """Move to this use in the trace; a use that it does not hold leaves the position where it is."""
@@ -175,31 +189,30 @@ class ParameterGatherer:
     def _find(self, unit: Unit, start: int) -> int | None:
         return next((place for place in range(start, len(self.trace)) if self.trace[place] is unit), None)
 
-    def _fetch(self, unit: Unit) -> None:
+    def _fetch(self, unit: Unit, ahead: bool) -> None:
         for slot in unit.slots:
             if slot in self._pending:
                 self._finish(self._pending[slot])
         missing = tuple(slot for slot in unit.slots if slot not in self._live)
         if missing:
-            self._finish(self._issue(missing))
+            # What would be gathered ahead right after comes along: one collective instead of two.
+            self._finish(self._issue((*missing, *(self._wanted(missing) if ahead else ()))))
 
-    def _prefetch(self) -> None:
-        """Gather ahead, in one collective, the next parameters of the trace that fit the two limits."""
+    def _wanted(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
+        """What the next uses of the trace lack beside what is being fetched, use by use, within the two limits."""
         on_the_way = sum(slot.elements for slot in self._pending)
+        live = self._live_elements + sum(slot.elements for slot in fetched)
+        room = min(self.prefetch_elements, self.max_live - live) - on_the_way
         wanted: list[Slot] = []
-        elements = 0
-        upcoming = (slot for unit in self.trace[self._position + 1 :] for slot in unit.slots)
-        for slot in upcoming:
-            if slot in self._live or slot in self._pending or slot in wanted:
-                continue
-            elements += slot.elements
-            if on_the_way + elements > self.prefetch_elements or self._live_elements + on_the_way + elements > self.max_live:
+        there = {*fetched, *self._live, *self._pending}
+        for unit in self.trace[self._position + 1 :]:
+            missing = [slot for slot in unit.slots if slot not in there]
+            there.update(missing)
+            room -= sum(slot.elements for slot in missing)
+            if room < 0:
                 break
-            wanted.append(slot)
-        if wanted:
-            gather = self._issue(tuple(wanted))
-            if not self.overlap:
-                self._finish(gather)
+            wanted += missing
+        return tuple(wanted)
 
     def _issue(self, slots: tuple[Slot, ...]) -> _Gather:
         slots = tuple(sorted(slots, key=lambda slot: slot.offset))
@@ -248,7 +261,11 @@ def find_units(model: nn.Module, slots: Sequence[Slot]) -> list[Unit]:
     declared = getattr(model, "sharding_units", None)
     modules: list[nn.Module] = list(declared()) if callable(declared) else repeated_blocks(model)
     by_parameter = {id(slot.parameter): slot for slot in slots}
-    units = [Unit(module, slots_of) for module in modules if (slots_of := _slots_of(module, by_parameter))]
+    units = [
+        Unit(module, slots_of, reads_in_backward=not _only_tables(module))
+        for module in modules
+        if (slots_of := _slots_of(module, by_parameter))
+    ]
     covered = {slot for unit in units for slot in unit.slots}
     rest = tuple(slot for slot in slots if slot not in covered)
     if rest:
@@ -265,6 +282,11 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
             others = [other for other in model.children() if other is not child]
             return [*trainable, *(block for other in others for block in repeated_blocks(other))]
     return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def _only_tables(module: nn.Module) -> bool:
+    owners = [inner for inner in module.modules() if any(True for _ in inner.parameters(recurse=False))]
+    return all(type(inner) in TABLES for inner in owners)
 
 
 def _slots_of(module: nn.Module, by_parameter: dict[int, Slot]) -> tuple[Slot, ...]:

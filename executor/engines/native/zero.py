@@ -13,7 +13,7 @@ from executor.engines.native.collectives import InFlight, mark
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, master_shards, ranges, unpack
+from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
 from executor.engines.native.model import Transformer
 from executor.engines.native.offload import Hyperparameters, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
@@ -69,14 +69,15 @@ class ShardedModel(Replica):
             learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
         )
         ratio = config.offload_ratio if config.offload_optimizer == "cpu" else 0.0
-        self.optimizer = SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies)
+        pieces = [self.layout.columns(bucket) for bucket in range(len(self.layout.buckets))]
+        self.optimizer = SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
         self._shard = self._make_shard(master)
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
-        self._gradient: Tensor | None = None
+        self._gradient: list[Tensor] | None = None
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
 
     def begin_micro_batch(self, last: bool) -> None:
@@ -102,12 +103,12 @@ class ShardedModel(Replica):
     @torch.no_grad()
     def finish_gradients(self) -> None:
         """Sum over the tensor-parallel ranks once a step, on the share that is left after all other reductions."""
-        self._gradient = self.reducer.take_shard()
-        self.tensor.all_reduce_parts([self._share(self._gradient, slot) for slot in self._summands])
+        self._gradient = self.reducer.take_shares()
+        self.tensor.all_reduce_parts([self._share(slot) for slot in self._summands])
 
     def tied_gradient(self) -> Tensor | None:
         found = [slot for slot in self.layout.slots if slot.name in TIED_NAMES]
-        return self._share(self._finished(), found[0]) if found else None
+        return self._share(found[0]) if found else None
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
@@ -115,17 +116,16 @@ class ShardedModel(Replica):
         skipped = set(self._whole) if self.tensor.rank else set()
         if not counts_tied:
             skipped |= {slot for slot in self.layout.slots if slot.name in TIED_NAMES}
-        precise = torch.promote_types(gradient.dtype, torch.float32)
-        squared = torch.zeros((), dtype=precise, device=self.device)
-        for run in _runs(self.layout.slots, skipped):
-            squared += torch.linalg.vector_norm(master_shards(gradient, run), dtype=precise).square()
-        return squared
+        parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
+        nothing = torch.zeros((), dtype=self.master_dtype, device=self.device)
+        return nn.utils.get_total_norm(parts).square() if parts else nothing
 
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
         gradient, self._gradient = self._finished(), None
         if scale is not None:
-            gradient.mul_(scale)
+            for share in gradient:
+                share.mul_(scale)
         # Below stage 3 the share in the parameters' type is needed until it has been gathered, no longer.
         shard = self._shard or self._device_shard()
         self.optimizer.step(gradient, shard)
@@ -236,14 +236,14 @@ class ShardedModel(Replica):
         )
         return hook
 
-    def _finished(self) -> Tensor:
+    def _finished(self) -> list[Tensor]:
         if self._gradient is None:
             raise RuntimeError("finish_gradients() comes before what reads the gradient")
         return self._gradient
 
-    @staticmethod
-    def _share(vector: Tensor, slot: Slot) -> Tensor:
-        return vector[slot.offset : slot.offset + slot.shard_elements]
+    def _share(self, slot: Slot) -> Tensor:
+        """This rank's part of a parameter's gradient."""
+        return self._finished()[slot.bucket][slot.column : slot.column + slot.shard_elements]
 
     def _share_update(self, shard: ParameterShard) -> None:
         if self.gatherer is not None:
@@ -284,16 +284,3 @@ def _tensor_roles(module: nn.Module, slots: Sequence[Slot]) -> tuple[list[Slot],
         return [], [*slots]
     summands, split = module.summand_parameters(), module.split_dimensions()
     return [slot for slot in slots if slot.name in summands], [slot for slot in slots if slot.name not in split]
-
-
-def _runs(slots: Sequence[Slot], skipped: set[Slot]) -> Iterator[tuple[Slot, ...]]:
-    """Neighbouring slots that are not skipped, as long as they go."""
-    run: list[Slot] = []
-    for slot in slots:
-        if slot not in skipped:
-            run.append(slot)
-        elif run:
-            yield tuple(run)
-            run = []
-    if run:
-        yield tuple(run)
