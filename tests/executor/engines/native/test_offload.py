@@ -30,7 +30,7 @@ class Offloaded:
 
     def __init__(self, initial: Tensor, ratio: float, shard: str, dtype: torch.dtype | None = None, chunk: int = 7) -> None:
         self.pool, copies = HostPool(DEVICE), CopyEngine(DEVICE)
-        self.optimizer = SplitAdamW(initial, ratio, HYPERPARAMETERS, self.pool, copies, chunk)
+        self.optimizer = SplitAdamW(initial, ratio, HYPERPARAMETERS, self.pool, copies, chunk_elements=chunk)
         dtype = dtype or initial.dtype
         self.arrivals_bytes = 0
         self.shard: ParameterShard
@@ -75,7 +75,7 @@ def test_equals_one_adamw(ratio: float, chunk: int, shard: str, dtype: torch.dty
     offloaded = Offloaded(initial, ratio, shard, chunk=chunk)
     assert torch.equal(offloaded.read((0, 131)), initial)
     for step, wanted in enumerate(plain(initial)):
-        offloaded.optimizer.step(drawn(131, dtype, 1 + step), offloaded.shard)
+        offloaded.optimizer.step([drawn(131, dtype, 1 + step)], offloaded.shard)
         assert (offloaded.optimizer.full_master() - wanted).abs().max() <= BOUND[dtype]
         assert torch.equal(offloaded.read((0, 131)), offloaded.optimizer.full_master())
         assert torch.equal(offloaded.read((3, 50), (90, 131)), torch.cat((offloaded.read((3, 50)), offloaded.read((90, 131)))))
@@ -88,7 +88,7 @@ def test_any_size_and_share(elements: int, ratio: float, chunk: int) -> None:
     offloaded = Offloaded(initial, ratio, "device", chunk=chunk)
     assert offloaded.optimizer.host_elements == round(ratio * elements)
     for step, wanted in enumerate(plain(initial)):
-        offloaded.optimizer.step(drawn(elements, torch.float64, 1 + step), offloaded.shard)
+        offloaded.optimizer.step([drawn(elements, torch.float64, 1 + step)], offloaded.shard)
         assert (offloaded.read((0, elements)) - wanted).abs().max() <= 1e-13
 
 
@@ -96,7 +96,7 @@ def test_any_size_and_share(elements: int, ratio: float, chunk: int) -> None:
 def test_parameters_in_bf16_are_the_masters_rounded(shard: str) -> None:
     initial = drawn(131, torch.float32, 0)
     offloaded = Offloaded(initial, 0.5, shard, torch.bfloat16)
-    offloaded.optimizer.step(drawn(131, torch.float32, 1), offloaded.shard)
+    offloaded.optimizer.step([drawn(131, torch.float32, 1)], offloaded.shard)
     assert torch.equal(offloaded.read((0, 131)), offloaded.optimizer.full_master().to(torch.bfloat16))
 
 
@@ -105,7 +105,7 @@ def test_bytes_on_each_side_equal_the_closed_form(ratio: float) -> None:
     """Host: 12 a host element, a step counter a chunk, two staging buffers each way. Device: 12 an element that stays."""
     elements, chunk = 1001, 100
     offloaded = Offloaded(drawn(elements, torch.float32, 0), ratio, "device", torch.bfloat16, chunk)
-    offloaded.optimizer.step(drawn(elements, torch.float32, 1), offloaded.shard)
+    offloaded.optimizer.step([drawn(elements, torch.float32, 1)], offloaded.shard)
     host = round(ratio * elements)
     staged = min(chunk, host)
     assert offloaded.arrivals_bytes == 2 * 2 * staged
@@ -140,7 +140,7 @@ def test_a_step_takes_no_host_memory_beyond_the_pool() -> None:
     def storages() -> list[tuple[str, Tensor]]:
         return [("gradients", gradient), *((HOST, tensor) for tensor in offloaded.pool.tensors())]
 
-    account = account_step(lambda: offloaded.optimizer.step(gradient, offloaded.shard), storages, DEVICE)
+    account = account_step(lambda: offloaded.optimizer.step([gradient], offloaded.shard), storages, DEVICE)
     assert account.host_peak == offloaded.pool.bytes
     assert account.peak - account.at_start["gradients"] < 1024
     assert account.at_start["optimizer_state"] == 0

@@ -1,0 +1,222 @@
+"""What a step sends and holds on each rank, by docs/closed-forms.md. Sizes are elements of full messages."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.mesh import PIPELINE, make_mesh
+from search_spaces.model import ModelSpec
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+RANKS = 4
+BYTES = 4  # fp32
+SPEC = ModelSpec(
+    name="closed-forms", family="llama", num_layers=4, hidden_size=32, num_attention_heads=8, num_key_value_heads=4, head_dim=4,
+    ffn_hidden_size=48, vocab_size=64, sequence_length=32,
+)  # fmt: skip
+SHORT, LONG = dataclasses.replace(SPEC, num_layers=2), dataclasses.replace(SPEC, num_layers=8)
+TIED = dataclasses.replace(SPEC, tied_embeddings=True)
+
+Traffic = dict[tuple[str, str], tuple[int, int]]
+"""(operation, mesh dimension) -> (count, elements)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of the model on a rank."""
+
+    layers: int
+    first: bool
+    last: bool
+
+
+class Layout:
+    """A configuration on four ranks."""
+
+    def __init__(self, spec: ModelSpec = SPEC, global_batch_size: int = 8, **knobs: Any) -> None:
+        # Nothing is gathered ahead and nothing persists: what stage 3 sends then has a closed form.
+        fixed = {"prefetch_bucket_size": 1, "param_persistence_threshold": 0, "pipeline_split": "even"}
+        self.spec, self.config = spec, TrialConfig().replace({**fixed, **knobs})
+        self.workload = Workload(global_batch_size=global_batch_size, sequence_length=spec.sequence_length)
+        self.key = (spec, self.config, global_batch_size)
+        self.mesh = make_mesh(self.config, RANKS)
+        self.micro_batches = self.config.gradient_accumulation_steps(self.workload.global_batch_size, RANKS)
+        self.tokens = self.config.micro_batch_size * self.workload.sequence_length // self.mesh.context
+        """Of a micro-batch, on a rank."""
+
+    def stages(self, place: int) -> list[Stage]:
+        """The stages of a rank at a place along the pipeline, in order."""
+        layers = split_layers(self.spec, self.config, self.workload.sequence_length)
+        last = len(layers) - 1
+        mine = stages_of_rank(self.config, place)
+        return [Stage(layers=len(layers[index]), first=index == 0, last=index == last) for index in mine]
+
+    def traffic(self, rank: int) -> Traffic:
+        """What a rank sends in a step."""
+        place = self.mesh.coordinates(rank)[PIPELINE]
+        total: Traffic = {}
+        for forms in (self._tensor, self._context, self._pipeline, self._data):
+            for operation, dimension, count, elements in forms(place):
+                before = total.get((operation, dimension), (0, 0))
+                total[operation, dimension] = (before[0] + count, before[1] + count * elements)
+        return {key: value for key, value in total.items() if value[0]}
+
+    def _tensor(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        ranks, sequence, times = self.mesh.tensor, self.config.sequence_parallel, self.micro_batches
+        if ranks == 1:
+            return
+        message = self.tokens * self.spec.hidden_size
+        for stage in self.stages(place):
+            again = self._runs_again(stage)
+            # A block that runs again stops before its last reduction, but where a norm comes after that.
+            lasts = 0 if self.spec.pre_norm else again
+            if sequence:
+                yield "all_gather", "tensor", times * (4 * stage.layers + 2 * again + stage.first + stage.last), message
+                yield "reduce_scatter", "tensor", times * (4 * stage.layers + again + lasts + stage.first + stage.last), message
+            else:
+                yield "all_reduce", "tensor", times * (4 * stage.layers + again + lasts + stage.first + stage.last), message
+            # The vocabulary-parallel loss: largest logits, then sums of exponentials with the targets' logits. A chunk of it
+            # is computed again in backward.
+            chunk = self.config.loss_chunk_size or self.tokens
+            losses = times * stage.last * (self.tokens // chunk) * (2 if self.config.loss_chunk_size else 1)
+            yield "all_reduce", "tensor", losses, chunk
+            yield "all_reduce", "tensor", losses, 2 * chunk
+            # Parameters that are whole on every rank and have a summand of their gradient there, in one message a step.
+            summands = (self._norms(stage) if sequence else 0) + stage.layers * self._router
+            yield "all_reduce", "tensor", int(summands > 0), summands // self._owners
+        yield "all_reduce", "tensor", 1, 1  # the squared norm
+
+    def _context(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        if self.mesh.context == 1:
+            return
+        stages, times = self.stages(place), self.micro_batches
+        layers = times * sum(stage.layers for stage in stages)
+        again = times * sum(self._runs_again(stage) for stage in stages)
+        keys = self.spec.num_key_value_heads * self.spec.head_dim // self.mesh.tensor
+        message = 2 * self.config.micro_batch_size * self.workload.sequence_length * keys
+        yield "all_gather", "context", layers + again, message
+        yield "reduce_scatter", "context", layers, message
+
+    def _pipeline(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        if self.mesh.pipeline == 1:
+            return
+        last = self.mesh.pipeline * self.config.virtual_stages - 1
+        mine = stages_of_rank(self.config, place)
+        neighbours = [near for stage in mine for near in (stage - 1, stage + 1) if 0 <= near <= last and near not in mine]
+        message = self.tokens * self.spec.hidden_size // (self.mesh.tensor if self.config.sequence_parallel else 1)
+        yield "send", "pipeline", self.micro_batches * len(neighbours), message
+        yield "all_reduce", "pipeline", 1, 1  # the squared norm
+        ends = {rank_of_stage(self.config, 0), rank_of_stage(self.config, last)}
+        if self.spec.tied_embeddings and len(ends) > 1 and place in ends:
+            yield "all_reduce", "pipeline", 1, self._table // self._owners
+
+    def _data(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        zero, times = self.config.zero_stage, self.micro_batches
+        if self.mesh.shard_ranks == 1:
+            return
+        for index, stage in enumerate(self.stages(place)):
+            units = self._units(stage)
+            if zero == 0:
+                yield "all_reduce", "data", 1, sum(units)
+                continue
+            yield "reduce_scatter", "data", 1 if zero == 1 or self.config.defer_gradient_reduction else times, sum(units)
+            if zero < 3:
+                yield "all_gather", "data", 1, sum(units)
+            else:
+                for number, unit in enumerate(units):
+                    table = stage.first and number == 0
+                    yield "all_gather", "data", self._uses(place, index, table, number == len(units) - 1), unit
+            if self.mesh.shard_ranks < self.mesh.zero_ranks:
+                yield "all_reduce", "replica", 1, sum(units) // self._owners
+        if zero:
+            yield "all_reduce", "data", 1, 1  # the squared norm
+
+    def _runs_again(self, stage: Stage) -> int:
+        """Blocks of a stage that run again in backward, each time counted, for a micro-batch.
+
+        Zero-bubble schedules make the gradients of inputs and of weights apart, each of which needs what the block computes;
+        the first stage has no input gradient to make.
+        """
+        if self.config.activation_checkpointing != "full":
+            return 0
+        split = self.mesh.pipeline > 1 and self.config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES and not stage.first
+        return stage.layers * (2 if split else 1)
+
+    def _uses(self, place: int, index: int, table: bool, last_unit: bool) -> int:
+        """Gathers of a unit in a step: each forward and backward, the last unit once where they follow one another.
+
+        Backward of a table does not read it.
+        """
+        times = self.micro_batches
+        if not self.config.reshard_after_forward:
+            return 1
+        if table:
+            return times
+        turns = times if self.mesh.pipeline == 1 else _turns(self.config, times, place, index)
+        return 2 * times - turns * last_unit
+
+    def _units(self, stage: Stage) -> list[int]:
+        """Elements that are gathered together, on a tensor-parallel rank: embedding, blocks, head."""
+        norm = self.spec.hidden_size if self.spec.pre_norm else 0
+        whole = 2 * self.spec.hidden_size + self._router
+        block = (self.spec.layer_parameters - whole) // self.mesh.tensor + whole
+        return [*[self._table] * stage.first, *[block] * stage.layers, *[self._table + norm] * stage.last]
+
+    def _norms(self, stage: Stage) -> int:
+        return (2 * stage.layers + stage.last * self.spec.pre_norm) * self.spec.hidden_size
+
+    @property
+    def _router(self) -> int:
+        return (self.spec.num_experts or 0) * self.spec.hidden_size
+
+    @property
+    def _table(self) -> int:
+        return self.spec.vocab_size * self.spec.hidden_size // self.mesh.tensor
+
+    @property
+    def _owners(self) -> int:
+        """Ranks that share a reduced gradient."""
+        return self.mesh.shard_ranks if self.config.zero_stage else 1
+
+    def in_flight(self, place: int) -> float:
+        """Micro-batches of a rank's layers that it holds at most, where there are many."""
+        ranks, stages, times = self.mesh.pipeline, self.config.virtual_stages, self.micro_batches
+        match self.config.pipeline_schedule:
+            case "1f1b":
+                return min(times, ranks - place)
+            case "interleaved_1f1b":
+                return min(times, (ranks * stages + ranks - 2 * place - 1) / stages)
+            case "interleaved_zero_bubble" | "zbv":
+                return min(times, ranks)
+            case "dualpipev":
+                return ranks + 0.5
+            case _:
+                return times
+
+
+def _turns(config: TrialConfig, times: int, place: int, index: int) -> int:
+    """Forwards of a stage after which its next turn is a backward."""
+    match config.pipeline_schedule:
+        case "gpipe" | "looped_bfs":
+            return 1
+        case "1f1b":
+            return times - min(times, config.pipeline_parallel_size - place) + 1
+        case "interleaved_1f1b":
+            turns = [kind for stage, kind in _interleaved(config, times, place) if stage == index]
+            return sum(pair == ("F", "B") for pair in itertools.pairwise(turns))
+    raise ValueError(f"{config.pipeline_schedule} releases no parameters: one of {ZERO_BUBBLE_SCHEDULES}")
+
+
+def _interleaved(config: TrialConfig, times: int, place: int) -> Sequence[tuple[int, str]]:
+    """A rank's turns (its stage, forward or backward), in rounds of as many micro-batches as ranks [Narayanan 2021, 2.2]."""
+    ranks, stages = config.pipeline_parallel_size, config.virtual_stages
+    each = times // max(1, times // ranks)
+    forward = [(turn // each % stages, "F") for turn in range(times * stages)]
+    backward = [(stages - 1 - turn // each % stages, "B") for turn in range(times * stages)]
+    warm_up = min(len(forward), (stages - 1) * each + 2 * (ranks - 1 - place))
+    steady = [turn for pair in zip(forward[warm_up:], backward, strict=False) for turn in pair]
+    return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]

@@ -1,0 +1,141 @@
+"""Collectives of a step by operation and mesh dimension, on four real ranks, against docs/closed-forms.md."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from closed_forms import BYTES, LONG, RANKS, SHORT, SPEC, TIED, Layout
+
+from search_spaces.trial import TrialResult
+
+Count = Callable[..., TrialResult]
+
+SHORT_TIED = dataclasses.replace(SHORT, tied_embeddings=True)
+LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
+EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
+POST_NORM = dataclasses.replace(SHORT, pre_norm=False)
+
+PP2 = {"pipeline_parallel_size": 2, "micro_batch_size": 1}
+PP4 = {"pipeline_parallel_size": 4, "micro_batch_size": 1}
+TWO = {"virtual_stages": 2}
+SCHEDULES = {
+    "gpipe": {"pipeline_schedule": "gpipe"},
+    "1f1b": {"pipeline_schedule": "1f1b"},
+    "interleaved_1f1b": {"pipeline_schedule": "interleaved_1f1b", **TWO},
+    "looped_bfs": {"pipeline_schedule": "looped_bfs", **TWO},
+    "zero_bubble_1": {"pipeline_schedule": "interleaved_zero_bubble"},
+    "interleaved_zero_bubble": {"pipeline_schedule": "interleaved_zero_bubble", **TWO},
+    "zbv": {"pipeline_schedule": "zbv", **TWO},
+    "dualpipev": {"pipeline_schedule": "dualpipev", **TWO},
+}
+WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
+"""Schedules that make all of a micro-batch's gradients at once."""
+TP2, TP4 = {"tensor_parallel_size": 2, "micro_batch_size": 4}, {"tensor_parallel_size": 4, "micro_batch_size": 4}
+CP2, CP4 = {"context_parallel_size": 2, "micro_batch_size": 4}, {"context_parallel_size": 4, "micro_batch_size": 4}
+SP = {"sequence_parallel": True}
+FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
+HELD = {"zero_stage": 3, "reshard_after_forward": False}
+HSDP = {"zero_stage": 3, "hsdp_shard_size": 2}
+
+LAYOUTS = {
+    # Tensor and sequence parallelism, alone and beside ZeRO.
+    "tp4": Layout(SHORT, **TP4),
+    "tp4 full": Layout(SHORT, **TP4, **FULL),
+    "tp4 experts": Layout(EXPERTS, **TP4),
+    "tp4 post-norm": Layout(POST_NORM, **TP4),
+    "tp4 post-norm full": Layout(POST_NORM, **TP4, **FULL),
+    "tp4 sp": Layout(SHORT, **TP4, **SP),
+    "tp4 sp full": Layout(SHORT, **TP4, **SP, **FULL),
+    "tp4 sp post-norm full": Layout(POST_NORM, **TP4, **SP, **FULL),
+    "tp4 sp tied": Layout(SHORT_TIED, **TP4, **SP),
+    **{f"tp2 sp zero{stage}": Layout(SHORT, **TP2, **SP, zero_stage=stage) for stage in range(4)},
+    "tp2 zero3": Layout(SHORT, **TP2, zero_stage=3),
+    "tp2 selective": Layout(SHORT, **TP2, **SELECTIVE),
+    "tp2 sp selective": Layout(SHORT, **TP2, **SP, **SELECTIVE),
+    "tp2 chunked loss": Layout(SHORT, **TP2, loss_chunk_size=32),
+    # Context parallelism: its ranks are ZeRO ranks too.
+    "cp4": Layout(SHORT, **CP4),
+    "cp4 full": Layout(SHORT, **CP4, **FULL),
+    "cp2 selective": Layout(SHORT, **CP2, **SELECTIVE),
+    **{f"cp2 zero{stage}": Layout(SHORT, **CP2, zero_stage=stage) for stage in range(4)},
+    "cp2 tp2": Layout(SHORT, **CP2, tensor_parallel_size=2),
+    "cp2 tp2 sp zero3": Layout(SHORT, **CP2, tensor_parallel_size=2, zero_stage=3, **SP),
+    # Every schedule: alone, with each ZeRO stage, with tensor and sequence parallelism.
+    **{f"pp4 {name}": Layout(LONG, **PP4, **knobs) for name, knobs in SCHEDULES.items()},
+    # A stage of one unit alone keeps it from a forward to the next: here each has at least two.
+    **{
+        f"pp2 {name} zero{stage}": Layout(LONG if stage == 3 else SPEC, **PP2, **SCHEDULES[name], zero_stage=stage)
+        for name in WHOLE
+        for stage in range(4)
+    },
+    **{
+        f"pp2 {name} zero{stage}": Layout(**PP2, **SCHEDULES[name], zero_stage=stage)
+        for name in SCHEDULES
+        if name not in WHOLE
+        for stage in range(3)
+    },
+    **{f"pp2 {name} zero3 held": Layout(**PP2, **knobs, **HELD) for name, knobs in SCHEDULES.items()},
+    "pp2 zero2 deferred": Layout(**PP2, zero_stage=2, defer_gradient_reduction=True),
+    **{f"pp2 {name} tp2 sp": Layout(**PP2, **SCHEDULES[name], tensor_parallel_size=2, **SP) for name in ("1f1b", "zbv")},
+    "pp2 zbv tp2": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2),
+    "pp2 zbv cp2": Layout(**PP2, **SCHEDULES["zbv"], context_parallel_size=2),
+    "pp2 1f1b tp2 full": Layout(**PP2, tensor_parallel_size=2, **FULL),
+    "pp2 zbv tp2 sp full": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2, **SP, **FULL),
+    "pp2 zbv tp2 selective": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2, **SELECTIVE),
+    "pp2 zbv cp2 full": Layout(**PP2, **SCHEDULES["zbv"], context_parallel_size=2, **FULL),
+    # A tied weight.
+    **{f"pp2 tied zero{stage}": Layout(TIED, **PP2, zero_stage=stage) for stage in range(4)},
+    "pp4 tied": Layout(TIED, **PP4),
+    "pp2 tied tp2": Layout(TIED, **PP2, tensor_parallel_size=2),
+    "pp4 tied interleaved": Layout(LONG_TIED, **PP4, **SCHEDULES["interleaved_1f1b"]),
+    "pp4 tied zbv": Layout(LONG_TIED, **PP4, **SCHEDULES["zbv"]),
+    # Copies of the shards.
+    "hsdp": Layout(SHORT, **HSDP, micro_batch_size=2),
+    "hsdp held": Layout(SHORT, **HSDP, micro_batch_size=2, reshard_after_forward=False),
+    "hsdp cp2": Layout(SHORT, **HSDP, **CP2),
+    # Data parallelism alone, with accumulation.
+    **{f"dp4 zero{stage}": Layout(SHORT, zero_stage=stage) for stage in range(4)},
+    "dp4 zero2 deferred": Layout(SHORT, zero_stage=2, defer_gradient_reduction=True),
+    "dp4 zero3 held": Layout(SHORT, **HELD),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_rank_sends_what_the_closed_form_says(count: Count, name: str) -> None:
+    layout = LAYOUTS[name]
+    result = count(layout)
+    for rank in range(RANKS):
+        expected = {key: (times, size * BYTES) for key, (times, size) in layout.traffic(rank).items()}
+        assert sent(result, rank) == expected, f"rank {rank}"
+
+
+PER_LAYER = {
+    "tp4": (4, 0),
+    "tp4 full": (5, 0),
+    "tp4 post-norm full": (6, 0),
+    "tp4 sp": (0, 8),
+    "tp4 sp full": (0, 11),
+    "tp4 sp post-norm full": (0, 12),
+}
+"""Layout -> all-reduces, and all-gathers with reduce-scatters, of a layer and micro-batch: the laws of MODELS, spelled out."""
+
+
+@pytest.mark.parametrize("name", PER_LAYER)
+def test_a_layer_sends_what_MODELS_says(count: Count, name: str) -> None:
+    """Two of the tables' layouts differ in what is not a layer's; that of the embedding, the head and the loss is known."""
+    layout = LAYOUTS[name]
+    row = sent(count(layout), 0)
+    ends = 2 * layout.micro_batches
+    reduced = row["all_reduce", "tensor"][0] - ends - 1
+    moved = sum(row.get((operation, "tensor"), (0, 0))[0] for operation in ("all_gather", "reduce_scatter"))
+    # With sequence parallelism the embedding and the head move twice as often, and the norms' gradients are reduced once.
+    layers = SHORT.num_layers * layout.micro_batches
+    expected = PER_LAYER[name]
+    assert (reduced - (1 if moved else ends), moved - (2 * ends if moved else 0)) == (
+        expected[0] * layers,
+        expected[1] * layers,
+    )
+
+
+def sent(result: TrialResult, rank: int) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(row.operation, row.mesh_dimension): (row.count, row.bytes) for row in result.ranks[rank].collectives if row.count}
