@@ -108,8 +108,12 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     """What the request names, whether or not this machine can run it now."""
     capability = capability_of(request.engine)
     cluster = request.resolved_cluster or _cluster(request, live)
-    model = request.resolved_model or _look_at(request)
     workload = request.workload
+    if request.resolved_model is None and is_factory_reference(request.model):
+        # What is refused whatever the module's size is told before a process is started to look at it.
+        unseen = FactoryModel(reference=request.model, parameter_count=1, python_path=request.python_path)
+        resolve_space(request.space, unseen, cluster, workload, capability, request.pins)
+    model = request.resolved_model or _look_at(request)
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None

@@ -12,7 +12,7 @@ import table
 from called import Command
 
 from autotune.engines import CAPABILITIES
-from executor.runners import rank_process
+from executor.runners import probe, rank_process
 from search_spaces.rules import RULES
 
 PLAIN = {
@@ -27,7 +27,12 @@ PLAIN = {
 }
 """A legal layout: each case changes it as little as it can."""
 CONFIG = json.loads(table.MODEL_CONFIG) | {"num_hidden_layers": 4}
-EXPERTS = CONFIG | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = CONFIG | {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 MODELS = {"config.json": CONFIG, "experts.json": EXPERTS}
 
 Case = tuple[str, Mapping[str, object], tuple[str, ...]]
@@ -112,6 +117,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a rank process was started")
 
     monkeypatch.setattr(rank_process.RankProcess, "__init__", started)
+    monkeypatch.setattr(probe, "describe_factory", started)
 
 
 @pytest.mark.parametrize("name", CASES)
