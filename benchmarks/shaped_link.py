@@ -1,0 +1,101 @@
+"""Two network namespaces joined by a link of a given rate, so that communication costs what it costs on a network.
+
+Linux, root, `ip` and `tc` are needed; `why_not` says what is missing.
+"""
+
+import os
+import shutil
+import subprocess
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+PREFIX = "atbench"
+NAMESPACES = Path("/run/netns")
+INTERFACE = "link0"
+"""Name of the link's end in either namespace."""
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+"""No clash is possible: the namespaces are reachable from nowhere else."""
+
+
+def why_not() -> str | None:
+    """What keeps this machine from shaping a link; None where nothing does."""
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found; install iproute2"
+    if os.geteuid():
+        return "network namespaces need root"
+    try:
+        with ShapedLink("500mbit"):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+@dataclass
+class ShapedLink:
+    """A context: inside it both namespaces and the link exist, after it they do not.
+
+    Names carry this process's id; namespaces that a killed process left are removed on entry.
+    """
+
+    rate: str
+    """As `tc` writes it: 500mbit. Each direction has it."""
+    burst: str = "256kb"
+    """Sent at full speed after a pause: more than a segment that the kernel sends at once (64 kB), 4 ms of 500 Mbit/s."""
+    names: tuple[str, str] = field(init=False)
+
+    def __enter__(self) -> Self:
+        _remove_orphans()
+        mark = uuid.uuid4().hex[:6]
+        self.names = (f"{PREFIX}-{os.getpid()}-{mark}-0", f"{PREFIX}-{os.getpid()}-{mark}-1")
+        try:
+            self._create()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._remove()
+
+    def command(self, end: int) -> list[str]:
+        """What to put before a command so that it runs at this end of the link."""
+        return ["ip", "netns", "exec", self.names[end]]
+
+    def _create(self) -> None:
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+        ends = ("peer", "name", INTERFACE, "netns", self.names[1])
+        _run("ip", "-n", self.names[0], "link", "add", INTERFACE, "type", "veth", *ends)
+        for name, address in zip(self.names, ADDRESSES, strict=True):
+            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+            shape = ("tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
+            _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *shape)
+            for device in ("lo", INTERFACE):
+                _run("ip", "-n", name, "link", "set", device, "up")
+
+    def _remove(self) -> None:
+        """The link goes with its namespaces."""
+        for name in self.names:
+            if (NAMESPACES / name).exists():
+                subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def sent_bytes() -> int:
+    """Bytes that this process's end of the link has sent, headers included; 0 where there is no such link."""
+    counter = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
+    return int(counter.read_text()) if counter.exists() else 0
+
+
+def _remove_orphans() -> None:
+    for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.exists() else ():
+        owner = path.name.split("-")[1]
+        if not Path(f"/proc/{owner}").exists():
+            subprocess.run(["ip", "netns", "delete", path.name], check=False, capture_output=True)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

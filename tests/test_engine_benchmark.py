@@ -1,0 +1,52 @@
+"""The benchmark of engines: its counts against closed forms, and the link that it makes and removes."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import RANKS, Setting, llama, rows, run
+from benchmarks.shaped_link import NAMESPACES, PREFIX, why_not
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+TINY = Setting(
+    name="tiny",
+    model=llama("tiny", layers=2, hidden=64, ffn=128, vocabulary=256),
+    workload=Workload(global_batch_size=4, sequence_length=32),
+    config=TrialConfig(micro_batch_size=2),
+)
+MISSING = why_not()
+
+
+def namespaces() -> set[str]:
+    return {path.name for path in Path(NAMESPACES).glob(f"{PREFIX}-{os.getpid()}-*")}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    arguments = argparse.Namespace(
+        contests=["stage 0"], engines=["native", "ddp"], rounds=2, steps=1, rate="none" if MISSING else "500mbit", set={}
+    )
+    return run(TINY, arguments)["stage 0"]
+
+
+def test_an_all_reduced_model_is_counted_alike_for_every_engine(found: dict[str, Any]) -> None:
+    for row in rows(found, TINY.workload.global_batch_size):
+        assert row.collectives["allreduce"][1] == 4 * TINY.model.parameter_count
+        assert row.sent_bytes == 4 * TINY.model.parameter_count * 2 * (RANKS - 1) / RANKS
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_the_link_carries_what_is_counted_and_goes_away(found: dict[str, Any]) -> None:
+    for row in rows(found, TINY.workload.global_batch_size):
+        assert RANKS * row.sent_bytes <= row.wire_bytes <= 1.05 * RANKS * row.sent_bytes + 20_000
+    assert not namespaces()
+
+
+def test_other_losses_refuse_the_comparison(found: dict[str, Any]) -> None:
+    wrong = found["ddp"] | {"losses": [loss * 1.01 for loss in found["ddp"]["losses"]]}
+    with pytest.raises(SystemExit, match="no comparison"):
+        rows(found | {"ddp": wrong}, TINY.workload.global_batch_size)
