@@ -218,7 +218,9 @@ def build(name: str, context: RankContext, spec: ModelSpec, config: TrialConfig,
 def contestants(config: TrialConfig) -> tuple[str, ...]:
     """Who competes at this ZeRO stage here: ours first; DeepSpeed where it is installed."""
     torch_peer = {0: ("ddp",), 1: (), 2: ("fsdp2",), 3: ("fsdp2",)}[config.zero_stage]
-    deepspeed = ("deepspeed",) if importlib.util.find_spec("deepspeed") else ()
+    # At stage 0 DeepSpeed's buckets have a size of their own, which is the knob's default.
+    has_knob = config.zero_stage > 0 or config.reduce_bucket_size == TrialConfig().reduce_bucket_size
+    deepspeed = ("deepspeed",) if has_knob and importlib.util.find_spec("deepspeed") else ()
     return ("native", *torch_peer, *deepspeed)
 
 

@@ -1,19 +1,23 @@
 """Every proof that needs a GPU, in one command, with torch and the standard library alone.
 
-    python benchmarks/gpu.py [--markdown docs/gpu.md]
+    python benchmarks/gpu.py [--markdown docs/gpu.md] [--only trials memory …]
 
-1. Trials through the `local` runner on one GPU: throughput, MFU, the allocator's peak, reservation, clocks, retries.
-2. The memory account's peak against `torch.cuda.max_memory_allocated` of the same step.
-3. A real CUDA out-of-memory: INFEASIBLE, and the next trial runs.
-4. Two ranks on the one GPU (gloo carries CUDA tensors; NCCL refuses that): losses of stages 0-3 against one rank.
+trials         trials through the `local` runner on one GPU: throughput, MFU, the allocator's peak, reservation, clocks, retries
+memory         the memory account's peak against `torch.cuda.max_memory_allocated` of the same step
+by-hand        a 1B llama by our engine against one written by hand with every trick (`gpu_by_hand.py`)
+two-ranks      two ranks on the one GPU (`gpu_pair.py`): layouts, offload, checkpointing, overlap against one rank
+out-of-memory  a real CUDA out-of-memory: INFEASIBLE, and the next trial runs
 
+A claim that does not hold, or a proof that ends early, is told and ends none of the others; the status is then 1.
 Without a GPU it says so and ends with status 0. `--device cpu` goes through the same steps on the CPU at a small size, to
 test this file.
 """
 
 import argparse
+import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +25,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from benchmarks.gpu_by_hand import prove_against_hand
+from benchmarks.gpu_pair import prove_two_ranks
+from benchmarks.gpu_proof import Proof, request
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
 from executor.runners.local import LocalRunner
-from search_spaces.clusters import local_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, Workload
+from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-STAGES = range(4)
 MEMORY_BOUND = 0.02
-LOSS_BOUND = 2e-2
-"""Relative, bf16: two ranks add the same numbers in another order."""
-
-
-class Proof:
-    """Collects what was shown; a claim that does not hold is kept, and told at the end."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.failed: list[str] = []
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        self.lines.append(line)
-
-    def claim(self, holds: bool, line: str) -> None:
-        self.say(f"- {'holds' if holds else 'FAILS'}: {line}")
-        if not holds:
-            self.failed.append(line)
-
-
-def request(name: str, model: ModelSpec, workload: Workload, ranks: int, **knobs: Any) -> TrialRequest:
-    return TrialRequest(
-        attempt=name,
-        model=model,
-        config=TrialConfig().replace(knobs),
-        workload=workload,
-        world_size=ranks,
-        fidelity=Fidelity(max_seconds=4.0),
-        timeout_seconds=180.0,
-        peak_flops_per_device=_peak_flops(str(knobs.get("precision", "fp32"))),
-    )
+LIMIT_SECONDS = 480
+"""After these no further proof is begun: a command on a lent GPU has ten minutes."""
 
 
 def prove_trials(proof: Proof, model: ModelSpec, workload: Workload, device: str) -> None:
@@ -130,50 +105,46 @@ def prove_out_of_memory(proof: Proof, model: ModelSpec, workload: Workload, devi
         proof.claim(after.outcome is Outcome.OK, f"the next trial is {after.outcome} (warm: {after.warm})")
 
 
-def prove_two_ranks(proof: Proof, device: str) -> None:
-    proof.say("\n## Two ranks on one device\n")
-    model, workload = resolve_model("llama-tiny"), Workload(global_batch_size=8, sequence_length=128)
-    with LocalRunner(1, device=device) as single:
-        alone = single.run(request("alone", model, workload, 1, precision="bf16", micro_batch_size=8)).losses
-    with LocalRunner(2, device=device) as pair:
-        for stage in STAGES:
-            result = pair.run(
-                request(f"stage-{stage}", model, workload, 2, precision="bf16", micro_batch_size=2, zero_stage=stage)
-            )
-            off = max((abs(a - b) / b for a, b in zip(result.losses, alone, strict=False)), default=float("inf"))
-            backend = result.environment.get("backend", "")
-            proof.claim(
-                result.outcome is Outcome.OK and off <= LOSS_BOUND,
-                f"stage {stage} over {backend}: {result.outcome}, losses within {off:.1e} of one rank's {result.message}",
-            )
-
-
-def _peak_flops(precision: str) -> float | None:
-    if not torch.cuda.is_available():
-        return None
-    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    return local_cluster(1, None, name, 1, memory).device.peak_flops.get(precision)
+def _proofs(proof: Proof, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Name -> the proof, in the order in which they are run."""
+    kind, on_gpu = device.type, device.type == "cuda"
+    model = resolve_model("gpt2-medium" if on_gpu else "llama-tiny")
+    workload = Workload(global_batch_size=8 if on_gpu else 4, sequence_length=1024 if on_gpu else 64)
+    return {
+        "trials": lambda: prove_trials(proof, model, workload, kind),
+        "memory": lambda: prove_memory(proof, model, workload, device),
+        "by-hand": lambda: prove_against_hand(proof, device),
+        "two-ranks": lambda: prove_two_ranks(proof, kind),
+        "out-of-memory": lambda: prove_out_of_memory(proof, model, workload, kind),
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--only", nargs="+", metavar="PROOF", help="names of proofs")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print(f"skipped: torch {torch.__version__} sees no CUDA device")
         return 0
-    began, proof = time.monotonic(), Proof()
     on_gpu = arguments.device == "cuda"
-    device = torch.device(arguments.device, 0) if on_gpu else torch.device("cpu")
+    began, proof = time.monotonic(), Proof(times=on_gpu)
+    proofs = _proofs(proof, torch.device(arguments.device, 0) if on_gpu else torch.device("cpu"))
+    if unknown := {*(arguments.only or ())} - {*proofs}:
+        parser.error(f"there is no proof {', '.join(sorted(unknown))}; choose from {', '.join(proofs)}")
     proof.say("# On a GPU\n")
     proof.say(f"Written by `make gpu`: torch {torch.__version__} on {torch.cuda.get_device_name() if on_gpu else 'the CPU'}.")
-    model = resolve_model("gpt2-medium" if on_gpu else "llama-tiny")
-    workload = Workload(global_batch_size=8 if on_gpu else 4, sequence_length=1024 if on_gpu else 64)
-    prove_trials(proof, model, workload, arguments.device)
-    prove_memory(proof, model, workload, device)
-    prove_out_of_memory(proof, model, workload, arguments.device)
-    prove_two_ranks(proof, arguments.device)
+    for name in arguments.only or proofs:
+        started = time.monotonic()
+        if on_gpu and started - began > LIMIT_SECONDS:
+            proof.claim(False, f"the proof {name!r} was begun: {LIMIT_SECONDS} s are over")
+            continue
+        proof.attempt(name, proofs[name])
+        if on_gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+        proof.say(f"\n({name}: {time.monotonic() - started:.0f} s)")
     proof.say(f"\n{time.monotonic() - began:.0f} s; {len(proof.failed)} claims fail.")
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(proof.lines) + "\n")

@@ -1,4 +1,4 @@
-"""`make gpu` skips where there is no GPU, and needs torch and the standard library alone."""
+"""`make gpu` skips where there is no GPU, needs torch and the standard library alone, and its proofs go through on a CPU."""
 
 import subprocess
 import sys
@@ -6,6 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from benchmarks import gpu_pair
+from benchmarks.gpu_baseline import Llama
+from benchmarks.gpu_by_hand import SMALL, prove_against_hand
+from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
+from benchmarks.gpu_proof import Proof, ratio
+from executor.engines.native.model import build_transformer
+from executor.runners.local import LocalRunner
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Workload
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
@@ -21,7 +31,7 @@ try:
     runpy.run_path(SCRIPT, run_name="__main__")
 except SystemExit as ended:
     assert not ended.code
-import executor.runners.local, executor.runners.rank_loop, executor.trial
+import benchmarks.gpu_rank, executor.runners.local, executor.runners.rank_loop, executor.trial
 """
 
 
@@ -36,3 +46,65 @@ def test_skips_with_a_reason_without_a_gpu() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("skipped: torch")
+
+
+def test_the_model_by_hand_computes_what_ours_does() -> None:
+    ours = build_transformer(SMALL, 64, seed=0, dtype=torch.float64, loss_chunk_size=50)
+    hand = Llama(SMALL, 64, chunk=50, compiled=False).double()
+    weights = dict(ours.named_parameters())
+    hand.take(weights)
+    batch = {name: torch.randint(0, SMALL.vocab_size, (3, 64)) for name in ("tokens", "labels")}
+    losses = [model(**batch) for model in (ours, hand)]
+    for loss in losses:
+        (2 * loss).backward()
+    assert abs(float(losses[0].detach() - losses[1].detach())) <= 1e-12
+    gradients = Llama(SMALL, 64, chunk=50, compiled=False).double()
+    gradients.take({name: parameter.grad for name, parameter in weights.items()})
+    for (name, parameter), wanted in zip(hand.named_parameters(), gradients.parameters(), strict=True):
+        assert (parameter.grad - wanted).abs().max() <= 1e-12, name
+
+
+def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    proof = Proof(times=False)
+    prove_against_hand(proof, torch.device("cpu"))
+    assert not proof.failed
+    assert "| by hand |" in capsys.readouterr().out
+    assert sum("samples/s at least 1.0 of the model by hand" in line for line in proof.lines) == 1
+
+
+def test_two_ranks_over_host_messages_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pair, "LAYOUTS", {"zbv": gpu_pair.LAYOUTS["pipeline 2, zbv"]})
+    monkeypatch.setattr(gpu_pair, "OFFLOADS", {3: gpu_pair.OFFLOADS[3][-1:]})
+    monkeypatch.setattr(gpu_pair, "LOSS_BOUND", {"bf16": 2e-3})
+    model = ModelSpec(
+        name="llama-nano", family="llama", num_layers=4, hidden_size=32, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=16, ffn_hidden_size=64, vocab_size=256, sequence_length=64,
+    )  # fmt: skip
+    proof = Proof(times=False)
+    environment = {"PYTHONPATH": str(SCRIPT.parents[1])}
+    with LocalRunner(2, device="cpu", environment=environment, trial_function="benchmarks.gpu_rank:run_trial") as runner:
+        pair = Pair("cpu", runner, model, Workload(global_batch_size=8, sequence_length=64), rounds=1, round_seconds=0.1)
+        prove_layouts(proof, pair)
+        prove_offload(proof, pair)
+    assert not proof.failed
+    assert len(proof.lines) == 4
+
+
+def test_a_proof_that_raises_fails_alone() -> None:
+    proof, shown = Proof(), []
+
+    def broken() -> None:
+        raise RuntimeError("no such kernel")
+
+    proof.attempt("broken", broken)
+    proof.attempt("sound", lambda: shown.append(True))
+    assert proof.failed == ["the proof 'broken' came to its end: RuntimeError: no such kernel"]
+    assert shown == [True]
+
+
+def test_ratio_of_interleaved_rounds() -> None:
+    same = ratio([2.0, 4.0, 8.0], [1.0, 2.0, 4.0])
+    assert (same.mean, same.low, same.high) == pytest.approx((2.0, 2.0, 2.0))
+    spread = ratio([1.0, 2.0], [1.0, 1.0])
+    assert spread.mean == pytest.approx(2**0.5)
+    assert spread.low < 1.0 < 2.0 < spread.high

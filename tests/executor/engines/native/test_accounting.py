@@ -118,7 +118,7 @@ TABLE = [
         {**SHARDED, "param_persistence_threshold": P, "micro_batch_size": 2},
         {"reduce_scatter": (2, 2 * P), "all_gather": (UNITS, P), "all_reduce": NORM},
     ),
-    # Room for one block ahead: the first comes with the embedding, the last is kept over the head, the next is always on its way.
+    # Room for one block ahead: the first comes with the embedding, the last is kept over the head, the next is on its way.
     Row(
         {**SHARDED, "prefetch_bucket_size": BLOCK},
         {"reduce_scatter": (1, P), "all_gather": (GATHERS - 2, GATHERED - BLOCK), "all_reduce": NORM},

@@ -1,0 +1,54 @@
+"""A trial inside a rank that shares its GPU with another: what a pipeline sends goes over host memory.
+
+gloo reads and writes the memory that `isend` and `irecv` are given from the host, so that CUDA tensors end in "Bad address"
+[pytorch, ProcessGroupGloo.cpp, `send`]; its collectives copy CUDA tensors to the host themselves. Not the engine's business:
+on GPUs of their own, ranks send by NCCL.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from executor.engine import RankContext
+from executor.trial import run_trial as run_plain
+from search_spaces.trial import Progress, TrialRequest, TrialResult
+
+
+class Landing:
+    """A message on its way through host memory."""
+
+    def __init__(self, work: dist.Work | None, host: Tensor, target: Tensor | None) -> None:
+        self._work, self._host, self._target = work, host, target
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return when the message is out, or when what came stands on the device."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait(*timeout)
+            if self._target is not None:
+                self._target.copy_(self._host)
+        return True
+
+
+def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    """`executor.trial.run_trial`, point-to-point messages over host memory."""
+    isend, irecv = dist.isend, dist.irecv
+
+    def send(tensor: Tensor, *where: Any, **how: Any) -> Landing:
+        host = tensor.detach().to("cpu", copy=True)  # waits for the current stream
+        return Landing(isend(host, *where, **how), host, None)
+
+    def receive(tensor: Tensor, *where: Any, **how: Any) -> Landing:
+        host = tensor.new_empty(tensor.shape, device="cpu")
+        return Landing(irecv(host, *where, **how), host, tensor.detach())
+
+    # In both modules: torch checks that an operation is the very function which one of them names.
+    with (
+        patch.multiple(dist, isend=send, irecv=receive),
+        patch.multiple(distributed_c10d, isend=send, irecv=receive),
+    ):
+        return run_plain(context, request, progress)

@@ -1,0 +1,161 @@
+"""Does the loss on real text fall alike in every layout? Prints a table; exit code 1 where a curve departs or does not fall.
+
+    python benchmarks/loss_curves.py [--steps 60] [--markdown docs/loss-curves.md]
+
+A small llama in float32 trains on the default text (the sources of the Python standard library, as bytes) in one process and
+in each layout on 4 gloo ranks: the same samples in the same order. What is left between two curves is rounding, in another
+order of summation, which training amplifies.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gang import Gang
+from executor.engine import RankContext
+from executor.engines.native.engine import NativeEngine
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+RANKS = 4
+BOUND = 1e-3
+"""Relative, of every step's loss. Rounding of 2^-24 grows with the steps (the table shows to what); a layout that
+computed other gradients would be beyond this within the first steps: losses fall by more than 1e-2 a step there."""
+LEAST_FALL = 0.25
+"""Share of the first loss that must be gone at the end."""
+SHOWN = (1, 10, 20, 40, 60)
+BARS = " ▁▂▃▄▅▆▇█"
+SPEC = ModelSpec(
+    name="loss-curves", family="llama", num_layers=4, hidden_size=48, num_attention_heads=4, num_key_value_heads=4, head_dim=12,
+    ffn_hidden_size=128, vocab_size=256, sequence_length=64,
+)  # fmt: skip
+WORKLOAD = Workload(global_batch_size=16, sequence_length=64, learning_rate=3e-3)
+TENSOR: Mapping[str, Value] = {"tensor_parallel_size": 2, "sequence_parallel": True}
+PIPELINE: Mapping[str, Value] = {"pipeline_parallel_size": 2, "micro_batch_size": 2}
+TWO_A_RANK: Mapping[str, Value] = {**PIPELINE, "virtual_stages": 2}
+ALONE: Mapping[str, Value] = {"micro_batch_size": 16}
+LAYOUTS: Mapping[str, Mapping[str, Value]] = {
+    "dp4, stage 0": {"micro_batch_size": 4},
+    "dp4, stage 2, accumulation 2": {"micro_batch_size": 2, "zero_stage": 2},
+    "dp4, stage 3": {"micro_batch_size": 4, "zero_stage": 3, "param_persistence_threshold": 0},
+    "dp4, stage 3, shards of 2 (hsdp)": {"micro_batch_size": 4, "zero_stage": 3, "hsdp_shard_size": 2},
+    "dp4, stage 2, optimizer offloaded": {"micro_batch_size": 4, "zero_stage": 2, "offload_optimizer": "cpu"},
+    "tp2 dp2, stage 1": {"micro_batch_size": 4, "zero_stage": 1, "tensor_parallel_size": 2},
+    "tp2+sp dp2, stage 3, full checkpointing": {
+        **TENSOR, "micro_batch_size": 4, "zero_stage": 3, "activation_checkpointing": "full",
+    },
+    "tp4+sp": {**TENSOR, "tensor_parallel_size": 4, "micro_batch_size": 16},
+    "cp2 dp2, stage 2": {"context_parallel_size": 2, "micro_batch_size": 4, "zero_stage": 2},
+    "pp2 dp2, 1f1b, stage 3": {**PIPELINE, "zero_stage": 3, "param_persistence_threshold": 0},
+    "pp2 dp2, interleaved_1f1b, stage 2": {**TWO_A_RANK, "pipeline_schedule": "interleaved_1f1b", "zero_stage": 2},
+    "pp4, gpipe": {"pipeline_parallel_size": 4, "pipeline_schedule": "gpipe", "micro_batch_size": 4},
+    "pp2 dp2, looped_bfs, stage 1": {**TWO_A_RANK, "pipeline_schedule": "looped_bfs", "zero_stage": 1},
+    "pp2 dp2, zbv, stage 1": {**TWO_A_RANK, "pipeline_schedule": "zbv", "zero_stage": 1},
+    "tp2+sp pp2, dualpipev": {**TENSOR, **TWO_A_RANK, "pipeline_schedule": "dualpipev"},
+    "cp2 pp2, interleaved_zero_bubble, selective checkpointing": {
+        **TWO_A_RANK, "context_parallel_size": 2, "pipeline_schedule": "interleaved_zero_bubble",
+        "activation_checkpointing": "selective",
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What a rank is asked to train."""
+
+    knobs: Mapping[str, Value]
+    steps: int
+
+
+def train(rank: int, curve: Curve) -> list[float]:
+    """The loss of every step, as the mean over the ranks that know it."""
+    context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
+    session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), WORKLOAD)
+    known = torch.zeros(curve.steps, 2, dtype=torch.float64)
+    for step in range(curve.steps):
+        session.prepare(step)
+        loss = session.train_step().loss
+        if loss is not None:
+            known[step] = torch.tensor([loss, 1.0], dtype=torch.float64)
+    session.close()
+    dist.all_reduce(known)
+    losses: list[float] = (known[:, 0] / known[:, 1]).tolist()
+    return losses
+
+
+def difference(losses: Sequence[float], alone: Sequence[float]) -> float:
+    """Largest relative difference of two curves."""
+    return max(abs(one - other) / other for one, other in zip(losses, alone, strict=True))
+
+
+def problem(losses: Sequence[float], alone: Sequence[float]) -> str | None:
+    """What is wrong with a curve; None: nothing."""
+    if not losses[-1] <= (1 - LEAST_FALL) * losses[0]:
+        return f"falls only from {losses[0]:.3f} to {losses[-1]:.3f}"
+    off = difference(losses, alone)
+    return None if off <= BOUND else f"is {off:.1e} off one process"
+
+
+def picture(losses: Sequence[float]) -> str:
+    """The curve in one line of text: a bar for every second step, from 0 to the first loss."""
+    return "".join(BARS[min(round(loss / losses[0] * (len(BARS) - 1)), len(BARS) - 1)] for loss in losses[::2])
+
+
+def summary(curves: Mapping[str, Sequence[float]], seconds: float) -> str:
+    """Markdown: losses at some steps, and how far each curve is from one process."""
+    (alone, *_) = curves.values()
+    shown = [step for step in SHOWN if step <= len(alone)]
+    about = (
+        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {len(alone)} steps of "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources, on {RANKS} "
+        "gloo ranks (native engine): the same samples in the same order everywhere. The last column is the largest relative "
+        f"difference of any step's loss from one process: rounding in another order, bound {BOUND:g}. {seconds:.0f} s."
+    )
+    lines = [
+        "# Loss on real text in every layout",
+        "",
+        about,
+        "",
+        f"One process: `{picture(alone)}` (a bar for every second step, from 0 to the first loss)",
+        "",
+        "| layout | " + " | ".join(f"step {step}" for step in shown) + " | from one process |",
+        "|---" * (len(shown) + 2) + "|",
+    ]
+    for name, losses in curves.items():
+        values = " | ".join(f"{losses[step - 1]:.4f}" for step in shown)
+        lines.append(f"| {name} | {values} | {difference(losses, alone):.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=SHOWN[-1])
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with Gang(1, train) as one:
+        curves = {"one process": one.run(Curve(knobs=ALONE, steps=arguments.steps))[0]}
+    with Gang(RANKS, train) as gang:
+        for name, knobs in LAYOUTS.items():
+            curves[name] = gang.run(Curve(knobs=knobs, steps=arguments.steps))[0]
+    text = summary(curves, time.monotonic() - began)
+    print(text)
+    problems = {name: found for name, losses in curves.items() if (found := problem(losses, curves["one process"]))}
+    for name, found in problems.items():
+        print(f"WRONG {name} {found}")
+    if arguments.markdown and not problems:
+        arguments.markdown.write_text(text)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""One case of the parity matrix inside a rank: train three steps, and compare with plain PyTorch in one process."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.parity_cases import Case
+from executor.data import Data, FactoryData, text_data
+from executor.engine import RankContext
+from executor.engines.ddp.engine import DdpEngine
+from executor.engines.fsdp2.engine import Fsdp2Engine
+from executor.engines.native.engine import NativeEngine
+from executor.engines.native.model import Transformer, build_transformer
+from executor.engines.session import DTYPES, ParallelSession
+from executor.factory import load_factory
+from search_spaces.model import Model, ModelSpec
+from search_spaces.trial import Workload
+
+STEPS = 3
+ENGINES = {engine.capability.engine: engine for engine in (NativeEngine, DdpEngine, Fsdp2Engine)}
+TIED = {"head.output.weight": "embedding.tokens.weight"}
+"""A tied weight goes by the embedding's name in one process, and by the head's on another pipeline rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a rank's results differ from one process."""
+
+    off: float
+    """Largest difference of a loss, a gradient norm or a weight; of inexact types of losses alone, relative."""
+    weights: frozenset[str]
+    """The weights that this rank compared."""
+
+
+def compare(rank: int, case: Case) -> Report:
+    """Train the case on this rank. Every rank must call it."""
+    dtype = DTYPES["bf16" if case.config.precision == "bf16" else "fp64"]
+    losses, norms, weights = _reference(case.model_of(), case.workload(), dtype)
+    context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
+    with _unguarded(case.refused):
+        session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
+    try:
+        own_losses, own_norms = _train(session)
+        own_weights = session.full_parameters()
+        splits = _splits(session)
+        slices, place = session.groups.tensor.size, session.groups.tensor.rank
+    finally:
+        session.close()
+    off = _largest(abs(a - b) for a, b in zip(own_losses, losses, strict=True))
+    if not case.exact:
+        return Report(off=off / max(losses), weights=frozenset(weights))
+    off = max(off, _largest(abs(a - b) for a, b in zip(own_norms, norms, strict=True) if a is not None and b is not None))
+    for name, value in own_weights.items():
+        wanted = weights[name if name in weights else TIED[name]]
+        if name in splits:
+            wanted = wanted.chunk(slices, dim=splits[name])[place]
+        off = max(off, _largest([float((value - wanted).abs().max())]))
+    return Report(off=off, weights=frozenset(name if name in weights else TIED[name] for name in own_weights))
+
+
+def reference_weights(case: Case) -> frozenset[str]:
+    """The names of all trainable weights."""
+    return _names(case.model_of(), case.workload())
+
+
+@functools.lru_cache(maxsize=64)
+def _names(model: Model, workload: Workload) -> frozenset[str]:
+    module = _module(model, workload, torch.float64)
+    return frozenset(name for name, value in module.named_parameters() if value.requires_grad)
+
+
+def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
+    """Losses, as means over the ranks that know them, and gradient norms."""
+    known = torch.zeros(STEPS, 2, dtype=torch.float64)
+    norms = []
+    for step in range(STEPS):
+        session.prepare(step)
+        report = session.train_step()
+        norms.append(report.gradient_norm)
+        if report.loss is not None:
+            known[step] = torch.tensor([report.loss, 1.0], dtype=torch.float64)
+    dist.all_reduce(known)
+    return (known[:, 0] / known[:, 1]).tolist(), norms
+
+
+@functools.lru_cache(maxsize=64)
+def _reference(
+    model: Model, workload: Workload, dtype: torch.dtype
+) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
+    """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.
+
+    What no sample of a step met (an expert, a branch) has a zero gradient, as it has wherever gradients are sharded, so that
+    momentum and decay act on it; AdamW left to itself would skip it.
+    """
+    module = _module(model, workload, dtype).to(torch.float64)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=workload.learning_rate, weight_decay=workload.weight_decay)
+    data = _data(model, workload)
+    losses: list[float] = []
+    norms: list[float | None] = []
+    for step in range(STEPS):
+        loss = module(**data.global_batch(step))
+        loss.backward()
+        for parameter in module.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        clipping = workload.gradient_clipping
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), clipping)) if clipping else None)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
+
+
+def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
+    if isinstance(model, ModelSpec):
+        return build_transformer(model, workload.sequence_length, workload.seed, dtype)
+    torch.manual_seed(workload.seed)
+    return load_factory(model.reference)[0].to(dtype)
+
+
+def _data(model: Model, workload: Workload) -> Data:
+    if isinstance(model, ModelSpec):
+        return text_data(workload, model.vocab_size)
+    return FactoryData(batch=load_factory(model.reference)[1], workload=workload)
+
+
+def _splits(session: ParallelSession) -> dict[str, int]:
+    """Weight -> the dimension of which tensor-parallel ranks hold slices."""
+    found: dict[str, int] = {}
+    for replica in session.replicas:
+        if isinstance(replica.module, Transformer):
+            found.update(replica.module.split_dimensions())
+    return found
+
+
+def _largest(values: Iterator[float] | Sequence[float]) -> float:
+    """The largest value; NaN counts as infinite."""
+    return max((value if value == value else float("inf") for value in values), default=0.0)
+
+
+@contextlib.contextmanager
+def _unguarded(really: bool) -> Iterator[None]:
+    """Build what the engines refuse."""
+    with contextlib.ExitStack() as stack:
+        for name in ENGINES if really else ():
+            stack.enter_context(patch(f"executor.engines.{name}.engine.refuse"))
+        yield

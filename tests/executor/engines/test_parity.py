@@ -1,0 +1,77 @@
+"""The engines against one process: a part of the matrix that `make parity` runs whole (docs/parity.md)."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gang import Gang
+from benchmarks.parity import run
+from benchmarks.parity_cases import CAPABILITIES, Case, matrix, some, untested
+from search_spaces.knobs import KNOBS
+from search_spaces.rules import check_config
+
+PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
+EVERY = {2: 17, 4: 31}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[int, list[Case]]:
+    return {ranks: matrix(ranks) for ranks in (2, 4, 8)}
+
+
+@pytest.mark.parametrize("ranks", EVERY)
+def test_losses_norms_and_weights_equal_one_process(cases: dict[int, list[Case]], ranks: int) -> None:
+    """Odd strides go through layouts, schedules, stages, checkpointing and settings in turn."""
+    rows = [*run(ranks, some(cases[ranks], EVERY[ranks]))]
+    assert len(rows) > 20
+    assert [f"{row.case.label()}: {row.error or row.off}" for row in rows if not row.right] == []
+
+
+def test_every_claim_of_the_capability_tables_is_tested(cases: dict[int, list[Case]]) -> None:
+    assert untested(case for mine in cases.values() for case in mine) == []
+
+
+def test_a_claim_without_a_case_is_told(cases: dict[int, list[Case]]) -> None:
+    without = [case for case in cases[2] if case.config.pipeline_schedule != "zbv" and case.config.micro_batch_size == 2]
+    assert {"native: pipeline_schedule=zbv", "fsdp2: micro_batch_size at another value than {2}"} <= {*untested(without)}
+
+
+def test_each_schedule_meets_each_stage_that_it_may(cases: dict[int, list[Case]]) -> None:
+    for ranks, mine in cases.items():
+        schedules = {case.config.pipeline_schedule for case in mine if case.schedule}
+        assert schedules == {*KNOBS["pipeline_schedule"].choices}
+        for engine in ("native", "fsdp2") if ranks <= 4 else ("native",):
+            met = {(case.schedule, case.config.zero_stage) for case in mine if case.engine == engine and case.schedule}
+            stages = CAPABILITIES[engine].honoured("zero_stage") or KNOBS["zero_stage"].choices
+            assert met == {(schedule, stage) for schedule, _ in met for stage in stages}, (ranks, engine)
+
+
+def test_every_case_is_legal(cases: dict[int, list[Case]]) -> None:
+    for case in (case for mine in cases.values() for case in mine):
+        assert check_config(case.config, case.context()) == []
+
+
+def test_the_command_runs_and_writes_its_table(tmp_path: Path) -> None:
+    table = tmp_path / "parity.md"
+    command = [sys.executable, str(PARITY), "--ranks", "2", "--every", "1000", "--only", "ddp", "--markdown", str(table)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.fullmatch(r"\d+ passed, 0 failed, 0 untested", done.stdout.splitlines()[-1])
+    assert table.read_text().startswith("# Parity of the engines with one process")
+
+
+def fail_on_rank_1(rank: int, task: str) -> int:
+    if task == "raise" and rank == 1:
+        raise ValueError("told to")
+    return rank
+
+
+def test_a_gang_survives_a_task_that_raises() -> None:
+    with Gang(2, fail_on_rank_1) as gang:
+        with pytest.raises(RuntimeError, match=r"(?s)rank 1: .*ValueError: told to"):
+            gang.run("raise")
+        assert gang.run("go on") == [0, 1]
+        assert gang.starts == 2

@@ -1,0 +1,111 @@
+"""Each combination that an engine refuses is really wrong or fails: where torch mends it, this test fails and the rule goes."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+import torch.distributed.fsdp as fsdp
+
+from benchmarks.gang import Gang, TaskError
+from benchmarks.parity_cases import CAPABILITIES, FLOAT64_BOUND, Case
+from benchmarks.parity_rank import compare
+from search_spaces.capability import Combination
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.trial_config import TrialConfig, Value
+
+WRONG = 1e-6
+RANKS = 4
+PIPELINE: dict[str, Value] = {
+    "precision": "fp64", "pipeline_parallel_size": 2, "virtual_stages": 2, "micro_batch_size": 2, "zero_stage": 3,
+    "param_persistence_threshold": 0,
+}  # fmt: skip
+FSDP2_PIPELINE = {name: value for name, value in PIPELINE.items() if name != "param_persistence_threshold"}
+
+
+MODELS = {"native": "gpt2", "fsdp2": "llama"}
+"""Engine -> the model that shows it: LayerNorm's backward reads its weight, which is released (a linear layer's weight gradient
+does not); FSDP2 trains any model on, wrongly."""
+
+
+def case(engine: str, knobs: Mapping[str, Value]) -> Case:
+    return Case(engine=engine, ranks=RANKS, model=MODELS[engine], config=TrialConfig().replace(knobs), refused=True)
+
+
+def off(gang: Gang, tried: Case) -> float:
+    """How far the weights are off one process; infinite where training fails."""
+    try:
+        return max(report.off for report in gang.run(tried))
+    except TaskError:
+        return float("inf")
+
+
+def refused_alone(rule: str, tried: Case) -> None:
+    """The case is refused by this rule and by no other, so that what it shows is about this rule."""
+    refusals = CAPABILITIES[tried.engine].refusals(tried.config, RANKS)
+    assert [refusal.rule for refusal in refusals] == [rule]
+
+
+def zero_bubbles_are_wrong(gang: Gang, rule: str, engine: str, knobs: Mapping[str, Value], legal: Mapping[str, Value]) -> None:
+    control = case(engine, {**knobs, **legal})
+    assert CAPABILITIES[engine].refusals(control.config, RANKS) == []
+    assert off(gang, control) <= FLOAT64_BOUND
+    for schedule in ZERO_BUBBLE_SCHEDULES:
+        tried = case(engine, {**knobs, "pipeline_schedule": schedule})
+        refused_alone(rule, tried)
+        assert off(gang, tried) > WRONG, f"{schedule} is right now: let {engine} run it"
+
+
+def fsdp2_under_zero_bubble(gang: Gang, rule: str) -> None:
+    zero_bubbles_are_wrong(gang, rule, "fsdp2", FSDP2_PIPELINE, {"pipeline_schedule": "looped_bfs"})
+
+
+def native_resharding_under_zero_bubble(gang: Gang, rule: str) -> None:
+    zero_bubbles_are_wrong(gang, rule, "native", PIPELINE, {"pipeline_schedule": "zbv", "reshard_after_forward": False})
+
+
+def fsdp2_offloads_all_or_nothing(_: Gang, rule: str) -> None:
+    """torch's policy has no word for one without the other: what it can be told is whether to pin."""
+    for kind in ("offload_optimizer", "offload_param"):
+        refused_alone(rule, case("fsdp2", {"zero_stage": 3, "precision": "fp64", kind: "cpu"}))
+    assert [field.name for field in dataclasses.fields(fsdp.CPUOffloadPolicy)] == ["pin_memory"]
+    others = {name for name in fsdp.__all__ if name.endswith("OffloadPolicy")} - {"OffloadPolicy", "CPUOffloadPolicy"}
+    assert not others, f"torch has {others} now: see whether they move one without the other"
+
+
+PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
+    "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
+    "zero-bubble-reshard": native_resharding_under_zero_bubble,
+    "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
+}
+"""Rule -> what shows that it is needed."""
+COMBINATIONS = [combination for capability in CAPABILITIES.values() for combination in capability.combinations]
+
+
+@pytest.fixture(scope="module")
+def gang() -> Iterator[Gang]:
+    with Gang(RANKS, compare, seconds_limit=60) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: combination.rule)
+def test_what_is_refused_is_wrong(gang: Gang, combination: Combination) -> None:
+    assert combination.rule in PROOFS, f"show here that what {combination.rule} refuses is wrong or fails"
+    PROOFS[combination.rule](gang, combination.rule)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to offload from")
+def test_torch_moves_parameters_gradients_and_state_together(tmp_path: object) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cuda", (1,))
+        module = torch.nn.Linear(4, 4)
+        fsdp.fully_shard(module, mesh=mesh, offload_policy=fsdp.CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(module.parameters())
+        module(torch.ones(2, 4, device="cuda")).sum().backward()
+        optimizer.step()
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        gradients = [value.grad for value in module.parameters() if value.grad is not None]
+        assert {value.device.type for value in (*module.parameters(), *gradients, *state)} == {"cpu"}
+    finally:
+        torch.distributed.destroy_process_group()
