@@ -86,10 +86,10 @@ def contests(model: ModelSpec) -> dict[str, dict[str, Any]]:
     """What each contest sets, in every engine that has the knob.
 
     One rule for all: what is reduced at once, and what is gathered ahead, is one block, which is FSDP2's unit. Nothing
-    persists, at most two blocks are whole where parameters are let go, and every other knob stands at its default (DeepSpeed
-    reads no size of the gather after an update). At stage 3 parameters are gathered again for backward in one contest and kept from
-    forward in the other. DeepSpeed has no bucket size at stage 0 but one of its own, 5e8, which is the default of all: there
-    it competes, and without it DDP and ours do with buckets of a block.
+    persists, at most two blocks are whole where parameters are let go, and every other knob stands at its default
+    (DeepSpeed reads no size of the gather after an update). At stage 3 parameters are gathered again for backward in
+    one contest and kept from forward in the other. DeepSpeed has no bucket size at stage 0 but one of its own, 5e8,
+    which is the default of all: there it competes, and without it DDP and ours do with buckets of a block.
     """
     embedding = model.vocab_size * model.hidden_size
     block = -(-(model.parameter_count - 2 * embedding) // model.num_layers)
