@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import FLOAT64_BOUND, LEFT_OUT, Case, matrix, some, untested
+from benchmarks.parity_cases import FLOAT64_BOUND, LEFT_OUT, Case
+from benchmarks.parity_matrix import matrix, some, untested
 from benchmarks.parity_rank import Report, compare, reference_weights
 
 RANKS = (2, 4, 8)

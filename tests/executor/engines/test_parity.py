@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.gang import Gang
 from benchmarks.parity import run
-from benchmarks.parity_cases import CAPABILITIES, Case, matrix, some, untested
+from benchmarks.parity_cases import CAPABILITIES, Case
+from benchmarks.parity_matrix import matrix, some, untested
 from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
 
