@@ -31,6 +31,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.engine_contestants import BYTES
 from benchmarks.shaped_link import ADDRESSES, INTERFACE, ShapedLink, why_not
 from executor.measurement.timing import student_t_975
 from search_spaces.model import ModelSpec
@@ -88,8 +89,11 @@ def contests(model: ModelSpec) -> dict[str, dict[str, Any]]:
     One rule for all: what is reduced at once, and what is gathered ahead, is one block, which is FSDP2's unit. Nothing
     persists, at most two blocks are whole where parameters are let go, and every other knob stands at its default
     (DeepSpeed reads no size of the gather after an update). At stage 3 parameters are gathered again for backward in
-    one contest and kept from forward in the other. DeepSpeed has no bucket size at stage 0 but one of its own, 5e8,
-    which is the default of all: there it competes, and without it DDP and ours do with buckets of a block.
+    one contest and kept from forward in the other.
+
+    At stage 0 DeepSpeed has no bucket size but one of its own, 5e8, which is the default of all: there it competes. One
+    bucket for the whole model leaves nothing to overlap, so that gradients stay where they are until all are there
+    (`contiguous_gradients` off), as DeepSpeed's do at this stage. Without it, buckets have the size that is DDP's default.
     """
     embedding = model.vocab_size * model.hidden_size
     block = -(-(model.parameter_count - 2 * embedding) // model.num_layers)
@@ -97,8 +101,8 @@ def contests(model: ModelSpec) -> dict[str, dict[str, Any]]:
     whole = shared | {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": block}
     in_use_and_ahead = {"max_live_parameters": 2 * block}
     return {
-        "stage 0": {"zero_stage": 0, "reduce_bucket_size": 500_000_000},
-        "stage 0, buckets": shared | {"zero_stage": 0},
+        "stage 0": {"zero_stage": 0, "reduce_bucket_size": 500_000_000, "contiguous_gradients": False},
+        "stage 0, buckets": {"zero_stage": 0, "reduce_bucket_size": 25 * 2**20 // BYTES},
         "stage 1": shared | {"zero_stage": 1},
         "stage 2": shared | {"zero_stage": 2},
         "stage 3": whole | in_use_and_ahead | {"reshard_after_forward": True},

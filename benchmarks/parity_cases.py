@@ -1,7 +1,7 @@
 """A case of the parity matrix: engine, ranks, model and configuration; what is let pass, and what is known to be wrong."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.branch_model import REFERENCE
@@ -115,30 +115,6 @@ class Case:
 
     def context(self) -> SpaceContext:
         return _context(self.engine, self.ranks, self.model, _layers(self.config))
-
-
-LEFT_OUT: Mapping[str, Callable[[Case], bool]] = {
-    "native at stages 0-2, experts with context parallelism and several reduce buckets: a rank sends a bucket when its own "
-    "experts are done, so that ranks wait for one another in a bucket and in context's collectives": lambda case: (
-        (case.engine, case.model) == ("native", "experts")
-        and case.config.context_parallel_size > 1
-        and case.config.zero_stage < 3
-        and case.config.reduce_bucket_size < TrialConfig().reduce_bucket_size
-    ),
-    "fsdp2 with hsdp_shard_size=1 fails to build (a group of one rank has no process group)": lambda case: (
-        case.engine == "fsdp2" and case.config.hsdp_shard_size == 1
-    ),
-    "fsdp2 reduces in bf16 only where it computes in bf16": lambda case: (
-        case.engine == "fsdp2" and case.config.reduce_dtype == "bf16" and case.config.precision != "bf16"
-    ),
-    "fsdp2 in bf16 over one data x context rank computes in fp32, and fails in a pipeline": lambda case: (
-        case.engine == "fsdp2" and case.config.precision == "bf16" and case.config.zero_ranks(case.ranks) == 1
-    ),
-    "fsdp2 over one data x context rank leaves experts that no token of a step met, where others decay": lambda case: (
-        (case.engine, case.model) == ("fsdp2", "experts") and case.config.zero_ranks(case.ranks) == 1
-    ),
-}
-"""Known faults of what the tables claim -> the cases that show them, which are not run until they are mended or refused."""
 
 
 def make_model(name: str, layers: int) -> Model:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, LEFT_OUT, MODELS, Case
+from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, Case
 from search_spaces.canonical import canonical
 from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
@@ -18,7 +18,7 @@ NOT_COMPUTED = frozenset({"expandable_segments"})
 """Knobs that change nothing that is computed or sent: how the CUDA allocator grows."""
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8
 """What a case takes at most if it may, and if it must (time grows with them)."""
-MENDED = ("tensor-divides", "factory-shape", "batch-divides", "pipeline-micro-batches", "zero-bubble-reshard", "left out")
+MENDED = ("tensor-divides", "factory-shape", "batch-divides", "pipeline-micro-batches", "zero-bubble-reshard")
 """Rules that another model, micro-batch size or reshard_after_forward may satisfy."""
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 CLIPPINGS = (0.05, 0.0)
@@ -61,8 +61,6 @@ PRECISIONS: tuple[Knobs, ...] = (
 
 def refused_by(case: Case) -> str | None:
     """The first rule that refuses the case, here also for taking longer than it tells; None: it is legal."""
-    if any(wrong(case) for wrong in LEFT_OUT.values()):
-        return "left out"
     refusals = check_config(case.config, case.context())
     if refusals:
         # What another model or batch does not mend comes first.

@@ -33,12 +33,16 @@ REFUSED: dict[str, dict[str, Any]] = {
         "zero_stage": 2, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
     },
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
+    "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
+    "fsdp2-bf16-alone": {"zero_stage": 3, "precision": "bf16", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks."""
 REMEDIED: dict[str, dict[str, Any]] = {
     "zero-bubble-reshard": {"reshard_after_forward": False},
     "fsdp2-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "fsdp2-offloads-both": {"offload_param": "cpu"},
+    "fsdp2-copies-alone": {"hsdp_shard_size": 2},
+    "fsdp2-bf16-alone": {"precision": "fp32"},
 }
 """What its remedy makes of that."""
 

@@ -25,8 +25,8 @@ class DdpEngine(Engine):
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(DDP, context, config, workload)
-        # Experts, and branches of a user's module, get no gradient on ranks whose samples do not meet them.
-        unused = not isinstance(model, ModelSpec) or model.num_experts > 0
+        # Branches of a user's module get no gradient on ranks whose samples do not meet them.
+        unused = not isinstance(model, ModelSpec)
 
         def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
             return DdpReplica(module, config, workload, groups, context.device, unused)

@@ -14,6 +14,14 @@ def _offloads_one(config: TrialConfig, _: int) -> bool:
     return config.offload_optimizer != config.offload_param
 
 
+def _shards_over_one(config: TrialConfig, world_size: int) -> bool:
+    return config.hsdp_shard_size == 1 and config.zero_ranks(world_size) > 1
+
+
+def _casts_nothing(config: TrialConfig, world_size: int) -> bool:
+    return config.precision == "bf16" and config.zero_ranks(world_size) == 1
+
+
 FSDP2 = Capability(
     engine="fsdp2",
     knobs={
@@ -54,6 +62,20 @@ FSDP2 = Capability(
             problem="CPUOffloadPolicy moves parameters, gradients and optimizer state together, not one without the other",
             remedy="set offload_optimizer and offload_param alike, or use the native engine",
             holds=_offloads_one,
+        ),
+        Combination(
+            rule="fsdp2-copies-alone",
+            reads=("hsdp_shard_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+            problem="shards of one rank are whole copies, which fully_shard does not make",
+            remedy="set hsdp_shard_size to at least 2, or use the ddp or the native engine",
+            holds=_shards_over_one,
+        ),
+        Combination(
+            rule="fsdp2-bf16-alone",
+            reads=("precision", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+            problem="fully_shard is what casts to bf16, and over one data x context rank there is nothing to shard",
+            remedy="use precision=fp32, more data or context ranks, or the native engine",
+            holds=_casts_nothing,
         ),
     ),
 )

@@ -31,8 +31,8 @@ class Fsdp2Engine(Engine):
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(FSDP2, context, config, workload)
-        # Experts, and branches of a user's module, get no gradient on ranks whose samples do not meet them.
-        unused = not isinstance(model, ModelSpec) or model.num_experts > 0
+        # Branches of a user's module get no gradient on ranks whose samples do not meet them.
+        unused = not isinstance(model, ModelSpec)
 
         def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
             return FullyShardedReplica(module, config, workload, groups, context.device, unused)
@@ -143,11 +143,11 @@ class FullyShardedReplica(Replica):
 
     def _shard(self, config: TrialConfig, device: torch.device, unused_parameters: bool) -> None:
         reshard = config.zero_stage == 3 and config.reshard_after_forward
-        compute = DTYPES[config.precision]
-        policy = MixedPrecisionPolicy()
-        if compute == torch.bfloat16:
-            reduce = torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32
-            policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+        precise = torch.promote_types(DTYPES[config.precision], torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if config.precision == "bf16" else None,
+            reduce_dtype=torch.bfloat16 if config.reduce_dtype == "bf16" else precise,
+        )
         offload: OffloadPolicy = OffloadPolicy()
         if config.offload_param == "cpu":
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
@@ -173,8 +173,6 @@ class FullyShardedReplica(Replica):
         zero = self.groups.mesh.groups((CONTEXT, DATA))
         mine = torch.tensor(next(ranks for ranks in zero if self.groups.rank in ranks)).view(-1, shard.size)
         pair = [_process_group(replica.group), _process_group(shard.group)]
-        if shard.size == 1:
-            return DeviceMesh.from_group(pair[0], device.type, mesh_dim_names=("replicate",))
         return DeviceMesh.from_group(pair, device.type, mine, mesh_dim_names=("replicate", "shard"))
 
     def _gradients(self) -> Iterator[tuple[str, Tensor]]:

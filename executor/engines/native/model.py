@@ -149,9 +149,9 @@ class Experts(nn.Module):
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
         mixed = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
+            # Also for no rows at all: every rank then has the same graph, and its gradients come in the same order.
             rows, place = torch.where(chosen == index)
-            if rows.numel():
-                mixed = mixed.index_add(0, rows, expert(tokens[rows]) * weights[rows, place, None])
+            mixed = mixed.index_add(0, rows, expert(tokens[rows]) * weights[rows, place, None])
         return self.tensor.leave(mixed.view_as(x))
 
 

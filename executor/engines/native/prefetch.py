@@ -199,19 +199,27 @@ class ParameterGatherer:
             self._finish(self._issue((*missing, *(self._wanted(missing) if ahead else ()))))
 
     def _wanted(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
-        """What the next uses of the trace lack beside what is being fetched, use by use, within the two limits."""
+        """What the next uses of the trace lack beside what is being fetched, up to the two limits.
+
+        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` still comes along. A unit that is larger than that,
+        or that would exceed `max_live_parameters`, is not begun: its parameters come together when it is used.
+        """
         on_the_way = sum(slot.elements for slot in self._pending)
-        live = self._live_elements + sum(slot.elements for slot in fetched)
-        room = min(self.prefetch_elements, self.max_live - live) - on_the_way
+        ahead = on_the_way
+        live = self._live_elements + sum(slot.elements for slot in fetched) + on_the_way
         wanted: list[Slot] = []
         there = {*fetched, *self._live, *self._pending}
         for unit in self.trace[self._position + 1 :]:
             missing = [slot for slot in unit.slots if slot not in there]
             there.update(missing)
-            room -= sum(slot.elements for slot in missing)
-            if room < 0:
+            live += sum(slot.elements for slot in missing)
+            if live > self.max_live or sum(slot.elements for slot in missing) > self.prefetch_elements:
                 break
-            wanted += missing
+            for slot in missing:
+                if ahead >= self.prefetch_elements:
+                    return tuple(wanted)
+                wanted.append(slot)
+                ahead += slot.elements
         return tuple(wanted)
 
     def _issue(self, slots: tuple[Slot, ...]) -> _Gather:

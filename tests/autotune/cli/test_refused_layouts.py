@@ -105,6 +105,16 @@ CASES: dict[str, Case] = {
         {"offload_param": "cpu", "zero_stage": 3},
         ("config.json", "--engine", "fsdp2"),
     ),
+    "shards of one rank of fsdp2": (
+        "fsdp2-copies-alone",
+        {"hsdp_shard_size": 1, "zero_stage": 3},
+        ("config.json", "--engine", "fsdp2"),
+    ),
+    "bf16 of fsdp2 with nothing to shard": (
+        "fsdp2-bf16-alone",
+        {"precision": "bf16", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 3},
+        ("config.json", "--engine", "fsdp2"),
+    ),
 }
 REMEDIES = {rule.name: rule.remedy for rule in RULES} | {
     item.rule: item.remedy for capability in CAPABILITIES.values() for item in capability.combinations

@@ -8,7 +8,7 @@ import torch
 import torch.distributed.fsdp as fsdp
 
 from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import CAPABILITIES, FLOAT64_BOUND, Case
+from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Case
 from benchmarks.parity_rank import compare
 from search_spaces.capability import Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
@@ -73,10 +73,31 @@ def fsdp2_offloads_all_or_nothing(_: Gang, rule: str) -> None:
     assert not others, f"torch has {others} now: see whether they move one without the other"
 
 
+def fsdp2_copies_alone(gang: Gang, rule: str) -> None:
+    knobs = {"zero_stage": 3, "precision": "fp64", "micro_batch_size": 4}
+    control = case("fsdp2", {**knobs, "hsdp_shard_size": 2})
+    assert off(gang, control) <= FLOAT64_BOUND
+    tried = case("fsdp2", {**knobs, "hsdp_shard_size": 1})
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "fully_shard makes whole copies now: let fsdp2 run it"
+
+
+def fsdp2_does_not_cast_alone(gang: Gang, rule: str) -> None:
+    """A loss in bf16 differs from float64 by more than one in fp32 ever does; where nothing is sharded it does not."""
+    knobs = {"zero_stage": 3, "precision": "bf16", "micro_batch_size": 4}
+    control = case("fsdp2", {**knobs, "tensor_parallel_size": 2})
+    assert off(gang, control) > BF16_LEAST
+    tried = case("fsdp2", {**knobs, "tensor_parallel_size": 4})
+    refused_alone(rule, tried)
+    assert off(gang, tried) < BF16_LEAST, "what is computed is bf16 now: let fsdp2 run it"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
     "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
+    "fsdp2-copies-alone": fsdp2_copies_alone,
+    "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [combination for capability in CAPABILITIES.values() for combination in capability.combinations]

@@ -18,9 +18,12 @@ sys.path.insert(0, FOLDER)  # for `closed_forms`; ranks get it by PYTHONPATH, fo
 Count = Callable[..., TrialResult]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def count() -> Iterator[Count]:
-    """Runs a layout (`closed_forms.Layout`) for a few steps, once however often it is asked for."""
+    """Runs a layout (`closed_forms.Layout`) for a few steps, once however often it is asked for.
+
+    Not wider than a module: its ranks would live on beside tests that count processes.
+    """
     known: dict[Any, TrialResult] = {}
     with LocalRunner(4, environment={"PYTHONPATH": FOLDER}, trial_function="counted:run_trial") as runner:
 
