@@ -90,6 +90,16 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
         if pipelined:
             lines += ["", f"## {engine}: schedules (x stages a rank)", ""]
             lines += _table(("ranks", "schedule"), pipelined, lambda case: (case.ranks, case.schedule))
+        lines += ["", f"## {engine}: checkpointing", ""]
+        lines += _table(("ranks", "checkpointing"), mine, lambda case: (case.ranks, case.checkpointing))
+        offloaded = [row for row in mine if row.case.offload]
+        if offloaded:
+            lines += [
+                "",
+                f"## {engine}: offload",
+                "",
+                *_table(("ranks", "offload"), offloaded, lambda case: (case.ranks, case.offload)),
+            ]
     lines += ["", "## Other types", "", *_types([row for row in rows if not row.case.exact])]
     return "\n".join(lines) + "\n"
 

@@ -102,6 +102,19 @@ class Case:
             names.append(f"hsdp{config.hsdp_shard_size}")
         return " ".join(names)
 
+    @property
+    def checkpointing(self) -> str:
+        """What is recomputed."""
+        every = self.config.checkpoint_every_k
+        return f"{self.config.activation_checkpointing}{f', every {every}nd block' if every > 1 else ''}"
+
+    @property
+    def offload(self) -> str:
+        """What is in host memory; empty: nothing."""
+        config = self.config
+        optimizer = f"{config.offload_ratio:g} of the optimizer state" if config.offload_optimizer == "cpu" else ""
+        return " and ".join(filter(None, (optimizer, "parameters" if config.offload_param == "cpu" else "")))
+
     def label(self) -> str:
         """Everything that tells this case from others."""
         knobs = " ".join(f"{name}={value}" for name, value in self.config.differences(TrialConfig()).items())
