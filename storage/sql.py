@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -14,7 +14,7 @@ from search_spaces.trial_config import TrialConfig
 from storage import attempts, events, jobs, trials
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
-from storage.database import Database
+from storage.database import OUTAGE_SECONDS, Database
 from storage.migrations import migrate
 from storage.records import AttemptRecord, EventRecord, JobRecord, Lease, Owner, TrialRecord
 from storage.store import Store
@@ -38,15 +38,17 @@ def open_store(url: str, busy_seconds: float = 5.0) -> Store:
     return SqlStore(url, busy_seconds)
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class SqlStore(Store):
     """A store on SQL. Each method hands one function of its room one transaction."""
 
-    def __init__(self, url: str, busy_seconds: float = 5.0, clock: Callable[[], datetime] = _utc_now) -> None:
-        """Open the database; see `open_store`. `clock` gives the time in UTC."""
+    def __init__(
+        self,
+        url: str,
+        busy_seconds: float = 5.0,
+        clock: Callable[[], datetime] | None = None,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> None:
+        """Open the database; see `open_store`. `clock` gives the time in UTC; None: the database does, on a server its own."""
         address = parse_address(url)
         place = describe(address)
         if address.get_backend_name() == "sqlite":
@@ -54,9 +56,9 @@ class SqlStore(Store):
         self._clock = clock
         self._closed: dict[str, list[TrialRecord]] = {}
         """Job -> its leading trials that have their outcome."""
-        self._database = Database(address, busy_seconds)
+        self._database = Database(address, busy_seconds, outage_seconds)
         try:
-            self._database.write(lambda session: migrate(session.connection(), place))
+            self._database.migrate(lambda session: migrate(session.connection(), place))
         except BaseException:
             self._database.close()
             raise
@@ -127,5 +129,8 @@ class SqlStore(Store):
         return self._database.read(lambda session: work(session, *args, **kwargs))
 
     def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # The time is read once the lock is held, so that events and leases are in the order of their times.
-        return self._database.write(lambda session: work(session, self._clock(), *args, **kwargs))
+        # The time is read inside: SQLite's writers hold the lock then, so that events are in the order of their times.
+        return self._database.write(lambda session: work(session, self._now(session), *args, **kwargs))
+
+    def _now(self, session: Session) -> datetime:
+        return self._database.now(session) if self._clock is None else self._clock()

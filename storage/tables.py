@@ -1,4 +1,4 @@
-"""The tables: jobs, trials, attempts, rank measurements, events.
+"""The tables: jobs, trials, attempts, rank measurements, events, commits.
 
 Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
 """
@@ -190,3 +190,13 @@ class EventRow(Base):
     time: Mapped[datetime]
     kind: Mapped[str] = mapped_column(String(64))
     payload: Mapped[dict[str, Any]]
+
+
+class CommitRow(Base):
+    """The mark of a transaction that was committed, for a client whose connection broke meanwhile. Written on servers alone."""
+
+    __tablename__ = "commits"
+    __table_args__ = (Index(None, "time"),)
+
+    mark: Mapped[str] = mapped_column(String(32), primary_key=True)
+    time: Mapped[datetime]
