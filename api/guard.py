@@ -69,7 +69,8 @@ class Guard:
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The whole body; None: longer than allowed, whatever its header said."""
-        parts, size = [], 0
+        parts: list[bytes] = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":

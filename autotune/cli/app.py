@@ -339,12 +339,13 @@ def worker(
     replay: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Answer trials from this file of measurements instead of running them.")
     ] = None,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
 ) -> None:
     """Take submitted jobs from a database and run them, until a signal ends it."""
     from autotune.cli.serve import worker_command
 
-    end(lambda: worker_command(db, running_jobs, replay, jobs))
+    end(lambda: worker_command(db, running_jobs, replay, jobs, until_input_ends))
 
 
 keys_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)

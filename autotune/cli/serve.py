@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -80,6 +81,9 @@ def serve_command(options: ServeOptions) -> Status:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         server = uvicorn.Server(config)
+        # When it has shut down it raises the signal once more, by which this process would die before its worker has ended.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         server.run()
     return Status.OK if server.started else Status.FAILURE
 
@@ -88,7 +92,8 @@ def serve_command(options: ServeOptions) -> Status:
 def _worker(url: str) -> Iterator[None]:
     """A worker in a process of its own, so that ranks and what they load are none of the server's."""
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
-    process = subprocess.Popen([sys.argv[0], "worker"], env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
+    command = [sys.argv[0], "worker", "--until-input-ends"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
         yield
     finally:
@@ -100,7 +105,9 @@ def _worker(url: str) -> Iterator[None]:
             process.wait()
 
 
-def worker_command(database: str | None, running_jobs: int | None, replay: Path | None, most_jobs: int | None) -> Status:
+def worker_command(
+    database: str | None, running_jobs: int | None, replay: Path | None, most_jobs: int | None, until_input_ends: bool
+) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     stop = StopSignal()
@@ -114,6 +121,9 @@ def worker_command(database: str | None, running_jobs: int | None, replay: Path 
         worker = Worker(store, make, QueueLimits(running_jobs=running_jobs))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ended)
+        if until_input_ends:
+            # The server holds the other end: it is closed however that ends.
+            threading.Thread(target=lambda: (sys.stdin.read(), ended(0, None)), daemon=True).start()
         worker.run(stop, most_jobs)
     return Status.OK
 
