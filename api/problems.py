@@ -9,7 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from storage.errors import DatabaseUnavailableError, UnknownJobError
+from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
+from search_spaces.errors import SearchSpaceError
+from storage.errors import DatabaseUnavailableError, JobStateError, SubmissionConflictError, UnknownJobError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -21,6 +23,31 @@ def install(app: FastAPI) -> None:
     def unknown_job(_request: Request, error: UnknownJobError) -> JSONResponse:
         return problem(HTTPStatus.NOT_FOUND, str(error))
 
+    @app.exception_handler(AutotuneError)
+    def refused_field(_request: Request, error: AutotuneError) -> JSONResponse:
+        known = {
+            NoBestError: HTTPStatus.NOT_FOUND,
+            UnknownFormatError: HTTPStatus.NOT_FOUND,
+            JobNotResumableError: HTTPStatus.CONFLICT,
+        }
+        status = known.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+        return problem(status, str(error), [_field(error.field, error.problem, error.remedy)])
+
+    @app.exception_handler(SearchSpaceError)
+    def refused_name(_request: Request, error: SearchSpaceError) -> JSONResponse:
+        fields = [
+            _field(getattr(error, "field", "request"), getattr(error, "problem", str(error)), getattr(error, "remedy", ""))
+        ]
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), fields)
+
+    @app.exception_handler(JobStateError)
+    def misfit(_request: Request, error: JobStateError) -> JSONResponse:
+        return problem(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(SubmissionConflictError)
+    def conflict(_request: Request, error: SubmissionConflictError) -> JSONResponse:
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), [{"field": "Idempotency-Key", "message": str(error)}])
+
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:
         # The message names files and hosts of the server, which are not the client's to know.
@@ -28,7 +55,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [{"field": ".".join(map(str, item["loc"])), "message": item["msg"]} for item in error.errors()]
+        errors = [{"field": ".".join(map(str, item["loc"]))[:200], "message": item["msg"]} for item in error.errors()[:20]]
         detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)
 
@@ -39,6 +66,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def broken(_request: Request, _error: Exception) -> JSONResponse:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason")
+
+
+def _field(name: str, message: str, remedy: str) -> dict[str, Any]:
+    return {"field": name, "message": message, "remedy": remedy}
 
 
 def problem(

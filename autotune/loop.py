@@ -6,7 +6,7 @@ from autotune.jobs.checks import refusal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.results import is_retried, with_stated_interval
-from autotune.jobs.session import Session
+from autotune.jobs.session import Session, with_budget_of
 from autotune.jobs.stop import StopSignal
 from autotune.objective import rate
 from executor.runners.runner import Runner
@@ -14,7 +14,7 @@ from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import StorageError
 from storage.owners import current_owner
-from storage.records import JobRecord, TrialRecord
+from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
 
 POLL_SECONDS = 0.5
@@ -39,18 +39,30 @@ def run_job(
     """
     lease = store.acquire(job_id, current_owner(), LEASE_SECONDS)
     with LeaseKeeper(store, lease) as keeper:
-        loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
-        try:
-            state, reason, message = loop.run()
-        except StorageError:
-            raise
-        except BaseException as error:
-            paused = isinstance(error, KeyboardInterrupt)
-            state = JobState.PAUSED if paused else JobState.FAILED
-            store.release(keeper.lease, state, "interrupted" if paused else type(error).__name__, str(error))
-            raise
-        released = store.release(keeper.lease, state, reason, message)
-    (listener or LoopListener()).on_state(released.state, released.message, read_book(store, job_id))
+        return run_held_job(session, store, keeper, runner, stop, listener)
+
+
+def run_held_job(
+    session: Session,
+    store: Store,
+    keeper: LeaseKeeper,
+    runner: Runner,
+    stop: StopSignal | None = None,
+    listener: LoopListener | None = None,
+) -> JobRecord:
+    """Run a job whose lease is held, and give it back. Raises what `run_job` raises."""
+    loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
+    try:
+        state, reason, message = loop.run()
+    except StorageError:
+        raise
+    except BaseException as error:
+        paused = isinstance(error, KeyboardInterrupt)
+        state = JobState.PAUSED if paused else JobState.FAILED
+        store.release(keeper.lease, state, "interrupted" if paused else type(error).__name__, str(error))
+        raise
+    released = store.release(keeper.lease, state, reason, message)
+    (listener or LoopListener()).on_state(released.state, released.message, read_book(store, released.id))
     return released
 
 
@@ -71,6 +83,7 @@ class TuningLoop:
         self._ended: list[int] = []
         self._spread = session.prior
         self._referenced = False
+        self._asked: JobState | None = None
 
     def run(self) -> tuple[JobState, str, str]:
         """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
@@ -79,6 +92,7 @@ class TuningLoop:
         self._session.strategy.propose(self._session.space, (), (), 1, self._session.request.seed)
         while True:
             book = self.recall()
+            self._obey(book.job.state)
             self._tell(book)
             wanted = self.propose(book)
             for trial in self.check(wanted):
@@ -95,6 +109,8 @@ class TuningLoop:
         book = read_book(self._store, self._keeper.lease.job_id)
         self._spread = book.spread(self._session.prior)
         self._referenced = bool(book.job.reference_losses)
+        # A budget may be extended while the job runs.
+        self._session = with_budget_of(self._session, book.job)
         return book
 
     def propose(self, book: Book) -> list[Want]:
@@ -122,6 +138,7 @@ class TuningLoop:
     def record(self) -> None:
         """Wait until a trial ends, or until more could start, and write down what happened."""
         while self._running and not self._stop.kill_requested:
+            self._obey(self._keeper.lease.state)
             if self._record_events() or (self._runner.capacity() and not self._stop.requested):
                 return
 
@@ -170,8 +187,21 @@ class TuningLoop:
         elif event.kind in ("lost", "quarantined"):
             self._lost_nodes.add(event.node)
 
+    def _obey(self, state: JobState) -> None:
+        """Take a state that a person asked for as the wish that it is."""
+        self._asked = state if state in ASKED else self._asked
+        if self._asked is not None and not self._stop.requested:
+            self._stop.request()
+        if self._asked is JobState.CANCELLING and not self._stop.kill_requested:
+            self._stop.request()
+
     def _interrupted(self) -> tuple[JobState, str, str]:
-        """Leave the job PAUSED. What still runs is killed and stays wanted: a resume measures it again."""
+        """What still runs is killed and stays wanted: a resume measures it again."""
         for token in self._running:
             self._runner.cancel(token, "interrupted")
+        if self._asked is not None:
+            state, reason = ASKED[self._asked]
+            return state, reason, f"{reason.lower()} on request"
+        if self._stop.hands_back:
+            return JobState.QUEUED, "", ""
         return JobState.PAUSED, "interrupted", "stopped on request; resume it to go on"

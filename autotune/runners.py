@@ -1,8 +1,16 @@
 """Runners by name."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 from autotune.errors import RequestError
 from autotune.jobs.session import Session
 from executor.runners.runner import Runner
+from search_spaces.outcome import Outcome
+from search_spaces.plain import from_plain
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
 
 
 def make_runner(session: Session, ray_address: str | None = None) -> Runner:
@@ -24,3 +32,28 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
 
         return LocalRunner(session.world_size, python_path=request.python_path, device=device)
     raise RequestError("runner", f"{request.runner!r} is not known", "use ray or local")
+
+
+def make_replay_runner(path: Path) -> Callable[[Session], Runner]:
+    """What makes runners that answer from a file of measurements: a JSON object {config hash: result}, or with the key
+    "*" a result for every configuration; "seconds_per_trial" says how long each takes.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    from executor.runners.replay import ReplayRunner
+
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        seconds = float(content.pop("seconds_per_trial", 0.0))
+        every = content.pop("*", None)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RequestError("replay", f"{path} cannot be read ({error})", "give {config hash: result} as JSON") from error
+    results = {name: from_plain(TrialResult, {"attempt": "", **result}) for name, result in content.items()}
+    other = None if every is None else from_plain(TrialResult, {"attempt": "", **every})
+
+    def look_up(config: TrialConfig) -> TrialResult:
+        missing = f"configuration {config.hash} is not in {path}"
+        return results.get(config.hash) or other or TrialResult(attempt="", outcome=Outcome.FAILED, message=missing)
+
+    return lambda _session: ReplayRunner(look_up, seconds_per_trial=seconds)

@@ -64,6 +64,14 @@ def resolve_cluster(
     return _limited(cluster, memory_limit_bytes)
 
 
+def is_cluster_name(text: str) -> bool:
+    """Whether `text` is `local` or names a preset, and is surely no path."""
+    name = text.partition(":")[0]
+    return text == "local" or (
+        name in preset_tables("clusters") and re.fullmatch(r"(:[1-9]\d{0,5})?", text[len(name) :]) is not None
+    )
+
+
 def local_cluster(
     ranks: int | None = None,
     memory_limit_bytes: int | None = None,

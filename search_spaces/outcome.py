@@ -59,6 +59,8 @@ class StopReason(StrEnum):
     """Every legal configuration was tried."""
     NOTHING_FEASIBLE = "NOTHING_FEASIBLE"
     """No configuration that was tried fits."""
+    STOPPED = "STOPPED"
+    """A person is content with the best so far."""
 
 
 class Purpose(StrEnum):

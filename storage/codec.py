@@ -51,6 +51,10 @@ def job_record(row: JobRow) -> JobRecord:
         reference_losses=tuple(row.reference_losses or ()),
         active_seconds=row.active_seconds,
         owner=owner_of(row),
+        submitter=row.submitter,
+        priority=row.priority,
+        queued=row.queued,
+        version=row.event_count,
     )
 
 

@@ -1,132 +1,155 @@
-"""Transactions on a database: how connections are set up, what is retried, which errors come out."""
+"""Transactions on a database: what is retried, and which errors come out."""
 
+import itertools
+import math
 import random
-import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.exc import DatabaseError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
 from storage.address import describe
+from storage.backend import Backend, Fault
 from storage.codec import dump_json, load_json
 from storage.errors import DatabaseUnavailableError
+from storage.postgresql import PostgreSQL
+from storage.sqlite import Sqlite
 
 T = TypeVar("T")
 
-_REMEDIES = {
-    sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
-    sqlite3.SQLITE_LOCKED: ("is locked by another process", "end that process, or name another database with --db"),
-    sqlite3.SQLITE_READONLY: ("is read-only", "make the file and its folder writable, or name another database with --db"),
-    sqlite3.SQLITE_PERM: ("may not be accessed", "make the file and its folder writable, or name another database with --db"),
-    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", "check the path, or name another database with --db"),
-    sqlite3.SQLITE_NOTADB: ("is not an SQLite database", "name another file with --db"),
-    sqlite3.SQLITE_CORRUPT: ("is damaged", "restore it from a backup, or name another database with --db"),
-    sqlite3.SQLITE_FULL: ("has no room: the disk is full", "free some space"),
-}
+RACES = 3
+"""Tries of a transaction that met another one's new names."""
+OUTAGE_SECONDS = 30.0
+"""How long a database that was there before may be away, as while a server restarts or another takes its place."""
+
+
+class _CommitLostError(Exception):
+    """The connection broke while a transaction committed: nobody told whether it did."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(mark)
+        self.mark = mark
 
 
 class Database:
     """An engine with the one way of running a transaction. May be used from several threads."""
 
-    def __init__(self, url: URL, busy_seconds: float) -> None:
+    def __init__(self, url: URL, busy_seconds: float, outage_seconds: float = OUTAGE_SECONDS) -> None:
         """Connects to nothing yet.
 
         Args:
             url: where the database is.
             busy_seconds: how long a transaction waits for another process's lock before it gives up.
+            outage_seconds: how long it waits for a database that went away after it has been used.
 
         Raises:
             DatabaseUnavailableError: the driver of this kind of database is not installed.
         """
         self._place = describe(url)
-        self._busy_seconds = busy_seconds
+        self._busy_seconds, self._outage_seconds = busy_seconds, outage_seconds
+        self._backend: Backend = Sqlite() if url.get_backend_name() == "sqlite" else PostgreSQL()
+        self._was_there = False
         try:
             # Threads are bounded by the callers: a bound here would only turn a short wait into an error.
-            self._engine = create_engine(url, max_overflow=-1, json_serializer=dump_json, json_deserializer=load_json)
+            options = {"max_overflow": -1, "json_serializer": dump_json, "json_deserializer": load_json}
+            driver = url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+            self._engine = create_engine(driver, **options, **self._backend.engine_options(busy_seconds))
         except (ImportError, NoSuchModuleError) as error:
-            raise DatabaseUnavailableError(f"{self._place}: {error}; install the driver that the address names") from error
-        if self._engine.dialect.name == "sqlite":
-            _set_up_sqlite(self._engine, busy_seconds)
+            raise DatabaseUnavailableError(
+                f"{self._place}: {error}; install the driver that the address names: pip install 'autotune[postgresql]'"
+            ) from error
+        self._backend.set_up(self._engine, busy_seconds)
         self._writer = self._engine.execution_options(autotune_writes=True)
+        self._reader = self._engine
+        if self._engine.dialect.name == "postgresql":
+            self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` on one consistent snapshot."""
-        return self._transaction(self._engine, work)
+        return self._repeated(lambda: self._once(self._reader, work))
 
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` as one transaction: all of it is kept when this returns, nothing of it when this raises.
 
-        `work` may be run again from its start where another process holds the lock, so it must act on the session alone.
+        `work` may be run again from its start where another process is in the way or the connection breaks, so it must act
+        on the session alone. Where it breaks during the commit, the database is asked whether that took place: what is kept
+        is kept once.
 
         Raises:
-            DatabaseUnavailableError: the lock was not free in time, or the database cannot be written.
+            DatabaseUnavailableError: the lock was not free in time, or the database cannot be reached or written.
         """
-        return self._transaction(self._writer, work)
+        done: list[T] = []
+
+        def attempt() -> T:
+            done.clear()
+            return self._once(self._writer, work, done)
+
+        while True:
+            try:
+                return self._repeated(attempt)
+            except _CommitLostError as lost:
+                mark = lost.mark
+            if self._repeated(partial(self._once, self._writer, partial(self._backend.was_committed, mark=mark))):
+                return done[0]
+
+    def migrate(self, work: Callable[[Session], T]) -> T:
+        """Run `work`, which may be done twice, as a transaction that leaves no mark: its table may not be there yet."""
+        return self._repeated(lambda: self._once(self._writer, work))
+
+    def now(self, session: Session) -> datetime:
+        """The time that all processes on this database share, in UTC."""
+        return self._backend.now(session)
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
 
-    def _transaction(self, engine: Engine, work: Callable[[Session], T]) -> T:
-        deadline = time.monotonic() + self._busy_seconds
+    def _once(self, engine: Engine, work: Callable[[Session], T], done: list[T] | None = None) -> T:
+        """One transaction. With `done`, which takes the result before the commit begins, it leaves a mark."""
+        mark = None
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                mark = None if done is None else self._backend.mark(session, self.now(session))
+                result = work(session)
+                session.flush()
+                if done is not None:
+                    done.append(result)
+        except DatabaseError as error:
+            if done and mark is not None and self._backend.fault(error) is Fault.LOST:
+                raise _CommitLostError(mark) from error
+            raise
+        self._was_there = True
+        return result
+
+    def _repeated(self, attempt: Callable[[], T]) -> T:
+        """Run the attempt until it succeeds, fails for good, or has waited long enough."""
+        began = time.monotonic()
         pause = 0.005
-        while True:
+        for tries in itertools.count(1):
             try:
-                with Session(engine, expire_on_commit=False) as session, session.begin():
-                    return work(session)
+                return attempt()
             except DatabaseError as error:
-                if not _is_outage(error):
+                fault = self._backend.fault(error)
+                if fault is Fault.OURS or (fault is Fault.RACE and tries >= RACES):
                     raise
-                # SQLite waits for a lock by itself, but not where waiting could deadlock: those come back at once.
-                if not _is_locked(error) or time.monotonic() >= deadline:
+                waits = {
+                    Fault.BUSY: self._busy_seconds,
+                    Fault.RACE: math.inf,
+                    Fault.LOST: self._outage_seconds if self._was_there else 0.0,
+                }
+                if time.monotonic() - began >= waits.get(fault, 0.0):
                     raise self._unavailable(error) from error
             time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, 0.1)
+            pause = min(2 * pause, 1.0 if fault is Fault.LOST else 0.1)
+        raise AssertionError("unreachable")
 
     def _unavailable(self, error: DBAPIError) -> DatabaseUnavailableError:
         detail = (str(error.orig).splitlines() or ["unknown error"])[0]
         fallback = (f"cannot be used ({detail})", "check that it runs and that the address is right")
-        problem, remedy = _REMEDIES.get(_code(error), fallback)
+        problem, remedy = self._backend.remedy(error) or fallback
         return DatabaseUnavailableError(f"{self._place}: {problem}; {remedy}")
-
-
-def _set_up_sqlite(engine: Engine, busy_seconds: float) -> None:
-    """Take transactions out of the driver's hands, and set each connection's pragmas.
-
-    Left alone the driver begins a transaction at the first write, so a transaction that has read first can find the database
-    changed under it and fail. Writers take the lock as they begin instead (BEGIN IMMEDIATE).
-    """
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: sqlite3.Connection, _record: Any) -> None:
-        try:
-            connection.isolation_level = None
-            connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_seconds)}")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA foreign_keys = ON")
-        except BaseException:
-            connection.close()
-            raise
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get("autotune_writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _code(error: DBAPIError) -> int:
-    """SQLite's primary result code; 0 for other databases."""
-    return int(getattr(error.orig, "sqlite_errorcode", 0)) & 0xFF
-
-
-def _is_locked(error: DBAPIError) -> bool:
-    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _is_outage(error: DBAPIError) -> bool:
-    """Whether the database is at fault; broken constraints and statements are ours, and pass as they are."""
-    return isinstance(error, OperationalError) or type(error) is DatabaseError

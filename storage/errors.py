@@ -4,6 +4,9 @@ StorageError
 ├── DatabaseUnavailableError (OSError)      cannot be opened, is locked, read-only, or of a newer schema
 ├── UnknownJobError          (LookupError)  no job has that id
 ├── UnknownTrialError        (LookupError)  the job has no such trial, or no such attempt
+├── JobStateError            (ValueError)   what was asked does not fit the job's state
+├── SubmissionConflictError  (ValueError)   the key of a submission was used with another body
+├── UnknownKeyError          (LookupError)  no API key has that id
 ├── LeaseHeldError           (RuntimeError) another live process holds the job
 └── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
 """
@@ -23,6 +26,18 @@ class UnknownJobError(StorageError, LookupError):
 
 class UnknownTrialError(StorageError, LookupError):
     """The job has no trial of that number, no attempt of that token, or the trial is closed to further attempts."""
+
+
+class JobStateError(StorageError, ValueError):
+    """What was asked does not fit the state that the job is in."""
+
+
+class SubmissionConflictError(StorageError, ValueError):
+    """The key of a submission was used before, with another body."""
+
+
+class UnknownKeyError(StorageError, LookupError):
+    """No API key has that id."""
 
 
 class LeaseHeldError(StorageError, RuntimeError):

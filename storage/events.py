@@ -1,6 +1,6 @@
 """Events: numbered without a gap, in the transaction of the change that they tell."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -32,3 +32,8 @@ def events(session: Session, job_id: str, after: int, limit: int) -> list[EventR
     """See `Store.events`."""
     query = select(EventRow).where(EventRow.job_id == job_id, EventRow.sequence > after)
     return [event_record(row) for row in session.scalars(query.order_by(EventRow.sequence).limit(limit))]
+
+
+def event_counts(session: Session, job_ids: Collection[str]) -> dict[str, int]:
+    """See `Store.event_counts`."""
+    return dict(session.execute(select(JobRow.id, JobRow.event_count).where(JobRow.id.in_(job_ids))).all())

@@ -1,7 +1,7 @@
 """Jobs: opening, finding, holding, giving back, deleting."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from storage.attempts import abandon
 from storage.codec import clean, job_record, owner_of
 from storage.errors import UnknownJobError
 from storage.events import tell
-from storage.records import EventKind, JobRecord, Lease, Owner
+from storage.records import ASKED, EventKind, JobRecord, Lease, Owner
 from storage.tables import JobRow
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -24,6 +24,11 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def create_job(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRecord:
     """See `Store.create_job`."""
+    return job_record(open_row(session, now, request))
+
+
+def open_row(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRow:
+    """Add a job's row and its first event."""
     job = JobRow(
         id=_free_id(session, now),
         created=now,
@@ -35,12 +40,14 @@ def create_job(session: Session, now: datetime, request: Mapping[str, Any]) -> J
         active_seconds=0.0,
         trial_count=0,
         event_count=0,
+        submitter="",
+        priority=0,
         lease_token=0,
     )
     session.add(job)
     session.flush()  # before its event, which refers to it
     tell(session, now, job, EventKind.JOB_CREATED, {})
-    return job_record(job)
+    return job
 
 
 def find_job(session: Session, job_id: str | None) -> JobRow:
@@ -61,12 +68,24 @@ def find_job(session: Session, job_id: str | None) -> JobRow:
     return fitting[0]
 
 
-def jobs(session: Session, limit: int, before: str | None) -> list[JobRecord]:
+def exact_job(session: Session, job_id: str) -> JobRecord | None:
+    """See `Store.exact_job`."""
+    row = session.get(JobRow, job_id) if "\0" not in job_id else None
+    return None if row is None else job_record(row)
+
+
+def jobs(
+    session: Session, limit: int, before: str | None, states: Collection[JobState] = (), submitter: str | None = None
+) -> list[JobRecord]:
     """See `Store.jobs`."""
     query = select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = find_job(session, before)
         query = query.where(tuple_(JobRow.created, JobRow.id) < tuple_(last.created, last.id))
+    if states:
+        query = query.where(JobRow.state.in_(states))
+    if submitter is not None:
+        query = query.where(JobRow.submitter == submitter)
     return [job_record(row) for row in session.scalars(query)]
 
 
@@ -80,10 +99,15 @@ def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds:
     """See `Store.acquire`."""
     job = leases.locked(session, job_id)
     leases.refuse_if_held(now, job)
+    return take(session, now, job, owner, seconds, JobState.RUNNING)
+
+
+def take(session: Session, now: datetime, job: JobRow, owner: Owner, seconds: float, state: JobState) -> Lease:
+    """Make `owner` the holder of a job that nobody holds, and leave it in `state`."""
     former = owner_of(job)
     abandon(session, now, job)
+    job.state, job.reason, job.message = state, "", ""
     lease = leases.grant(now, job, owner, seconds)
-    job.state, job.reason, job.message = JobState.RUNNING, "", ""
     tell(session, now, job, EventKind.JOB_ACQUIRED, {"owner": owner, "taken_from": former})
     return lease
 
@@ -97,6 +121,10 @@ def release(session: Session, now: datetime, lease: Lease, state: JobState, reas
     """See `Store.release`."""
     job = leases.fenced(session, now, lease)
     abandon(session, now, job)
+    if state is JobState.QUEUED and job.state in ASKED:
+        # Given back before the holder had seen what was asked of it.
+        state, reason = ASKED[job.state]
+        message = f"{reason.lower()} on request"
     job.state, job.reason, job.message = state, clean(reason), clean(message)
     tell(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
     leases.free(job)

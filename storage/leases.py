@@ -69,7 +69,7 @@ def extend(now: datetime, job: JobRow, seconds: float) -> Lease:
         raise LeaseLostError(f"job {job.id} has no holder; acquire it")
     job.updated = now
     job.lease_expires = now + timedelta(seconds=seconds)
-    return Lease(job_id=job.id, token=job.lease_token, owner=owner, expires=job.lease_expires)
+    return Lease(job_id=job.id, token=job.lease_token, owner=owner, expires=job.lease_expires, state=job.state)
 
 
 def free(job: JobRow) -> None:

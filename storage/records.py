@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 
@@ -34,6 +34,10 @@ class EventKind(StrEnum):
     """A process holds the job from here on; the payload names it."""
     JOB_RELEASED = "job_released"
     """The payload has the state, the reason and the message that the job was left with."""
+    JOB_ASKED = "job_asked"
+    """A person asked for a change; the payload has the state that followed at once."""
+    JOB_CHANGED = "job_changed"
+    """The payload has the fields of the request that have other values now."""
     TRIAL_ADDED = "trial_added"
     TRIAL_REFUSED = "trial_refused"
     ATTEMPT_STARTED = "attempt_started"
@@ -62,6 +66,76 @@ class Lease:
     token: int
     owner: Owner
     expires: datetime
+    state: JobState
+    """The job's state when the lease was given or extended last: PAUSING, STOPPING and CANCELLING are to be obeyed."""
+
+
+class Ask(StrEnum):
+    """What a person may ask of a job."""
+
+    PAUSE = "pause"
+    """Let running trials end, and go on later."""
+    RESUME = "resume"
+    """Go on: the job waits for a worker."""
+    STOP = "stop"
+    """Let running trials end, and be content with the best so far."""
+    CANCEL = "cancel"
+    """Kill running trials, and end."""
+
+
+ASKED: Mapping[JobState, tuple[JobState, str]] = {
+    JobState.PAUSING: (JobState.PAUSED, "paused"),
+    JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED),
+    JobState.CANCELLING: (JobState.CANCELLED, "cancelled"),
+}
+"""What a running job was asked for -> the state and the reason that it is left with when nothing of it runs any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """How a job comes to the queue of the workers."""
+
+    submitter: str = ""
+    """Who asks for it."""
+    priority: int = 0
+    """Higher ones go first."""
+    key: str | None = None
+    """The client's own name of this submission: sent twice with the same body, it is one job."""
+    body_hash: str = ""
+    """What tells bodies apart; goes with `key`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """What one submitter may take at once."""
+
+    running_jobs: int | None = None
+    """Jobs of a submitter that may run at a time; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """An API key without its secret."""
+
+    id: str
+    owner: str
+    scopes: frozenset[str]
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+    last_used: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Counts over all jobs."""
+
+    jobs: Mapping[str, int]
+    """State -> jobs in it."""
+    trials: Mapping[str, int]
+    """Outcome -> trials that ended so."""
+    longest_wait: float
+    """Seconds that the oldest job of the queue has waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +156,14 @@ class JobRecord:
     active_seconds: float
     """Seconds that processes have held the job, over all of them: what a budget in seconds is counted in."""
     owner: Owner | None
+    """The process that holds it."""
+    submitter: str = ""
+    """Who asked for it; empty: whoever uses the database directly."""
+    priority: int = 0
+    queued: datetime | None = None
+    """Since when it waits for a worker, or may be taken over by one; None: workers leave it alone."""
+    version: int = 0
+    """Grows with every change that has an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The store on SQL: SQLite in one file, or PostgreSQL."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -11,12 +11,24 @@ from sqlalchemy.orm import Session
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage import attempts, events, jobs, trials
+from storage import attempts, events, figures, jobs, keys, queue, trials
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
-from storage.database import Database
+from storage.database import OUTAGE_SECONDS, Database
 from storage.migrations import migrate
-from storage.records import AttemptRecord, EventRecord, JobRecord, Lease, Owner, TrialRecord
+from storage.records import (
+    ApiKey,
+    Ask,
+    AttemptRecord,
+    EventRecord,
+    Figures,
+    JobRecord,
+    Lease,
+    Owner,
+    QueueLimits,
+    Submission,
+    TrialRecord,
+)
 from storage.store import Store
 
 __all__ = ["SqlStore", "default_database_url", "open_store"]
@@ -38,15 +50,17 @@ def open_store(url: str, busy_seconds: float = 5.0) -> Store:
     return SqlStore(url, busy_seconds)
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class SqlStore(Store):
     """A store on SQL. Each method hands one function of its room one transaction."""
 
-    def __init__(self, url: str, busy_seconds: float = 5.0, clock: Callable[[], datetime] = _utc_now) -> None:
-        """Open the database; see `open_store`. `clock` gives the time in UTC."""
+    def __init__(
+        self,
+        url: str,
+        busy_seconds: float = 5.0,
+        clock: Callable[[], datetime] | None = None,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> None:
+        """Open the database; see `open_store`. `clock` gives the time in UTC; None: the database does, on a server its own."""
         address = parse_address(url)
         place = describe(address)
         if address.get_backend_name() == "sqlite":
@@ -54,9 +68,9 @@ class SqlStore(Store):
         self._clock = clock
         self._closed: dict[str, list[TrialRecord]] = {}
         """Job -> its leading trials that have their outcome."""
-        self._database = Database(address, busy_seconds)
+        self._database = Database(address, busy_seconds, outage_seconds)
         try:
-            self._database.write(lambda session: migrate(session.connection(), place))
+            self._database.migrate(lambda session: migrate(session.connection(), place))
         except BaseException:
             self._database.close()
             raise
@@ -67,8 +81,26 @@ class SqlStore(Store):
     def job(self, job_id: str | None = None) -> JobRecord:
         return self._database.read(lambda session: job_record(jobs.find_job(session, job_id)))
 
-    def jobs(self, limit: int = 50, before: str | None = None) -> list[JobRecord]:
-        return self._read(jobs.jobs, limit, before)
+    def exact_job(self, job_id: str) -> JobRecord | None:
+        return self._read(jobs.exact_job, job_id)
+
+    def jobs(
+        self,
+        limit: int = 50,
+        before: str | None = None,
+        states: Collection[JobState] = (),
+        submitter: str | None = None,
+    ) -> list[JobRecord]:
+        return self._read(jobs.jobs, limit, before, states, submitter)
+
+    def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
+        return self._write(queue.submit, request, submission)
+
+    def ask(self, job_id: str, wanted: Ask) -> JobRecord:
+        return self._write(queue.ask, job_id, wanted)
+
+    def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
+        return self._write(queue.change_request, job_id, version, changes)
 
     def delete_job(self, job_id: str) -> None:
         self._write(jobs.delete_job, job_id)
@@ -76,6 +108,9 @@ class SqlStore(Store):
 
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
         return self._write(jobs.acquire, job_id, owner, seconds)
+
+    def claim(self, owner: Owner, seconds: float = 30.0, limits: QueueLimits | None = None) -> Lease | None:
+        return self._write(queue.claim, owner, seconds, limits or QueueLimits())
 
     def heartbeat(self, lease: Lease, seconds: float = 30.0) -> Lease:
         return self._write(jobs.heartbeat, lease, seconds)
@@ -102,6 +137,9 @@ class SqlStore(Store):
         self._closed[job_id] = [*known, *closed]
         return [*known, *later]
 
+    def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
+        return self._read(trials.trials, job_id, first, limit)
+
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
         return self._write(attempts.start_attempt, lease, trial_number)
 
@@ -120,6 +158,27 @@ class SqlStore(Store):
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
         return self._read(events.events, job_id, after, limit)
 
+    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
+        return self._read(events.event_counts, job_ids)
+
+    def figures(self) -> Figures:
+        return self._database.read(lambda session: figures.figures(session, self._now(session)))
+
+    def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
+        return self._write(keys.create_key, owner, scopes, expires)
+
+    def authenticate(self, text: str) -> ApiKey | None:
+        found = self._database.read(lambda session: keys.authenticate(session, self._now(session), text))
+        if found is not None and keys.needs_note(found, datetime.now(UTC) if self._clock is None else self._clock()):
+            self._write(keys.note_use, found.id)
+        return found
+
+    def revoke_key(self, key_id: str) -> ApiKey:
+        return self._write(keys.revoke_key, key_id)
+
+    def keys(self) -> list[ApiKey]:
+        return self._read(keys.keys)
+
     def close(self) -> None:
         self._database.close()
 
@@ -127,5 +186,8 @@ class SqlStore(Store):
         return self._database.read(lambda session: work(session, *args, **kwargs))
 
     def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # The time is read once the lock is held, so that events and leases are in the order of their times.
-        return self._database.write(lambda session: work(session, self._clock(), *args, **kwargs))
+        # The time is read inside: SQLite's writers hold the lock then, so that events are in the order of their times.
+        return self._database.write(lambda session: work(session, self._now(session), *args, **kwargs))
+
+    def _now(self, session: Session) -> datetime:
+        return self._database.now(session) if self._clock is None else self._clock()

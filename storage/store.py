@@ -1,14 +1,27 @@
 """The contract of a store."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.records import AttemptRecord, EventRecord, JobRecord, Lease, Owner, TrialRecord
+from storage.records import (
+    ApiKey,
+    Ask,
+    AttemptRecord,
+    EventRecord,
+    Figures,
+    JobRecord,
+    Lease,
+    Owner,
+    QueueLimits,
+    Submission,
+    TrialRecord,
+)
 
 
 class Store(ABC):
@@ -39,8 +52,52 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def jobs(self, limit: int = 50, before: str | None = None) -> list[JobRecord]:
-        """The newest jobs first; `before` is the id of the last job of the previous page."""
+    def exact_job(self, job_id: str) -> JobRecord | None:
+        """The job of exactly this id; None: there is none."""
+
+    @abstractmethod
+    def jobs(
+        self,
+        limit: int = 50,
+        before: str | None = None,
+        states: Collection[JobState] = (),
+        submitter: str | None = None,
+    ) -> list[JobRecord]:
+        """The newest jobs first; `before` is the id of the last job of the previous page.
+
+        With `states` or `submitter` those alone that are in one of these states, or were submitted by this one.
+        """
+
+    @abstractmethod
+    def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
+        """Open a job for the workers, in state QUEUED; return it, and whether it is new.
+
+        A submission whose key the same submitter used before, with the same body, returns the job of then.
+
+        Raises:
+            SubmissionConflictError: the key was used with another body.
+        """
+
+    @abstractmethod
+    def ask(self, job_id: str, wanted: Ask) -> JobRecord:
+        """Ask for a change. What nobody holds changes at once; a holder learns of it by the state in its lease.
+
+        Asking for what is under way or done already changes nothing; of two things asked of a running job the stronger holds
+        (cancel over stop over pause).
+
+        Raises:
+            UnknownJobError: there is none.
+            JobStateError: it does not fit the job's state.
+        """
+
+    @abstractmethod
+    def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
+        """Set fields of the job's request; with `version`, only where the job still is at it.
+
+        Raises:
+            UnknownJobError: there is none.
+            JobStateError: the job has changed since that version.
+        """
 
     @abstractmethod
     def delete_job(self, job_id: str) -> None:
@@ -62,6 +119,14 @@ class Store(ABC):
         Raises:
             UnknownJobError: there is none.
             LeaseHeldError: a live process holds it; the message names host and process.
+        """
+
+    @abstractmethod
+    def claim(self, owner: Owner, seconds: float = 30.0, limits: QueueLimits | None = None) -> Lease | None:
+        """Take the next job of the queue; None: there is nothing to do.
+
+        First what a process that is gone left behind, in the state that it was in; then QUEUED jobs by priority, then whoever
+        has the fewest running jobs, then in order of queueing. A job is claimed by one process alone.
         """
 
     @abstractmethod
@@ -93,6 +158,10 @@ class Store(ABC):
     @abstractmethod
     def trials(self, job_id: str) -> list[TrialRecord]:
         """All trials of a job by number, refused ones included; empty for a job that does not exist."""
+
+    @abstractmethod
+    def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
+        """Trials of a job with a number of at least `first`, by number."""
 
     @abstractmethod
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
@@ -133,6 +202,36 @@ class Store(ABC):
     @abstractmethod
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
         """Events of a job with a sequence above `after`, in order."""
+
+    @abstractmethod
+    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The sequence of the last event of each of these jobs, as far as they are there."""
+
+    @abstractmethod
+    def figures(self) -> Figures:
+        """Counts over all jobs."""
+
+    # API keys
+
+    @abstractmethod
+    def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
+        """Make a key; return it and its text, which nobody can be told again."""
+
+    @abstractmethod
+    def authenticate(self, text: str) -> ApiKey | None:
+        """The key of that text; None: it is no key, or it was revoked, or has expired."""
+
+    @abstractmethod
+    def revoke_key(self, key_id: str) -> ApiKey:
+        """End a key.
+
+        Raises:
+            UnknownKeyError: there is none.
+        """
+
+    @abstractmethod
+    def keys(self) -> list[ApiKey]:
+        """All keys, oldest first."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tables: jobs, trials, attempts, rank measurements, events.
+"""The tables: jobs, trials, attempts, rank measurements, events; API keys; marks of submissions and commits.
 
 Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
 """
@@ -81,7 +81,7 @@ class JobRow(Base):
     """A job, its lease, and the counters that number its trials and events."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "created", "id"), Index(None, "state"))
+    __table_args__ = (Index(None, "created", "id"), Index(None, "state"), Index(None, "submitter", "created"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     created: Mapped[datetime]
@@ -94,6 +94,11 @@ class JobRow(Base):
     active_seconds: Mapped[float]
     trial_count: Mapped[int]
     event_count: Mapped[int]
+    submitter: Mapped[str] = mapped_column(String(64), server_default="")
+    """Who asked for it; empty: whoever uses the database directly."""
+    priority: Mapped[int] = mapped_column(server_default="0")
+    queued: Mapped[datetime | None]
+    """Since when workers may take it; None: only who names it may."""
     lease_token: Mapped[int] = mapped_column(BigInteger)
     """Grows with every holder, and is never reset: the fence."""
     lease_host: Mapped[str | None] = mapped_column(Text)
@@ -190,3 +195,40 @@ class EventRow(Base):
     time: Mapped[datetime]
     kind: Mapped[str] = mapped_column(String(64))
     payload: Mapped[dict[str, Any]]
+
+
+class SubmissionRow(Base):
+    """The key that a client gave a submission, so that sending it again opens no second job."""
+
+    __tablename__ = "submissions"
+
+    submitter: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+
+
+class KeyRow(Base):
+    """An API key: its secret is kept as a hash alone."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """The public part, by which it is listed and revoked."""
+    secret_hash: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[list[Any]]
+    created: Mapped[datetime]
+    expires: Mapped[datetime | None]
+    revoked: Mapped[datetime | None]
+    last_used: Mapped[datetime | None]
+
+
+class CommitRow(Base):
+    """The mark of a transaction that was committed, for a client whose connection broke meanwhile. Written on servers alone."""
+
+    __tablename__ = "commits"
+    __table_args__ = (Index(None, "time"),)
+
+    mark: Mapped[str] = mapped_column(String(32), primary_key=True)
+    time: Mapped[datetime]

@@ -42,15 +42,15 @@ def add_trial(
     return trial_record(trial, accepted_result(session, trial))
 
 
-def trials(session: Session, job_id: str, first: int = 0) -> list[TrialRecord]:
-    """See `Store.trials`; those with a number of at least `first`."""
+def trials(session: Session, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
+    """See `Store.trials`; those with a number of at least `first`, at most `limit`."""
     accepted = and_(
         AttemptRow.job_id == TrialRow.job_id,
         AttemptRow.trial_number == TrialRow.number,
         AttemptRow.state == AttemptState.ACCEPTED,
     )
     query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, accepted)
-    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number)
+    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     return [trial_record(trial, result) for trial, result in session.execute(mine)]
 
 

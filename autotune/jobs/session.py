@@ -146,6 +146,26 @@ def session_of(job: JobRecord) -> Session:
     return _resolve(request_from_row(job.request))
 
 
+def resolve(request: JobRequest, model: ModelSpec | None = None) -> Session:
+    """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names.
+
+    Args:
+        request: what was asked for.
+        model: what `request.model` names, where that is no preset.
+    """
+    session = _resolve(dataclasses.replace(request, resolved_model=model) if model is not None else request)
+    require_positions(session.model, request.sequence_length)
+    return session
+
+
+def with_budget_of(session: Session, job: JobRecord) -> Session:
+    """The session with the budget that the job's row states now."""
+    budget = {name: job.request.get(name, getattr(session.request, name)) for name in ("trials", "max_seconds")}
+    if all(getattr(session.request, name) == value for name, value in budget.items()):
+        return session
+    return dataclasses.replace(session, request=dataclasses.replace(session.request, **budget))
+
+
 def require_startable(session: Session) -> None:
     """Refuse, before ranks are started, a job whose data or devices are not here.
 

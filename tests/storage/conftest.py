@@ -12,8 +12,21 @@ import pytest
 
 import storage
 from storage.sql import SqlStore
+from tests.storage.postgres import PostgresServer
 
 WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A real server, from a wheel, for the whole session. Its databases begin with the tables there."""
+    try:
+        started = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no PostgreSQL server starts here: {error}")
+    with started as server:
+        SqlStore(server.new_database("migrated")).close()
+        yield server
 
 
 class Clock:
@@ -34,10 +47,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind that the contract must hold on."""
-    return f"{request.param}:///{tmp_path / 'jobs.db'}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The migrations and the models say the same."""
 
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -17,9 +16,9 @@ from storage.sql import open_store
 from storage.tables import Base, UtcDateTime
 
 
-def test_a_migrated_database_has_the_tables_of_the_models(tmp_path: Path) -> None:
-    open_store(str(tmp_path / "jobs.db")).close()
-    engine = create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+def test_a_migrated_database_has_the_tables_of_the_models(address: str) -> None:
+    open_store(address).close()
+    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, Base.metadata) == []

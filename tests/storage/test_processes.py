@@ -3,13 +3,12 @@
 import os
 import random
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from search_spaces.outcome import JobState
 from storage.errors import LeaseHeldError
@@ -20,16 +19,11 @@ from storage.sql import SqlStore, open_store
 ROUNDS = 20
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.db"
-
-
 def every_event(store: SqlStore, job_id: str) -> list[EventRecord]:
     return store.events(job_id, limit=1_000_000)
 
 
-def check_whole(store: SqlStore, job_id: str, path: Path) -> None:
+def check_whole(store: SqlStore, job_id: str, address: str) -> None:
     """Every trial, attempt, measurement and event is there with all that was written in its transaction."""
     trials, attempts, events = store.trials(job_id), store.attempts(job_id), every_event(store, job_id)
     told = Counter(event.kind for event in events)
@@ -44,35 +38,36 @@ def check_whole(store: SqlStore, job_id: str, path: Path) -> None:
         assert [a.number for a in mine] == list(range(1, trial.attempts + 1))
         assert trial.counted == bool(mine)
         assert sum(a.state is AttemptState.ACCEPTED for a in mine) == (trial.outcome is not None)
-    with sqlite3.connect(path) as connection:
-        ranks = connection.execute("SELECT count(*) FROM rank_measurements").fetchone()[0]
-    connection.close()
+    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        ranks = connection.execute(text("SELECT count(*) FROM rank_measurements")).scalar()
+    engine.dispose()
     assert ranks == 2 * told["attempt_finished"]
 
 
-def test_a_writer_killed_at_any_point_leaves_nothing_half_written(path: Path, workers: Callable) -> None:
-    with open_store(str(path)) as store, workers() as tell:
+def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, workers: Callable) -> None:
+    with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id
         for number in range(ROUNDS):
             before = len(store.trials(job_id))
-            pid = int(tell(f"start sweep {path} {job_id}"))
+            pid = int(tell(f"start sweep {address} {job_id}"))
             # Every other one is killed in the midst of its work, however slow the machine is; the rest wherever they are.
             while number % 2 and len(store.trials(job_id)) == before:
                 time.sleep(0.005)
             time.sleep(random.uniform(0.0, 0.25))
             os.kill(pid, signal.SIGKILL)
-            check_whole(store, job_id, path)
+            check_whole(store, job_id, address)
         assert int(tell("wait")) == ROUNDS
         assert len(store.trials(job_id)) >= ROUNDS // 2
         # The last holder's lease has an hour to go, but it is dead.
         store.release(store.acquire(job_id, current_owner()), JobState.PAUSED, "", "")
-        check_whole(store, job_id, path)
+        check_whole(store, job_id, address)
 
 
-def test_processes_that_share_a_job_never_hold_it_together(path: Path, workers: Callable) -> None:
-    with open_store(str(path)) as store, workers() as tell:
+def test_processes_that_share_a_job_never_hold_it_together(address: str, workers: Callable) -> None:
+    with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id
-        pids = {int(tell(f"start share {path} {job_id}")) for _ in range(4)}
+        pids = {int(tell(f"start share {address} {job_id}")) for _ in range(4)}
         assert tell("wait") == "0"
         events = every_event(store, job_id)[1:]
 
@@ -84,10 +79,10 @@ def test_processes_that_share_a_job_never_hold_it_together(path: Path, workers: 
     assert {event.payload["pid"] for event in events if event.kind == "note"} == pids
 
 
-def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(path: Path, workers: Callable) -> None:
-    with open_store(str(path)) as store, workers() as tell:
+def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(address: str, workers: Callable) -> None:
+    with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id
-        pid = int(tell(f"start hold {path} {job_id}"))
+        pid = int(tell(f"start hold {address} {job_id}"))
         while store.job(job_id).owner is None:
             time.sleep(0.01)
         with pytest.raises(LeaseHeldError, match=str(pid)):
@@ -104,8 +99,8 @@ def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(path: Pat
         tell("wait")
 
 
-def test_a_new_file_is_opened_by_many_at_once(path: Path, workers: Callable) -> None:
+def test_a_new_file_is_opened_by_many_at_once(address: str, workers: Callable) -> None:
     with workers() as tell:
         for _ in range(6):
-            tell(f"start look {path} -")
+            tell(f"start look {address} -")
         assert tell("wait") == "0"

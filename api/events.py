@@ -1,0 +1,127 @@
+"""Live events: one look at the database serves every stream."""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from api.views import event_view
+from search_spaces.outcome import JobState
+from storage.errors import DatabaseUnavailableError
+from storage.records import EventRecord
+from storage.store import Store
+
+POLL_SECONDS = 0.2
+OUTAGE_SECONDS = 1.0
+KEEPALIVE_SECONDS = 15.0
+PAGE = 500
+CACHED = 2000
+"""Events of a job that are kept encoded for the streams that follow it."""
+ENDED = frozenset((JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED))
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Feed:
+    """What is known of a job that somebody follows."""
+
+    followers: int = 0
+    last: int = 0
+    """Sequence up to which the cache goes."""
+    cache: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=CACHED))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EventHub:
+    """Follows the jobs that have streams. A stream that is behind the cache reads the database by itself."""
+
+    def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
+        self._store, self._poll_seconds = store, poll_seconds
+        self._feeds: dict[str, _Feed] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open."""
+        return sum(feed.followers for feed in self._feeds.values())
+
+    def close(self) -> None:
+        """End every stream."""
+        self.closed = True
+        for feed in self._feeds.values():
+            feed.changed.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def stream(self, job_id: str, after: int) -> AsyncIterator[bytes]:
+        """Events of the job beyond `after`, each once and in order, until the job has ended and all were given."""
+        feed = self._feeds.setdefault(job_id, _Feed(last=after))
+        feed.followers += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._follow())
+        try:
+            yield b"retry: 1000\n\n"
+            while not self.closed:
+                changed = feed.changed
+                parts = await self._next(job_id, feed, after)
+                if parts:
+                    after = parts[-1][0]
+                    yield b"".join(part for _, part in parts)
+                    continue
+                if await self._is_over(job_id, after):
+                    return
+                try:
+                    await asyncio.wait_for(changed.wait(), KEEPALIVE_SECONDS)
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                self._feeds.pop(job_id, None)
+
+    async def _next(self, job_id: str, feed: _Feed, after: int) -> list[tuple[int, bytes]]:
+        """From the cache where it goes back that far, else a page of the database."""
+        if feed.cache and feed.cache[0][0] <= after + 1:
+            return [part for part in feed.cache if part[0] > after]
+        return [_encoded(event) for event in await asyncio.to_thread(self._store.events, job_id, after, PAGE)]
+
+    async def _is_over(self, job_id: str, after: int) -> bool:
+        job = await asyncio.to_thread(self._store.exact_job, job_id)
+        return job is None or (job.state in ENDED and job.version <= after)
+
+    async def _follow(self) -> None:
+        """Look at all followed jobs at once, fetch what is new of each, and wake its streams."""
+        while not self.closed and self._feeds:
+            try:
+                counts = await asyncio.to_thread(self._store.event_counts, list(self._feeds))
+                for job_id, count in counts.items():
+                    feed = self._feeds.get(job_id)
+                    if feed is not None and count > feed.last:
+                        await self._fetch(job_id, feed)
+            except DatabaseUnavailableError as error:
+                log.error("%s", error)
+                await asyncio.sleep(OUTAGE_SECONDS)
+            except Exception:
+                # Whatever it is, the streams of all jobs hang on this task.
+                log.exception("events could not be read")
+                await asyncio.sleep(OUTAGE_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
+
+    async def _fetch(self, job_id: str, feed: _Feed) -> None:
+        events = await asyncio.to_thread(self._store.events, job_id, feed.last, PAGE)
+        for event in events:
+            feed.cache.append(_encoded(event))
+            feed.last = event.sequence
+        changed, feed.changed = feed.changed, asyncio.Event()
+        changed.set()
+
+
+def _encoded(event: EventRecord) -> tuple[int, bytes]:
+    """The event as a message of `text/event-stream`: its sequence is the id that a client sends back."""
+    data = event_view(event).model_dump_json()
+    # The kind is ours, or a word of the loop's: a line break in it would break the stream.
+    kind = json.dumps(event.kind)[1:-1]
+    return event.sequence, f"id: {event.sequence}\nevent: {kind}\ndata: {data}\n\n".encode()

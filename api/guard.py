@@ -1,0 +1,171 @@
+"""What is refused before a request reaches a route: too long, too deep, from elsewhere, too many."""
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.problems import problem
+from api.settings import Settings, is_loopback
+
+VERSION = "1"
+"""Of the interface, told in every answer."""
+BURST_SECONDS = 10.0
+MOST_CLIENTS = 10_000
+"""Clients whose rate is remembered; the one that was longest away is forgotten first."""
+
+Message = MutableMapping[str, Any]
+
+
+class Guard:
+    """An ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+        self._rates = Rates(settings.requests_per_second)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        send = _told(send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope, headers)
+        if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
+            body = await self._body(receive)
+            refusal = self._body_refusal(body, headers)
+            receive = _again(body or b"", receive)
+        if refusal is not None:
+            status, detail, more = refusal
+            await problem(status, detail, headers=more)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[HTTPStatus, str, dict[str, str]] | None:
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or int(length[:12]) > self.settings.body_bytes:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
+        if not self.settings.require_keys:
+            # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
+            if not self._is_ours(headers.get("host", "")):
+                return HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of this server's names; use 127.0.0.1 or localhost", {}
+            origin = headers.get("origin")
+            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+                return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
+        client = headers.get("authorization") or str((scope.get("client") or ("",))[0])
+        wait = self._rates.wait(client)
+        if wait > 0:
+            return HTTPStatus.TOO_MANY_REQUESTS, f"too many requests; try again in {wait:.1f} s", {"Retry-After": f"{wait:.0f}"}
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        name = urlsplit(f"//{host}").hostname if host and not set(host) & set("/?#@\\ ") else None
+        return name is not None and (is_loopback(name) or name in self.settings.hosts)
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body; None: longer than allowed, whatever its header said."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return b"".join(parts)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.settings.body_bytes:
+                return None
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> tuple[HTTPStatus, str, dict[str, str]] | None:
+        if body is None:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
+        if not body:
+            return None
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: only application/json is read", {}
+        if _depth(body) > self.settings.depth:
+            return HTTPStatus.BAD_REQUEST, f"body: nested deeper than {self.settings.depth}", {}
+        try:
+            json.loads(body, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error})", {}
+        return None
+
+
+class Rates:
+    """A bucket of tokens for each client."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._clock = per_second, clock
+        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Client -> tokens that were left, and when."""
+
+    def wait(self, client: str) -> float:
+        """Seconds until the client may ask; 0: now, and that is counted."""
+        if self._per_second <= 0:
+            return 0.0
+        now, most = self._clock(), self._per_second * BURST_SECONDS
+        tokens, then = self._clients.pop(client, (most, now))
+        tokens = min(most, tokens + (now - then) * self._per_second)
+        allowed = tokens >= 1.0
+        self._clients[client] = (tokens - 1.0 if allowed else tokens, now)
+        while len(self._clients) > MOST_CLIENTS:
+            self._clients.popitem(last=False)
+        return 0.0 if allowed else (1.0 - tokens) / self._per_second
+
+
+def _told(send: Send) -> Send:
+    """Add what every answer has."""
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            names = {name for name, _ in message["headers"]}
+            more = [(b"autotune-api-version", VERSION.encode()), (b"x-content-type-options", b"nosniff")]
+            more += [] if b"cache-control" in names else [(b"cache-control", b"no-store")]
+            message["headers"] = [*message["headers"], *more]
+        await send(message)
+
+    return told
+
+
+def _depth(body: bytes) -> int:
+    """How deep JSON is nested, without parsing it: a parser could run out of stack."""
+    deepest = depth = 0
+    quoted = escaped = False
+    for byte in body:
+        if escaped:
+            escaped = False
+        elif quoted:
+            escaped, quoted = byte == 0x5C, byte != 0x22
+        elif byte == 0x22:
+            quoted = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """Give the body to the app, and afterwards whatever comes: above all that the client went away."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

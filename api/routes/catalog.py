@@ -1,0 +1,105 @@
+"""What there is to choose from: models, clusters, spaces, engines; and what a space holds."""
+
+import threading
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.exceptions import HTTPException
+
+from api.auth import Reader, SettingsOf
+from api.submission import JobSubmission, KnobValue, checked, session_of_submission
+from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
+from autotune.engines import CAPABILITIES
+from search_spaces.knobs import KNOBS, domain_text
+from search_spaces.preset_files import preset_tables
+
+router = APIRouter(prefix="/v1", tags=["catalog"])
+
+
+class ConfigSubmission(JobSubmission):
+    """A request, and a configuration to judge under it."""
+
+    config: dict[str, KnobValue] = Field(max_length=200)
+    """Knob -> value; knobs that are left out have the space's own values."""
+
+
+@router.get("/models", operation_id="list_models")
+def list_models(_: Reader) -> NameList:
+    """Models by name."""
+    return NameList(items=list(preset_tables("models")))
+
+
+@router.get("/clusters", operation_id="list_clusters")
+def list_clusters(_: Reader) -> NameList:
+    """Clusters by name; several nodes of one are NAME:NODES."""
+    return NameList(items=["local", *preset_tables("clusters")])
+
+
+@router.get("/spaces", operation_id="list_spaces")
+def list_spaces(_: Reader) -> NameList:
+    """Search spaces by name."""
+    return NameList(items=list(preset_tables("spaces")))
+
+
+@router.get("/engines", operation_id="list_engines")
+def list_engines(_: Reader) -> PlainList:
+    """What each engine honours and refuses."""
+    return PlainList(items=[capability.plain() for capability in CAPABILITIES.values()])
+
+
+@router.get("/knobs", operation_id="list_knobs")
+def list_knobs(_: Reader) -> PlainList:
+    """Every knob."""
+    knobs = KNOBS.values()
+    return PlainList(
+        items=[
+            {"name": k.name, "unit": k.unit, "domain": domain_text(k), "default": k.default, "description": k.description}
+            for k in knobs
+        ]
+    )
+
+
+@router.post("/spaces/count", operation_id="count_space")
+def count_space(body: JobSubmission, request: Request, settings: SettingsOf, _: Reader) -> SpaceView:
+    """Count the legal configurations of a request's space, and what each rule refuses."""
+    with _Place(request.app.state.counting):
+        space = session_of_submission(body, settings).space
+        census = space.census()
+    return SpaceView(
+        space=space.name,
+        hash=space.hash,
+        domains={name: list(values) for name, values in space.domains.items()},
+        raw=census.raw,
+        legal=census.legal,
+        merged=census.merged,
+        refused=dict(census.refused),
+    )
+
+
+@router.post("/spaces/validate", operation_id="validate_config")
+def validate_config(body: ConfigSubmission, request: Request, settings: SettingsOf, _: Reader) -> ValidationView:
+    """Judge one configuration: legal, or which rules refuse it and what to do."""
+    with _Place(request.app.state.counting):
+        space = session_of_submission(JobSubmission(**body.model_dump(exclude={"config"})), settings).space
+        config = space.canonical(space.base.replace(checked(body.config)))
+        refusals = space.check(config)
+    return ValidationView(
+        legal=not refusals,
+        config=config.values(),
+        refusals=[RefusalView(rule=item.rule, message=item.message, remedy=item.remedy) for item in refusals],
+    )
+
+
+class _Place:
+    """One of the places for requests that compute."""
+
+    def __init__(self, places: threading.BoundedSemaphore) -> None:
+        self._places = places
+
+    def __enter__(self) -> None:
+        if not self._places.acquire(timeout=5.0):
+            raise HTTPException(503, "too many spaces are being counted; try again", {"Retry-After": "5"})
+
+    def __exit__(self, *_: Any) -> None:
+        self._places.release()

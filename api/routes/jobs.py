@@ -1,0 +1,162 @@
+"""Jobs: submit, list, read, steer."""
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter, visible_job
+from api.submission import JobSubmission, body_hash, session_of_submission
+from api.views import JobPage, JobView, job_view
+from autotune.errors import RequestError
+from autotune.jobs.request import request_to_row
+from search_spaces.outcome import JobState
+from storage.records import Ask, JobRecord, Submission
+from storage.store import Store
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+JobId = Annotated[str, Path(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="A job's whole id.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most items to return.")]
+Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="The `next` of the page before.")]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,128}$",
+        description="Your own name of this submission: sent again with the same body, it opens no second job.",
+    ),
+]
+IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
+IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
+
+
+class BudgetChange(BaseModel):
+    """A new budget, in all: what was spent counts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
+
+
+@router.post("", operation_id="submit_job", status_code=202, responses={202: {"description": "The job waits for a worker."}})
+def submit_job(
+    body: JobSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
+) -> JobView:
+    """Submit a tuning job; its address is in `Location`."""
+    session = session_of_submission(body, settings)
+    submission = Submission(
+        submitter=principal.owner, priority=body.priority, key=key, body_hash=body_hash(body) if key else ""
+    )  # fmt: skip
+    job, _ = store.submit(request_to_row(session.request), submission)
+    return _located(job, response)
+
+
+@router.get("", operation_id="list_jobs")
+def list_jobs(
+    store: StoreOf,
+    principal: Reader,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; left out: all.")] = None,
+    submitter: Annotated[str | None, Query(max_length=64, description="Whose jobs; yours, unless you are admin.")] = None,
+) -> JobPage:
+    """The newest jobs first."""
+    if cursor is not None:
+        visible_job(store, principal, cursor)
+    whose = submitter if principal.sees_all else principal.owner
+    if submitter is not None and submitter != whose:
+        return JobPage(items=[], next=None)
+    if submitter is not None and "\0" in submitter:
+        raise RequestError("submitter", "holds a NUL", "give a name")
+    items = store.jobs(limit + 1, cursor, state or (), whose)
+    more = len(items) > limit
+    return JobPage(items=[job_view(job) for job in items[:limit]], next=items[limit - 1].id if more else None)
+
+
+@router.get(
+    "/{job_id}", operation_id="get_job", response_model=JobView, responses={304: {"description": "Nothing has changed."}}
+)
+def get_job(job_id: JobId, store: StoreOf, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
+    """One job."""
+    job = visible_job(store, principal, job_id)
+    tag = etag(job)
+    if known is not None and tag in re.findall(r'"[^"]*"', known):
+        return Response(status_code=304, headers={"ETag": tag})
+    response.headers["ETag"] = tag
+    return job_view(job)
+
+
+@router.post("/{job_id}/pause", operation_id="pause_job", status_code=202)
+def pause_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+    """Let running trials end, and wait until the job is resumed."""
+    return _ask(store, principal, job_id, Ask.PAUSE, response)
+
+
+@router.post("/{job_id}/resume", operation_id="resume_job", status_code=202)
+def resume_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+    """Let a paused or failed job wait for a worker again."""
+    return _ask(store, principal, job_id, Ask.RESUME, response)
+
+
+@router.post("/{job_id}/stop", operation_id="stop_job", status_code=202)
+def stop_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+    """Let running trials end, and be content with the best so far."""
+    return _ask(store, principal, job_id, Ask.STOP, response)
+
+
+@router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202)
+def cancel_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+    """Kill running trials, and end."""
+    return _ask(store, principal, job_id, Ask.CANCEL, response)
+
+
+@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202)
+def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response, key: Key = None) -> JobView:
+    """Submit the same request once more."""
+    job = visible_job(store, principal, job_id)
+    submission = Submission(submitter=principal.owner, priority=job.priority, key=key, body_hash=f"clone {job_id}")
+    return _located(store.submit(job.request, submission)[0], response)
+
+
+@router.patch("/{job_id}", operation_id="change_budget")
+def change_budget(
+    job_id: JobId, body: BudgetChange, store: StoreOf, principal: Submitter, response: Response, match: IfMatch = None
+) -> JobView:
+    """Set the budget; with `If-Match`, only if nothing has changed since. A job that has ended is to be resumed or cloned."""
+    job = visible_job(store, principal, job_id)
+    if job.state in (JobState.SUCCEEDED, JobState.CANCELLED):
+        raise HTTPException(409, f"job_id: the job has ended ({job.state}); clone it")
+    version = None
+    if match is not None and match.strip() != "*":
+        found = re.fullmatch(r'\s*"(\d{1,18})-\d{1,18}"\s*', match)
+        if found is None or int(found[1]) != job.version:
+            raise HTTPException(412, "If-Match: the job has changed since; read it again")
+        version = int(found[1])
+    changes = body.model_dump(exclude_none=True)
+    if not changes:
+        raise RequestError("body", "changes nothing", "give trials or max_seconds")
+    changed = store.change_request(job_id, version, changes)
+    response.headers["ETag"] = etag(changed)
+    return job_view(changed)
+
+
+def etag(job: JobRecord) -> str:
+    """The job's entity tag: its version, and the one field that changes without an event."""
+    return f'"{job.version}-{int(job.active_seconds)}"'
+
+
+def _ask(store: Store, principal: Principal, job_id: str, wanted: Ask, response: Response) -> JobView:
+    visible_job(store, principal, job_id)
+    job = store.ask(job_id, wanted)
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
+
+
+def _located(job: JobRecord, response: Response) -> JobView:
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers["ETag"] = etag(job)
+    return job_view(job)

@@ -1,0 +1,118 @@
+"""What a job has found: trials, attempts, the best, exports, events."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.auth import Reader, StoreOf, visible_job
+from api.events import ENDED, EventHub
+from api.routes.jobs import JobId, Limit
+from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view, trial_view
+from autotune.errors import NoBestError, RequestError
+from autotune.exports import EXPORTERS, exporter
+from autotune.jobs.book import read_book
+from autotune.jobs.session import session_of
+from autotune.tuning import result_of
+from storage.records import JobRecord
+from storage.store import Store
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
+
+MOST = 2**31 - 1
+Number = Annotated[int, Path(ge=0, le=MOST)]
+After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that is known already.")]
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", max_length=20, description="As `after`; sent by clients that reconnect.")
+]
+
+
+@router.get("/trials", operation_id="list_trials")
+def list_trials(
+    job_id: JobId,
+    store: StoreOf,
+    principal: Reader,
+    limit: Limit = 100,
+    cursor: Annotated[int, Query(ge=0, le=MOST, description="The `next` of the page before.")] = 0,
+) -> TrialPage:
+    """Trials by number, refused ones included."""
+    visible_job(store, principal, job_id)
+    items = store.trial_page(job_id, cursor, limit + 1)
+    following = items[limit].number if len(items) > limit else None
+    return TrialPage(items=[trial_view(trial) for trial in items[:limit]], next=following)
+
+
+@router.get("/trials/{number}/attempts", operation_id="list_attempts")
+def list_attempts(job_id: JobId, number: Number, store: StoreOf, principal: Reader) -> AttemptList:
+    """The attempts of a trial, superseded ones included, with their measurements."""
+    visible_job(store, principal, job_id)
+    return AttemptList(items=[attempt_view(attempt) for attempt in store.attempts(job_id, number)])
+
+
+@router.get("/best", operation_id="get_best", responses={200: {"description": "docs/best-config.md says what it holds."}})
+def get_best(job_id: JobId, store: StoreOf, principal: Reader) -> dict[str, Any]:
+    """The best configuration so far."""
+    return _best(store, visible_job(store, principal, job_id))
+
+
+@router.get(
+    "/export",
+    operation_id="export_best",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}, "description": "The file; `Autotune-Note` says what it lacks."}
+    },
+)
+def export_best(
+    job_id: JobId,
+    store: StoreOf,
+    principal: Reader,
+    format: Annotated[str, Query(max_length=40, description=f"One of {', '.join(EXPORTERS)}.")] = "json",
+) -> Response:
+    """The best configuration as a framework's file."""
+    job = visible_job(store, principal, job_id)
+    make = exporter(format)
+    made = make(_best(store, job))
+    notes = "; ".join(made.notes).encode("ascii", "replace").decode()
+    headers = {"Autotune-Note": notes} if notes else {}
+    return Response(made.text, media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/events", operation_id="list_events")
+def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> EventPage:
+    """Events beyond `after`, numbered without a gap."""
+    visible_job(store, principal, job_id)
+    items = store.events(job_id, after, limit)
+    return EventPage(items=[event_view(event) for event in items], next=items[-1].sequence if items else after)
+
+
+@router.get(
+    "/events/stream",
+    operation_id="stream_events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Events as they happen; their ids are their sequences."},
+        204: {"description": "The job has ended, and every event is known."},
+    },
+)
+def stream_events(
+    job_id: JobId, request: Request, store: StoreOf, principal: Reader, after: After = 0, last: LastEventId = None
+) -> Response:
+    """Server-sent events from any point on. The stream ends with the job; who reconnects then is told so by 204."""
+    job = visible_job(store, principal, job_id)
+    if last is not None:
+        if not (last.isascii() and last.isdigit() and int(last) <= MOST):
+            raise RequestError("Last-Event-ID", f"{last!r} is no sequence of an event", "give the id of the last event")
+        after = int(last)
+    if job.state in ENDED and job.version <= after:
+        return Response(status_code=204)
+    hub: EventHub = request.app.state.hub
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(hub.stream(job_id, after), media_type="text/event-stream", headers=headers)
+
+
+def _best(store: Store, job: JobRecord) -> dict[str, Any]:
+    document = result_of(session_of(job), read_book(store, job.id)).best_config
+    if document is None:
+        raise NoBestError("job_id", f"{job.id} has no configuration that may win yet", "look at its trials")
+    return document

@@ -1,0 +1,54 @@
+"""What a server is told when it starts."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from autotune.errors import RequestError
+
+LOOPBACK_NAMES = ("localhost",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the service behaves.
+
+    Raises:
+        RequestError: it would listen beyond loopback without asking for keys.
+    """
+
+    database_url: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    require_keys: bool = True
+    """Whether a request needs an API key. Without, the service listens on loopback alone, and checks Host and Origin."""
+    factories: tuple[str, ...] = ()
+    """`module:factory` models that requests may name: nothing else of a request makes a worker import anything."""
+    runners: tuple[str, ...] = ("ray", "local")
+    body_bytes: int = 1_000_000
+    """Longest body of a request."""
+    depth: int = 32
+    """Deepest nesting of JSON in a body."""
+    requests_per_second: float = 0.0
+    """Of one key, over bursts of ten seconds; 0: no limit."""
+    counts_at_once: int = 2
+    """Spaces that are counted at the same time."""
+    hosts: tuple[str, ...] = ()
+    """Further names that a Host header may have where keys are not asked for."""
+
+    def __post_init__(self) -> None:
+        if not self.require_keys and not is_loopback(self.host):
+            raise RequestError(
+                "host",
+                f"{self.host} is reached from other machines, and no API keys are asked for",
+                "make one with `autotune keys create` and leave out --no-keys, or bind to 127.0.0.1",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but processes of this machine reaches the address."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,131 @@
+"""A job as it is submitted: the fields of a tuning request, less all that names a path or code on the server."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.settings import Settings
+from autotune.errors import RequestError
+from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
+from autotune.jobs.session import Session, resolve
+from search_spaces.clusters import is_cluster_name
+from search_spaces.huggingface import is_factory_reference, model_spec_from_config
+from search_spaces.knobs import check_value
+from search_spaces.model import ModelSpec
+from search_spaces.preset_files import preset_tables, unknown_name
+from search_spaces.trial_config import Value
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+KnobValue = bool | int | float | Annotated[str, Field(max_length=100)]
+
+
+class UploadedModel(BaseModel):
+    """A Hugging Face config.json in the request itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name = "uploaded"
+    config: dict[str, Any]
+
+
+class JobSubmission(BaseModel):
+    """What is to be tuned, and what it may cost. Fields that are left out have the defaults of `autotune sweep`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Name | UploadedModel
+    """A preset's name, a config.json, or a `module:factory` that the server allows."""
+    cluster: Name | None = None
+    """`local`, or a preset as NAME:NODES."""
+    ranks: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    space: Name | None = None
+    """A preset's name."""
+    pins: Annotated[dict[str, KnobValue | Annotated[list[KnobValue], Field(max_length=100)]], Field(max_length=100)] = {}
+    objective: Name | None = None
+    strategy: Name | None = None
+    seed: Whole | None = None
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_seconds: Seconds | None = None
+    trial_timeout: Seconds | None = None
+    global_batch_size: Annotated[int, Field(ge=1, le=2**32)] | None = None
+    sequence_length: Annotated[int, Field(ge=1, le=2**32)] | None = None
+    memory_limit_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
+    baseline: Annotated[dict[str, KnobValue], Field(max_length=100)] | None = None
+    engine: Name | None = None
+    runner: Name | None = None
+    confirm_repeats: Annotated[int, Field(ge=0, le=1000)] | None = None
+    allow_unstable: bool | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Higher ones go first."""
+
+
+HIDDEN = ("data_path", "python_path", "fidelity")
+"""Fields of a request that are the server's own affair: they name its paths, or what its trials cost."""
+
+
+def session_of_submission(body: JobSubmission, settings: Settings) -> Session:
+    """Resolve and check what was submitted. No file of the server is looked at, and nothing is imported.
+
+    Raises:
+        RequestError, SearchSpaceError: one line that names the field and the remedy.
+    """
+    fields = body.model_dump(exclude_none=True, exclude={"priority", "model"})
+    _require_names(fields, settings)
+    if body.baseline is not None:
+        fields["baseline"] = checked(body.baseline)
+    uploaded: ModelSpec | None = None
+    if isinstance(body.model, UploadedModel):
+        uploaded, fields["model"] = model_spec_from_config(body.model.config, body.model.name), body.model.name
+    else:
+        fields["model"] = _allowed_model(body.model, settings)
+    request: JobRequest = request_from_fields(fields)
+    return resolve(request, uploaded)
+
+
+def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
+    """The values of knobs, each in its knob's domain.
+
+    Raises:
+        SearchSpaceError: there is no such knob, or its domain lacks the value.
+    """
+    return {name: check_value(name, value) for name, value in values.items()}
+
+
+def shown_fields(request: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a stored request that people gave, or could have given."""
+    return {name: request[name] for name in FIELDS if name in request and name not in HIDDEN}
+
+
+def body_hash(body: JobSubmission) -> str:
+    """What tells submissions apart, however their JSON was written."""
+    return hashlib.sha256(json.dumps(body.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def _allowed_model(name: str, settings: Settings) -> str:
+    if is_factory_reference(name):
+        if name not in settings.factories:
+            problem = f"{name!r} is not among the factories that this server allows"
+            raise RequestError("model", problem, "give a preset or a config.json, or ask who runs the server (--allow-factory)")
+        return name
+    presets = preset_tables("models")
+    if name not in presets:
+        raise unknown_name("model preset", name, presets, "or give {config: …} with the content of a config.json")
+    return name
+
+
+def _require_names(fields: dict[str, Any], settings: Settings) -> None:
+    """Names of presets alone: what could be a path is not even looked for."""
+    cluster, space = fields.get("cluster", "local"), fields.get("space", "zero")
+    if not is_cluster_name(cluster):
+        raise unknown_name("cluster", cluster, ("local", *preset_tables("clusters")))
+    if space not in preset_tables("spaces"):
+        raise unknown_name("space", space, preset_tables("spaces"))
+    if fields.get("runner", settings.runners[0]) not in settings.runners:
+        raise RequestError("runner", f"{fields['runner']!r} is not known", f"use one of {', '.join(settings.runners)}")
+    fields.setdefault("runner", settings.runners[0])

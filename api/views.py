@@ -1,0 +1,210 @@
+"""What the service answers with."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from api.submission import shown_fields
+from search_spaces.plain import to_plain
+from storage.records import AttemptRecord, EventRecord, JobRecord, TrialRecord
+
+Plain = dict[str, Any]
+
+
+class JobView(BaseModel):
+    """A tuning job."""
+
+    id: str
+    state: str
+    reason: str
+    """Why it ended, in a word; empty while it is open."""
+    message: str
+    model: str
+    submitter: str
+    priority: int
+    created: datetime
+    updated: datetime
+    active_seconds: int
+    """Seconds that workers have held it."""
+    version: int
+    """Grows with every change; the first part of its ETag."""
+    request: Plain
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first."""
+
+    items: list[JobView]
+    next: str | None
+    """`cursor` of the next page; null: this is the last one."""
+
+
+class TrialView(BaseModel):
+    """One measurement that the job wants or has."""
+
+    number: int
+    """0, 1, 2, … in the order of proposal; 0 is the baseline."""
+    purpose: str
+    fidelity: str
+    repeat: int
+    counted: bool
+    """Whether it counts against the budget of trials."""
+    outcome: str | None
+    config: Plain
+    attempts: int
+    created: datetime
+    started: datetime | None
+    finished: datetime | None
+    result: Plain | None
+    """Numbers that are not finite read as null."""
+
+
+class TrialPage(BaseModel):
+    """Trials by number."""
+
+    items: list[TrialView]
+    next: int | None
+    """`cursor` of the next page; null: there is none now."""
+
+
+class AttemptView(BaseModel):
+    """One execution of a trial."""
+
+    trial: int
+    number: int
+    state: str
+    outcome: str | None
+    started: datetime
+    finished: datetime | None
+    result: Plain | None
+
+
+class AttemptList(BaseModel):
+    """The attempts of a trial, oldest first."""
+
+    items: list[AttemptView]
+
+
+class EventView(BaseModel):
+    """Something that happened to a job."""
+
+    sequence: Annotated[int, Field(ge=1)]
+    """1, 2, 3, … without a gap."""
+    time: datetime
+    kind: str
+    payload: Plain
+
+
+class EventPage(BaseModel):
+    """Events in order."""
+
+    items: list[EventView]
+    next: int
+    """`after` of the next page, which may be empty still."""
+
+
+class SpaceView(BaseModel):
+    """What a space holds."""
+
+    space: str
+    hash: str
+    domains: dict[str, list[Any]]
+    raw: int
+    """Points of the Cartesian product."""
+    legal: int
+    """Distinct legal configurations."""
+    merged: int
+    """Points that say the same as a legal one."""
+    refused: dict[str, int]
+    """Rule -> points that it refuses."""
+
+
+class RefusalView(BaseModel):
+    """A rule that refuses a configuration."""
+
+    rule: str
+    message: str
+    remedy: str
+
+
+class ValidationView(BaseModel):
+    """Whether a configuration is legal."""
+
+    legal: bool
+    config: Plain
+    """In canonical form."""
+    refusals: list[RefusalView]
+
+
+class NameList(BaseModel):
+    """Names of presets."""
+
+    items: list[str]
+
+
+class PlainList(BaseModel):
+    """Descriptions as plain data."""
+
+    items: list[Plain]
+
+
+def job_view(job: JobRecord) -> JobView:
+    """A job as it is shown. What it resolved to is left out: that is large, and the server's own."""
+    return JobView(
+        id=job.id,
+        state=job.state,
+        reason=job.reason,
+        message=job.message,
+        model=str(job.request.get("model", "")),
+        submitter=job.submitter,
+        priority=job.priority,
+        created=job.created,
+        updated=job.updated,
+        active_seconds=int(job.active_seconds),
+        version=job.version,
+        request=shown_fields(dict(job.request)),
+    )
+
+
+def trial_view(trial: TrialRecord) -> TrialView:
+    """A trial as it is shown."""
+    return TrialView(
+        number=trial.number,
+        purpose=trial.purpose,
+        fidelity=trial.fidelity,
+        repeat=trial.repeat,
+        counted=trial.counted,
+        outcome=trial.outcome,
+        config=trial.config.values(),
+        attempts=trial.attempts,
+        created=trial.created,
+        started=trial.started,
+        finished=trial.finished,
+        result=_result(trial.result),
+    )
+
+
+def attempt_view(attempt: AttemptRecord) -> AttemptView:
+    """An attempt as it is shown."""
+    return AttemptView(
+        trial=attempt.trial_number,
+        number=attempt.number,
+        state=attempt.state,
+        outcome=attempt.outcome,
+        started=attempt.started,
+        finished=attempt.finished,
+        result=_result(attempt.result),
+    )
+
+
+def event_view(event: EventRecord) -> EventView:
+    """An event as it is shown."""
+    return EventView(sequence=event.sequence, time=event.time, kind=event.kind, payload=dict(event.payload))
+
+
+def _result(result: Any) -> Plain | None:
+    if result is None:
+        return None
+    plain: Plain = to_plain(result)
+    return {name: value for name, value in plain.items() if name != "attempt"}

@@ -1,0 +1,170 @@
+"""`autotune serve`, `autotune worker`, `autotune keys`: the service, who runs its jobs, and who may use it."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.jobs.stop import StopSignal
+from autotune.jobs.worker import Worker
+from autotune.runners import make_replay_runner, make_runner
+from search_spaces.plain import to_plain
+from storage.records import QueueLimits
+from storage.sql import default_database_url, open_store
+
+SCOPES = ("read", "submit", "admin")
+SHUTDOWN_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the command line gave."""
+
+    host: str
+    port: int
+    database: str | None
+    keys: bool | None
+    """Whether keys are asked for; None: unless bound to loopback."""
+    worker: bool
+    factories: tuple[str, ...]
+    requests_per_second: float
+
+
+def serve_command(options: ServeOptions) -> Status:
+    """Run the API, and a worker beside it, until a signal ends both."""
+    # Imported here: it is not needed for anything else.
+    import uvicorn
+
+    url = options.database or default_database_url()
+    loopback = options.host in ("localhost", "::1") or options.host.startswith("127.")
+    require_keys = not loopback if options.keys is None else options.keys
+    with open_store(url) as store:
+        # Here, so that what is wrong is told before anything listens.
+        usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is no dict
+        if require_keys and not usable:
+            raise RequestError(
+                "host",
+                "API keys are asked for, and there is none",
+                "make one with `autotune keys create`, or bind to 127.0.0.1",
+            )
+    if not loopback and not require_keys:
+        raise RequestError(
+            "host", f"{options.host} is reached from other machines", "leave out --no-keys, or bind to 127.0.0.1"
+        )
+    os.environ["AUTOTUNE_SERVER"] = json.dumps(
+        {
+            "database_url": url, "host": options.host, "port": options.port, "require_keys": require_keys,
+            "factories": list(options.factories), "requests_per_second": options.requests_per_second,
+        }
+    )  # fmt: skip
+    with _worker(url) if options.worker else contextlib.nullcontext():
+        config = uvicorn.Config(
+            "api.server:make_app", factory=True, host=options.host, port=options.port, access_log=False,
+            timeout_graceful_shutdown=5, server_header=False, log_level="warning",
+        )  # fmt: skip
+        Console(stderr=True).print(
+            f"listening on http://{options.host}:{options.port} (API keys {'asked for' if require_keys else 'not asked for'})",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        # When it has shut down it raises the signal once more, by which this process would die before its worker has ended.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        server.run()
+    return Status.OK if server.started else Status.FAILURE
+
+
+@contextlib.contextmanager
+def _worker(url: str) -> Iterator[None]:
+    """A worker in a process of its own, so that ranks and what they load are none of the server's."""
+    # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
+    command = [sys.argv[0], "worker", "--until-input-ends"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(SHUTDOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def worker_command(
+    database: str | None, running_jobs: int | None, replay: Path | None, most_jobs: int | None, until_input_ends: bool
+) -> Status:
+    """Take and run jobs until a signal: the job that is under way goes back to the queue."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    stop = StopSignal()
+
+    def ended(_number: int, _frame: FrameType | None) -> None:
+        stop.request()
+        stop.request()
+
+    make = make_runner if replay is None else make_replay_runner(replay)
+    with open_store(database or default_database_url()) as store:
+        worker = Worker(store, make, QueueLimits(running_jobs=running_jobs))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ended)
+        if until_input_ends:
+            # The server holds the other end: it is closed however that ends.
+            threading.Thread(target=lambda: (sys.stdin.read(), ended(0, None)), daemon=True).start()
+        worker.run(stop, most_jobs)
+    return Status.OK
+
+
+def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:
+    """Make a key and print it, once."""
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise RequestError("scope", f"{scope!r} is not known", f"use some of {', '.join(SCOPES)}")
+    if not owner or len(owner) > 64 or not owner.isprintable():
+        raise RequestError("owner", f"{owner!r} is no name", "give up to 64 printable characters")
+    expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    with open_store(database or default_database_url()) as store:
+        key, text = store.create_key(owner, scopes or ("read", "submit"), expires)
+    Console(stderr=True).print(f"key {key.id} of {owner}; it is shown this once:", highlight=False)
+    sys.stdout.write(text + "\n")
+    return Status.OK
+
+
+def list_keys_command(database: str | None, as_json: bool) -> Status:
+    """All keys, without their secrets."""
+    with open_store(database or default_database_url()) as store:
+        keys = store.keys()
+    if as_json:
+        sys.stdout.write(
+            json.dumps([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], indent=2, default=str) + "\n"
+        )
+        return Status.OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("key", "owner", "scopes", "created (UTC)", "expires", "last use", "revoked"):
+        table.add_column(name)
+    for key in keys:
+        moments = (key.created, key.expires, key.last_used, key.revoked)
+        table.add_row(key.id, key.owner, " ".join(sorted(key.scopes)), *(f"{m:%Y-%m-%d %H:%M}" if m else "-" for m in moments))
+    Console().print(table, highlight=False)
+    return Status.OK
+
+
+def revoke_key_command(database: str | None, key_id: str) -> Status:
+    """End a key."""
+    with open_store(database or default_database_url()) as store:
+        store.revoke_key(key_id)
+    Console(stderr=True).print(f"key {key_id} is revoked", highlight=False)
+    return Status.OK

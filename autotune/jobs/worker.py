@@ -1,0 +1,107 @@
+"""A worker: takes jobs from the queue, one after another, and runs them."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.errors import AutotuneError
+from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
+from autotune.jobs.session import Session, require_startable, session_of
+from autotune.jobs.stop import StopSignal
+from autotune.loop import run_held_job
+from executor.errors import ExecutorError
+from executor.runners.runner import Runner
+from search_spaces.errors import SearchSpaceError
+from search_spaces.outcome import JobState
+from storage.errors import DatabaseUnavailableError, LeaseLostError
+from storage.owners import current_owner
+from storage.records import Lease, QueueLimits
+from storage.store import Store
+
+POLL_SECONDS = 0.5
+"""How soon a job that comes into an empty queue is seen."""
+OUTAGE_SECONDS = 5.0
+"""How long a worker waits before it asks a database again that was away."""
+
+MakeRunner = Callable[[Session], Runner]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A runner that stays warm, and what it can be used for."""
+
+    key: tuple[object, ...]
+    runner: Runner
+
+
+class Worker:
+    """Runs jobs until it is stopped. A job that is under way then goes back to the queue; so it does when the worker dies.
+
+    Ranks stay warm from job to job, as long as jobs need the same ones.
+    """
+
+    def __init__(
+        self, store: Store, make_runner: MakeRunner, limits: QueueLimits | None = None, poll_seconds: float = POLL_SECONDS
+    ) -> None:
+        self._store, self._make_runner, self._limits = store, make_runner, limits
+        self._poll_seconds = poll_seconds
+        self._kept: _Kept | None = None
+        self.jobs_done = 0
+
+    def run(self, stop: StopSignal, most_jobs: int | None = None) -> None:
+        """Take and run jobs until `stop` is requested, or `most_jobs` were run. Outages of the database are waited for."""
+        with contextlib.closing(self):
+            while not stop.requested and (most_jobs is None or self.jobs_done < most_jobs):
+                try:
+                    lease = self._store.claim(current_owner(), LEASE_SECONDS, self._limits)
+                    if lease is None:
+                        stop.wait(self._poll_seconds)
+                        continue
+                    self._run(lease, stop)
+                    self.jobs_done += 1
+                except LeaseLostError as error:
+                    log.warning("%s", error)
+                    self.close()  # its ranks may still run a trial of a job that is another's now
+                except DatabaseUnavailableError as error:
+                    log.error("%s", error)
+                    self.close()
+                    stop.wait(OUTAGE_SECONDS)
+
+    def close(self) -> None:
+        """End the ranks."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.runner.close()
+
+    def _run(self, lease: Lease, stop: StopSignal) -> None:
+        """Run a job to its end. What is wrong with it, or with its ranks, is its own end: the worker goes on."""
+        log.info("job %s: taken", lease.job_id, extra={"job": lease.job_id})
+        with LeaseKeeper(self._store, lease) as keeper:
+            try:
+                session = session_of(self._store.job(lease.job_id))
+                require_startable(session)
+                runner = self._runner_for(session)
+            except (AutotuneError, SearchSpaceError, ExecutorError) as error:
+                self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
+                log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
+                return
+            try:
+                ended = run_held_job(session, self._store, keeper, runner, StopSignal(worker=stop))
+            except (LeaseLostError, DatabaseUnavailableError):
+                raise
+            except Exception:
+                # The job has been left FAILED with the reason; what its ranks do is not known.
+                log.exception("job %s: failed", lease.job_id, extra={"job": lease.job_id})
+                self.close()
+                return
+        log.info("job %s: %s %s", ended.id, ended.state, ended.reason, extra={"job": ended.id})
+
+    def _runner_for(self, session: Session) -> Runner:
+        request = session.request
+        key = (request.runner, session.world_size, session.cluster.device.kind, request.python_path)
+        if self._kept is None or self._kept.key != key:
+            self.close()
+            self._kept = _Kept(key, self._make_runner(session))
+        return self._kept.runner

@@ -1,0 +1,89 @@
+"""API keys: made once, kept as a hash, looked up by their public part."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from storage.errors import UnknownKeyError
+from storage.records import ApiKey
+from storage.tables import KeyRow
+
+PREFIX = "at"
+"""What every key begins with, so that scanners of leaked secrets find it."""
+_USE_TOLD = timedelta(minutes=1)
+"""How exactly the last use is kept: a write for every request would be too many."""
+_DIGITS = "0123456789abcdef"
+
+
+def create_key(
+    session: Session, now: datetime, owner: str, scopes: Collection[str], expires: datetime | None
+) -> tuple[ApiKey, str]:
+    """See `Store.create_key`."""
+    public, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    row = KeyRow(
+        id=public, secret_hash=_hash(secret), owner=owner, scopes=sorted(scopes), created=now, expires=expires
+    )  # fmt: skip
+    session.add(row)
+    return _key(row), f"{PREFIX}_{public}_{secret}"
+
+
+def authenticate(session: Session, now: datetime, text: str) -> ApiKey | None:
+    """See `Store.authenticate`."""
+    prefix, _, rest = text.partition("_")
+    public, _, secret = rest.partition("_")
+    if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set(_DIGITS):
+        return None
+    row = session.get(KeyRow, public)
+    # Compared even where there is no such key: how long it takes tells nothing.
+    same = hmac.compare_digest(_hash(secret), row.secret_hash if row is not None else _hash(""))
+    if row is None or not same or row.revoked is not None or (row.expires is not None and row.expires <= now):
+        return None
+    return _key(row)
+
+
+def note_use(session: Session, now: datetime, key_id: str) -> None:
+    """Write down that a key was used, as exactly as that is kept."""
+    row = session.get(KeyRow, key_id)
+    if row is not None and (row.last_used is None or now - row.last_used >= _USE_TOLD):
+        row.last_used = now
+
+
+def needs_note(key: ApiKey, now: datetime) -> bool:
+    """Whether its last use is told so inexactly that it should be written anew."""
+    return key.last_used is None or now - key.last_used >= _USE_TOLD
+
+
+def revoke_key(session: Session, now: datetime, key_id: str) -> ApiKey:
+    """See `Store.revoke_key`."""
+    row = session.get(KeyRow, key_id)
+    if row is None:
+        raise UnknownKeyError(f"there is no API key {key_id!r}; list them with `autotune keys`")
+    row.revoked = row.revoked or now
+    return _key(row)
+
+
+def keys(session: Session) -> list[ApiKey]:
+    """See `Store.keys`."""
+    return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created, KeyRow.id))]
+
+
+def _hash(secret: str) -> str:
+    # A fast hash is right: the secret has 256 random bits, which nobody guesses however fast.
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _key(row: KeyRow) -> ApiKey:
+    return ApiKey(
+        id=row.id,
+        owner=row.owner,
+        scopes=frozenset(row.scopes),
+        created=row.created,
+        expires=row.expires,
+        revoked=row.revoked,
+        last_used=row.last_used,
+    )

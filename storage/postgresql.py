@@ -1,0 +1,110 @@
+"""PostgreSQL: a server for many machines, which can fail over while transactions are on their way."""
+
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from storage.backend import Backend, Fault
+from storage.tables import CommitRow
+
+CONNECT_SECONDS = 5
+KEPT = timedelta(hours=1)
+"""How long a commit can be asked for."""
+IDLE_SECONDS = 60
+"""A transaction of a process that hangs holds its row locks no longer than this."""
+
+_BUSY = {"40001", "40P01", "55P03"}
+"""serialization_failure, deadlock_detected, lock_not_available."""
+_UNIQUE_VIOLATION = "23505"
+_LOST = {"25006", "25P03", "57P01", "57P02", "57P03"}
+"""read_only_sql_transaction (a former primary), idle_in_transaction_session_timeout, admin_shutdown, crash_shutdown,
+cannot_connect_now."""
+_REMEDIES = {
+    "28000": ("refuses this user", "check user and password in the address"),
+    "28P01": ("refuses this password", "check user and password in the address"),
+    "3D000": ("does not exist on the server", "create it with createdb, or name another database with --db"),
+    "42501": ("may not be written by this user", "grant CREATE and USAGE on its schema, or name another database with --db"),
+    "53100": ("has no room: the disk is full", "free some space on the server"),
+    "53300": ("has no connection left", "raise max_connections on the server, or run fewer processes"),
+    "55P03": ("is locked by another transaction", "end that process, or name another database with --db"),
+    "25006": ("is read-only", "name the primary server with --db"),
+}
+
+
+class PostgreSQL(Backend):
+    """Snapshots for reads; row locks for writes; the server's clock for all; commits that can be asked for."""
+
+    def engine_options(self, busy_seconds: float) -> Mapping[str, Any]:
+        timeouts = {
+            "lock_timeout": int(1000 * busy_seconds),
+            "idle_in_transaction_session_timeout": 1000 * IDLE_SECONDS,
+            "default_transaction_isolation": r"read\ committed",
+        }
+        return {
+            "connect_args": {
+                "connect_timeout": CONNECT_SECONDS,
+                "application_name": "autotune",
+                # With several hosts in the address: whichever may be written.
+                "target_session_attrs": "read-write",
+                # A server whose machine is gone never answers: found out after 10 + 3 x 5 seconds.
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "options": " ".join(f"-c {name}={value}" for name, value in timeouts.items()),
+            },
+            "pool_use_lifo": True,
+        }
+
+    def set_up(self, engine: Engine, busy_seconds: float) -> None:
+        """Nothing: all is in the options of the connection."""
+
+    def fault(self, error: DatabaseError) -> Fault:
+        code = _code(error)
+        if code in _BUSY:
+            return Fault.BUSY
+        if code == _UNIQUE_VIOLATION:
+            return Fault.RACE
+        if error.connection_invalidated or code in _LOST or code[:2] == "08":
+            return Fault.LOST
+        if isinstance(error, OperationalError | InterfaceError):
+            # psycopg gives errors of the connection itself no code.
+            return Fault.OUTAGE if code else Fault.LOST
+        return Fault.OUTAGE if code in _REMEDIES else Fault.OURS
+
+    def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
+        found = _REMEDIES.get(_code(error))
+        if found is None and "does not exist" in str(error.orig) and "database" in str(error.orig):
+            return _REMEDIES["3D000"]  # while connecting, psycopg has the server's words alone
+        if found is None and "authentication failed" in str(error.orig):
+            return _REMEDIES["28P01"]
+        return found
+
+    def now(self, session: Session) -> datetime:
+        moment = session.scalar(select(func.clock_timestamp()))
+        assert isinstance(moment, datetime)
+        return moment.astimezone(UTC)
+
+    def mark(self, session: Session, now: datetime) -> str | None:
+        # Not the number of the transaction: after a crash the server may give a number that it has lost to another one.
+        mark = secrets.token_hex(16)
+        session.execute(insert(CommitRow).values(mark=mark, time=now))
+        if mark.startswith("000"):
+            session.execute(delete(CommitRow).where(CommitRow.time < now - KEPT))
+        return mark
+
+    def was_committed(self, session: Session, mark: str) -> bool:
+        # The insertion waits for a transaction with the same mark that the server has not given up yet, and once it is there
+        # that transaction can no longer be committed.
+        mine = insert(CommitRow).values(mark=mark, time=self.now(session)).on_conflict_do_nothing()
+        return session.scalar(mine.returning(CommitRow.mark)) is None
+
+
+def _code(error: DBAPIError) -> str:
+    """The server's SQLSTATE; empty where the error is the connection's."""
+    return str(getattr(error.orig, "sqlstate", None) or "")

@@ -1,0 +1,148 @@
+"""The queue of the workers: submitting, asking for changes, and claiming the next job."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from search_spaces.outcome import JobState
+from search_spaces.plain import to_plain
+from storage import jobs, leases
+from storage.attempts import abandon
+from storage.codec import job_record, owner_of
+from storage.errors import JobStateError, SubmissionConflictError
+from storage.events import tell
+from storage.owners import is_dead
+from storage.records import ASKED, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.tables import JobRow, SubmissionRow
+
+HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
+"""States of a job that a process holds, or held when it died."""
+_LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
+"""What a running job is told -> the state by which its holder learns of it."""
+_STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
+"""Of two things asked of a running job the later in this order holds."""
+_CLAIMS = 4_281_703_165
+"""PostgreSQL's advisory lock of whoever claims: any number that nobody else uses."""
+
+
+def submit(session: Session, now: datetime, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
+    """See `Store.submit`."""
+    if submission.key is not None:
+        known = session.get(SubmissionRow, (submission.submitter, submission.key))
+        if known is not None:
+            if known.body_hash != submission.body_hash:
+                problem = f"the key {submission.key!r} was used before, with another body"
+                raise SubmissionConflictError(f"{problem}; use a new key for a new job")
+            return job_record(jobs.find_job(session, known.job_id)), False
+    job = jobs.open_row(session, now, request)
+    job.submitter, job.priority, job.queued = submission.submitter, submission.priority, now
+    if submission.key is not None:
+        session.flush()
+        session.add(
+            SubmissionRow(submitter=submission.submitter, key=submission.key, body_hash=submission.body_hash, job_id=job.id)
+        )
+    session.flush()
+    return job_record(job), True
+
+
+def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
+    """See `Store.ask`."""
+    job = leases.locked(session, job_id)
+    before = job.state
+    job.state = _after(job, now, wanted)
+    if job.state is before and (wanted is not Ask.RESUME or job.queued is not None or before is not JobState.QUEUED):
+        return job_record(job)
+    job.reason = job.message = ""
+    if wanted is Ask.RESUME:
+        job.queued = now
+    elif job.state not in HELD:
+        abandon(session, now, job)
+        leases.free(job)
+        job.state, job.reason = ASKED[_LATER[wanted]]
+        job.message = f"{job.reason.lower()} on request"
+    tell(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
+    return job_record(job)
+
+
+def change_request(session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
+    """See `Store.change_request`."""
+    job = leases.locked(session, job_id)
+    if version is not None and version != job.event_count:
+        raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
+    plain = to_plain(changes)
+    if all(job.request.get(name) == value for name, value in plain.items()):
+        return job_record(job)
+    job.request = {**job.request, **plain}
+    tell(session, now, job, EventKind.JOB_CHANGED, plain)
+    return job_record(job)
+
+
+def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits: QueueLimits) -> Lease | None:
+    """See `Store.claim`."""
+    if session.get_bind().dialect.name == "postgresql":
+        # One claim at a time, or two workers could each take a submitter's last place.
+        session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
+    for job in session.scalars(_left_behind(now, owner)):
+        if not _is_held(job, now):
+            return jobs.take(session, now, job, owner, seconds, job.state)
+    job = session.scalars(_waiting(now, limits)).first()
+    return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
+
+
+def _left_behind(now: datetime, owner: Owner) -> Any:
+    """Jobs whose process may be gone: their lease has run out, or it was one of this host's, of which more is known."""
+    gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
+    query = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone)
+    return query.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)
+
+
+def _waiting(now: datetime, limits: QueueLimits) -> Any:
+    """The next job by priority, then of whoever has the fewest running ones, then in order of queueing."""
+    other = aliased(JobRow)
+    running = select(func.count()).where(other.submitter == JobRow.submitter, _held(other, now)).scalar_subquery()
+    query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None))
+    if limits.running_jobs is not None:
+        query = query.where(running < limits.running_jobs)
+    query = query.order_by(JobRow.priority.desc(), running.asc(), JobRow.queued, JobRow.id).limit(1)
+    return query.with_for_update(skip_locked=True, of=JobRow)
+
+
+def _held(row: Any, now: datetime) -> ColumnElement[bool]:
+    held: ColumnElement[bool] = and_(row.state.in_(HELD), row.lease_host.is_not(None), row.lease_expires > now)
+    return held
+
+
+def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
+    """The state that follows at once.
+
+    Raises:
+        JobStateError: what is wanted does not fit the job's state.
+    """
+    state = job.state
+    if wanted is Ask.RESUME:
+        if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED):
+            return JobState.QUEUED
+        if state is JobState.RUNNING:
+            return state
+        raise _misfit(job, wanted, "only a paused or failed job can be resumed")
+    if state in HELD:
+        if _is_held(job, now):
+            return max(state, _LATER[wanted], key=_STRENGTH.index)
+        state = JobState.PAUSED  # its process is gone: nothing is left to be waited for
+    if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
+        return ASKED[_LATER[wanted]][0]
+    if state is JobState.CANCELLED and wanted is Ask.CANCEL:
+        return state
+    raise _misfit(job, wanted, "it has ended")
+
+
+def _is_held(job: JobRow, now: datetime) -> bool:
+    owner = owner_of(job)
+    return owner is not None and job.lease_expires is not None and job.lease_expires > now and not is_dead(owner)
+
+
+def _misfit(job: JobRow, wanted: Ask, why: str) -> JobStateError:
+    return JobStateError(f"job {job.id} is {job.state}, so that it cannot {wanted}; {why}")

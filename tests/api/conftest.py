@@ -1,0 +1,88 @@
+"""The service in process, on a database of its own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.sql import open_store
+from storage.store import Store
+
+BASE = "http://127.0.0.1:8000"
+REQUEST = {"model": "llama-tiny", "ranks": 2, "space": "zero", "trials": 3, "global_batch_size": 8, "sequence_length": 64}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    with open_store(database) as store:
+        yield store
+
+
+@pytest.fixture
+def serve(database: str, store: Store) -> Iterator[Callable[..., TestClient]]:
+    """Starts a service with these settings, and returns a client that speaks to it over loopback."""
+    clients: list[TestClient] = []
+
+    def start(**settings: Any) -> TestClient:
+        app = create_app(Settings(database_url=database, **{"require_keys": False, **settings}))
+        client = TestClient(app, base_url=BASE, raise_server_exceptions=False)
+        clients.append(client)
+        return client.__enter__()
+
+    yield start
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def client(serve: Callable[..., TestClient]) -> TestClient:
+    """A client that needs no key."""
+    return serve()
+
+
+def submit(client: TestClient, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+    """Submit a job and return its view."""
+    answer = client.post("/v1/jobs", json=REQUEST | changes, headers=headers or {})
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    return job
+
+
+def measure(store: Store, job_id: str, trials: int = 2) -> None:
+    """Run some trials of a job by hand, and leave it paused."""
+    lease = store.acquire(job_id, current_owner())
+    for number in range(trials):
+        config = TrialConfig(zero_stage=number % 4, micro_batch_size=1 + number // 4)
+        store.add_trial(lease, config, Purpose.SEARCH)
+        token = store.start_attempt(lease, number).token
+        rate = 100.0 + number
+        result = TrialResult(
+            attempt=token, outcome=Outcome.OK, losses=(5.0, float("nan")), step_seconds=(8 / rate,) * 5,
+            samples_per_second=Interval(mean=rate, low=rate, high=rate), peak_memory_bytes=1_000_000,
+        )  # fmt: skip
+        store.finish_attempt(lease, result)
+    store.release(lease, JobState.PAUSED, "paused", "")
+
+
+def problem_of(answer: Any, status: int) -> dict[str, Any]:
+    """The problem document of a refusal: RFC 9457, and no path or name of the server in it."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "detail"} <= document.keys()
+    assert document["status"] == status
+    assert "Traceback" not in answer.text
+    return document

@@ -1,0 +1,86 @@
+"""Live events: from any point, in order, each once, to the end of the job."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from starlette.testclient import TestClient
+
+from api.events import EventHub
+from search_spaces.outcome import JobState
+from storage.owners import current_owner
+from storage.store import Store
+from tests.api.conftest import measure, problem_of, submit
+
+
+def sequences(text: str) -> list[int]:
+    return [int(line.removeprefix("id: ")) for line in text.splitlines() if line.startswith("id: ")]
+
+
+def test_a_page_of_events(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    measure(store, job_id)
+    page = client.get(f"/v1/jobs/{job_id}/events", params={"after": 2, "limit": 3}).json()
+    assert [event["sequence"] for event in page["items"]] == [3, 4, 5]
+    assert page["next"] == 5
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_stream_goes_from_any_point_to_the_end_of_the_job(client: TestClient, store: Store, after: int) -> None:
+    job_id = submit(client)["id"]
+    lease = store.claim(current_owner())
+    assert lease is not None
+
+    def work() -> None:
+        for number in range(40):
+            store.add_event(lease, "note", {"number": number})
+            time.sleep(0.01)
+        store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    headers = {"Last-Event-ID": str(after)} if after else {}
+    answer = client.get(f"/v1/jobs/{job_id}/events/stream", headers=headers)
+    worker.join()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert sequences(answer.text) == list(range(after + 1, 44))
+    assert "event: job_released" in answer.text
+    again = client.get(f"/v1/jobs/{job_id}/events/stream", headers={"Last-Event-ID": "43"})
+    assert (again.status_code, again.content) == (204, b"")
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1" * 19, "²"])
+def test_a_bad_point_is_refused(client: TestClient, last: str) -> None:
+    job_id = submit(client)["id"]
+    answer = client.get(f"/v1/jobs/{job_id}/events/stream", headers={b"Last-Event-ID": last.encode()})
+    assert problem_of(answer, 422)["errors"][0]["field"] == "Last-Event-ID"
+
+
+def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = store.create_job({}).id
+    lease = store.acquire(job_id, current_owner())
+    reads: list[int] = []
+    real: Callable = store.events
+    monkeypatch.setattr(store, "events", lambda *arguments: reads.append(1) or real(*arguments))
+
+    async def follow(hub: EventHub) -> list[int]:
+        return sequences(b"".join([part async for part in hub.stream(job_id, 0)]).decode())
+
+    async def run() -> list[list[int]]:
+        hub = EventHub(store, poll_seconds=0.02)
+        streams = [asyncio.create_task(follow(hub)) for _ in range(50)]
+        await asyncio.sleep(0.2)
+        reads.clear()
+        for number in range(20):
+            await asyncio.to_thread(store.add_event, lease, "note", {"number": number})
+            await asyncio.sleep(0.03)
+        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        found = await asyncio.gather(*streams)
+        assert hub.streams == 0
+        return found
+
+    found = asyncio.run(run())
+    assert found == [list(range(1, 24))] * 50
+    assert len(reads) < 60, "each stream read the database by itself"

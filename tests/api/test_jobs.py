@@ -1,0 +1,193 @@
+"""Submitting, listing, reading and steering jobs."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from search_spaces.outcome import JobState
+from storage.owners import current_owner
+from storage.store import Store
+from tests.api.conftest import REQUEST, measure, problem_of, submit
+
+
+def test_a_submitted_job_waits_for_a_worker(client: TestClient, store: Store) -> None:
+    answer = client.post("/v1/jobs", json=REQUEST)
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["state"], job["model"], job["request"]["trials"]) == ("QUEUED", "llama-tiny", 3)
+    lease = store.claim(current_owner())
+    assert lease is not None
+    assert lease.job_id == job["id"]
+
+
+def test_what_a_request_resolves_to_is_kept_and_not_shown(client: TestClient, store: Store) -> None:
+    job = submit(client)
+    assert not any(name.startswith("resolved_") for name in job["request"])
+    assert store.job(job["id"]).request["resolved_model"]["num_layers"] > 0
+
+
+def test_an_uploaded_model(client: TestClient, store: Store) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
+        "vocab_size": 256, "max_position_embeddings": 128,
+    }  # fmt: skip
+    job = submit(client, model={"name": "mine", "config": config})
+    assert (job["model"], store.job(job["id"]).request["resolved_model"]["num_layers"]) == ("mine", 3)
+
+
+def test_a_key_opens_one_job(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "mine-1"}
+    first, again = submit(client, headers), submit(client, headers)
+    assert first["id"] == again["id"]
+    refused = client.post("/v1/jobs", json=REQUEST | {"seed": 1}, headers=headers)
+    assert problem_of(refused, 422)["errors"][0]["field"] == "Idempotency-Key"
+    assert len(client.get("/v1/jobs").json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": "llama-huge"}, "llama-huge"),
+        ({"model": 3}, "body.model"),
+        ({"trials": 0}, "body.trials"),
+        ({"trials": "many"}, "body.trials"),
+        ({"strategy": "magic"}, "strategy"),
+        ({"objective": "fun"}, "objective"),
+        ({"pins": {"zero_stag": 1}}, "zero_stag"),
+        ({"pins": {"zero_stage": 9}}, "zero_stage"),
+        ({"baseline": {"zero_stage": 9}}, "zero_stage"),
+        ({"cluster": "nowhere:4"}, "nowhere:4"),
+        ({"space": "everything"}, "everything"),
+        ({"ranks": 100000}, "ranks"),
+        ({"nonsense": 1}, "body.nonsense"),
+        ({"sequence_length": 64, "global_batch_size": 7, "pins": {"micro_batch_size": 4}}, "space"),
+        ({"memory_limit_bytes": 2**60}, "body.memory_limit_bytes"),
+        ({"runner": "replay"}, "runner"),
+        ({"headroom": "NaN"}, "body.headroom"),
+    ],
+    ids=str,
+)
+def test_a_bad_field_is_named_and_nothing_is_written(client: TestClient, changes: dict, field: str) -> None:
+    answer = client.post("/v1/jobs", json=REQUEST | changes)
+    fields = [error["field"] for error in problem_of(answer, 422)["errors"]]
+    assert any(found.startswith(field) for found in fields), fields
+    assert client.get("/v1/jobs").json()["items"] == []
+
+
+def test_pages_are_newest_first_and_filtered(client: TestClient) -> None:
+    ids = [submit(client, seed=number)["id"] for number in range(5)]
+    client.post(f"/v1/jobs/{ids[1]}/pause")
+    found, cursor = [], None
+    while True:
+        page = client.get("/v1/jobs", params={"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+        found += [job["id"] for job in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert sorted(found) == sorted(ids)
+    paused = client.get("/v1/jobs", params={"state": ["PAUSED", "FAILED"]}).json()["items"]
+    assert [job["id"] for job in paused] == [ids[1]]
+
+
+def test_an_unchanged_job_is_not_sent_again(client: TestClient) -> None:
+    job_id = submit(client)["id"]
+    tag = client.get(f"/v1/jobs/{job_id}").headers["etag"]
+    same = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag})
+    assert (same.status_code, same.content) == (304, b"")
+    client.post(f"/v1/jobs/{job_id}/pause")
+    assert client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_steering(client: TestClient) -> None:
+    job_id = submit(client)["id"]
+    states = [client.post(f"/v1/jobs/{job_id}/{verb}").json()["state"] for verb in ("pause", "resume", "cancel")]
+    assert states == ["PAUSED", "QUEUED", "CANCELLED"]
+    assert "cannot resume" in problem_of(client.post(f"/v1/jobs/{job_id}/resume"), 409)["detail"]
+    other = client.post(f"/v1/jobs/{job_id}/clone")
+    assert other.status_code == 202
+    assert (other.json()["state"], other.json()["request"]) == ("QUEUED", client.get(f"/v1/jobs/{job_id}").json()["request"])
+
+
+def test_a_stopped_job_is_content_with_what_it_has(client: TestClient) -> None:
+    job = client.post(f"/v1/jobs/{submit(client)['id']}/stop").json()
+    assert (job["state"], job["reason"]) == ("SUCCEEDED", "STOPPED")
+
+
+def test_a_running_job_is_told(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    lease = store.claim(current_owner())
+    assert lease is not None
+    assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "CANCELLING"
+    assert store.heartbeat(lease).state is JobState.CANCELLING
+
+
+def test_a_budget_is_extended_once(client: TestClient) -> None:
+    job_id = submit(client)["id"]
+    tag = client.get(f"/v1/jobs/{job_id}").headers["etag"]
+    changed = client.patch(f"/v1/jobs/{job_id}", json={"trials": 9}, headers={"If-Match": tag})
+    assert (changed.status_code, changed.json()["request"]["trials"]) == (200, 9)
+    problem_of(client.patch(f"/v1/jobs/{job_id}", json={"trials": 10}, headers={"If-Match": tag}), 412)
+    problem_of(client.patch(f"/v1/jobs/{job_id}", json={}), 422)
+    problem_of(client.patch(f"/v1/jobs/{job_id}", json={"trials": -1}), 422)
+    client.post(f"/v1/jobs/{job_id}/cancel")
+    problem_of(client.patch(f"/v1/jobs/{job_id}", json={"trials": 11}), 409)
+    assert client.get(f"/v1/jobs/{job_id}").json()["request"]["trials"] == 9
+
+
+def test_results(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    problem_of(client.get(f"/v1/jobs/{job_id}/best"), 404)
+    measure(store, job_id, trials=5)
+    page = client.get(f"/v1/jobs/{job_id}/trials", params={"limit": 3}).json()
+    rest = client.get(f"/v1/jobs/{job_id}/trials", params={"limit": 3, "cursor": page["next"]}).json()
+    assert [trial["number"] for trial in page["items"] + rest["items"]] == [0, 1, 2, 3, 4]
+    assert rest["next"] is None
+    assert page["items"][0]["result"]["losses"] == [5.0, None]
+    (attempt,) = client.get(f"/v1/jobs/{job_id}/trials/2/attempts").json()["items"]
+    assert (attempt["trial"], attempt["state"], attempt["outcome"]) == (2, "accepted", "OK")
+    assert client.get(f"/v1/jobs/{job_id}/trials/99/attempts").json() == {"items": []}
+    best = client.get(f"/v1/jobs/{job_id}/best").json()
+    assert best["best"]["config"]["micro_batch_size"] >= 1
+    exported = client.get(f"/v1/jobs/{job_id}/export", params={"format": "deepspeed"})
+    assert exported.status_code == 200
+    assert "zero_optimization" in exported.text
+    problem_of(client.get(f"/v1/jobs/{job_id}/export", params={"format": "abacus"}), 404)
+
+
+@pytest.mark.parametrize("verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream"])
+def test_an_unknown_job(client: TestClient, verb: str) -> None:
+    problem_of(client.get(f"/v1/jobs/20300101-000000-aaaa{verb}"), 404)
+
+
+def test_the_catalog(client: TestClient) -> None:
+    assert "llama-tiny" in client.get("/v1/models").json()["items"]
+    assert "local" in client.get("/v1/clusters").json()["items"]
+    assert {"zero", "3d"} <= {*client.get("/v1/spaces").json()["items"]}
+    assert {engine["engine"] for engine in client.get("/v1/engines").json()["items"]} == {"native", "ddp", "fsdp2"}
+    assert "zero_stage" in {knob["name"] for knob in client.get("/v1/knobs").json()["items"]}
+
+
+def test_a_space_is_counted_and_a_configuration_judged(client: TestClient) -> None:
+    census = client.post("/v1/spaces/count", json=REQUEST).json()
+    assert census["legal"] + census["merged"] + sum(census["refused"].values()) == census["raw"]
+    judged = client.post("/v1/spaces/validate", json=REQUEST | {"config": {"zero_stage": 2}}).json()
+    assert (judged["legal"], judged["refusals"]) == (True, [])
+    judged = client.post("/v1/spaces/validate", json=REQUEST | {"config": {"tensor_parallel_size": 3}}).json()
+    assert not judged["legal"]
+    assert judged["refusals"][0]["remedy"]
+    problem_of(client.post("/v1/spaces/validate", json=REQUEST | {"config": {"zero_stage": 17}}), 422)
+
+
+def test_operations(client: TestClient, store: Store) -> None:
+    assert client.get("/livez").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ok"}
+    measure(store, submit(client)["id"], trials=2)
+    submit(client)
+    text = client.get("/metrics").text
+    assert 'autotune_jobs{state="PAUSED"} 1' in text
+    assert 'autotune_trials_total{outcome="OK"} 2' in text
+
+
+def test_every_answer_tells_the_version(client: TestClient) -> None:
+    for path in ("/livez", "/v1/jobs", "/nowhere"):
+        assert client.get(path).headers["autotune-api-version"] == "1"

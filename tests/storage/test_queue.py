@@ -1,0 +1,274 @@
+"""The queue, what people ask of jobs, and API keys: on every backend."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from search_spaces.outcome import JobState, Purpose, StopReason
+from search_spaces.trial_config import TrialConfig
+from storage.errors import JobStateError, LeaseHeldError, SubmissionConflictError, UnknownJobError, UnknownKeyError
+from storage.owners import current_owner
+from storage.records import Ask, AttemptState, Lease, Owner, QueueLimits, Submission
+from storage.store import Store
+
+ELSEWHERE = Owner(host="elsewhere", pid=1, started=1.0)
+HERE = current_owner()
+
+
+def submit(store: Store, **submission: object) -> str:
+    return store.submit({"model": "m"}, Submission(**submission))[0].id  # type: ignore[arg-type]
+
+
+def claimed(store: Store, owner: Owner = ELSEWHERE, limits: QueueLimits | None = None) -> Lease:
+    lease = store.claim(owner, limits=limits)
+    assert lease is not None
+    return lease
+
+
+class TestClaiming:
+    def test_an_empty_queue_gives_nothing(self, store: Store) -> None:
+        assert store.claim(HERE) is None
+
+    def test_a_job_that_was_opened_directly_is_nobody_elses(self, store: Store) -> None:
+        lease = store.acquire(store.create_job({}).id, ELSEWHERE, seconds=1)
+        assert store.claim(HERE) is None
+        store.release(lease, JobState.PAUSED, "", "")
+        assert store.claim(HERE) is None
+
+    def test_jobs_go_by_priority_then_in_order(self, store: Store, clock) -> None:
+        ids = []
+        for priority in (0, 5, 0):
+            ids.append(submit(store, priority=priority))
+            clock.advance(1)
+        assert [claimed(store).job_id for _ in range(3)] == [ids[1], ids[0], ids[2]]
+        assert store.claim(HERE) is None
+
+    def test_who_has_fewer_running_jobs_goes_first(self, store: Store, clock) -> None:
+        names = ["anna", "anna", "anna", "ben"]
+        for name in names:
+            submit(store, submitter=name)
+            clock.advance(0.001)
+        order = [store.job(claimed(store).job_id).submitter for _ in names]
+        assert order == ["anna", "ben", "anna", "anna"]
+
+    def test_a_submitter_has_no_more_running_jobs_than_allowed(self, store: Store) -> None:
+        limits = QueueLimits(running_jobs=1)
+        submit(store, submitter="anna", priority=9)
+        submit(store, submitter="anna", priority=9)
+        submit(store, submitter="ben")
+        first, second = claimed(store, limits=limits), claimed(store, limits=limits)
+        assert [store.job(lease.job_id).submitter for lease in (first, second)] == ["anna", "ben"]
+        assert store.claim(HERE, limits=limits) is None
+        store.release(first, JobState.SUCCEEDED, "BUDGET", "")
+        assert store.job(claimed(store, limits=limits).job_id).submitter == "anna"
+
+    def test_what_a_dead_process_left_goes_first_in_the_state_that_it_was_in(self, store: Store, clock) -> None:
+        job_id = submit(store)
+        lease = claimed(store)
+        number = store.add_trial(lease, TrialConfig(), Purpose.SEARCH).number
+        store.start_attempt(lease, number)
+        store.ask(job_id, Ask.STOP)
+        submit(store, priority=9)
+        clock.advance(31)
+        again = claimed(store)
+        assert (again.job_id, again.token, again.state) == (job_id, 2, JobState.STOPPING)
+        assert [attempt.state for attempt in store.attempts(job_id)] == [AttemptState.ABANDONED]
+
+    def test_a_dead_process_of_this_host_is_not_waited_for(self, store: Store) -> None:
+        job_id = submit(store)
+        dead = Owner(host=HERE.host, pid=2**22 + 1, started=1.0)
+        claimed(store, dead)
+        assert claimed(store, HERE).job_id == job_id
+
+    def test_a_live_holder_is_left_alone(self, store: Store) -> None:
+        submit(store)
+        claimed(store, HERE)
+        assert store.claim(ELSEWHERE) is None
+
+    def test_a_job_that_is_given_back_keeps_its_place(self, store: Store, clock) -> None:
+        first = submit(store)
+        clock.advance(1)
+        submit(store)
+        store.release(claimed(store), JobState.QUEUED, "", "")
+        assert claimed(store).job_id == first
+
+    def test_many_workers_never_claim_one_job_twice(self, open_again) -> None:
+        store = open_again()
+        ids = {submit(store, submitter=f"s{number % 3}") for number in range(24)}
+        found: list[str] = []
+
+        def work() -> None:
+            with open_again() as mine:
+                while (lease := mine.claim(ELSEWHERE, limits=QueueLimits(running_jobs=8))) is not None:
+                    found.append(lease.job_id)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(found) == sorted(ids)
+
+
+class TestSubmitting:
+    def test_a_key_opens_one_job(self, store: Store) -> None:
+        submission = Submission(submitter="anna", key="k", body_hash="1")
+        job, new = store.submit({"model": "m"}, submission)
+        assert new
+        assert store.submit({"model": "m"}, submission) == (job, False)
+        assert store.submit({"model": "m"}, Submission(submitter="ben", key="k", body_hash="1"))[1]
+        with pytest.raises(SubmissionConflictError, match="another body; use a new key"):
+            store.submit({"model": "n"}, Submission(submitter="anna", key="k", body_hash="2"))
+        assert len(store.jobs()) == 2
+
+    def test_keys_that_race_open_one_job(self, open_again) -> None:
+        stores = [open_again() for _ in range(4)]
+        found: list[str] = []
+
+        def work(store: Store) -> None:
+            found.append(store.submit({"model": "m"}, Submission(key="k", body_hash="1"))[0].id)
+
+        threads = [threading.Thread(target=work, args=(store,)) for store in stores]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 4
+        assert len(set(found)) == 1
+        assert len(stores[0].jobs()) == 1
+
+
+class TestAsking:
+    @pytest.mark.parametrize(
+        ("wanted", "state", "reason"),
+        [
+            (Ask.PAUSE, JobState.PAUSED, "paused"),
+            (Ask.STOP, JobState.SUCCEEDED, StopReason.STOPPED),
+            (Ask.CANCEL, JobState.CANCELLED, "cancelled"),
+        ],
+    )
+    def test_what_nobody_holds_changes_at_once(self, store: Store, wanted: Ask, state: JobState, reason: str) -> None:
+        job = store.ask(submit(store), wanted)
+        assert (job.state, job.reason) == (state, reason)
+        assert store.claim(HERE) is None
+        event = store.events(job.id)[-1]
+        assert (event.kind, event.payload) == ("job_asked", {"ask": wanted, "state": state})
+
+    @pytest.mark.parametrize(
+        ("wanted", "state", "left"),
+        [
+            (Ask.PAUSE, JobState.PAUSING, JobState.PAUSED),
+            (Ask.STOP, JobState.STOPPING, JobState.SUCCEEDED),
+            (Ask.CANCEL, JobState.CANCELLING, JobState.CANCELLED),
+        ],
+    )
+    def test_a_holder_learns_of_it_by_its_lease(self, store: Store, wanted: Ask, state: JobState, left: JobState) -> None:
+        job_id = submit(store)
+        lease = claimed(store, HERE)
+        assert store.ask(job_id, wanted).state is state
+        assert store.heartbeat(lease).state is state
+        assert store.release(lease, JobState.QUEUED, "", "").state is left, "given back before it was seen"
+
+    def test_the_stronger_of_two_holds(self, store: Store) -> None:
+        job_id = submit(store)
+        claimed(store, HERE)
+        states = [store.ask(job_id, wanted).state for wanted in (Ask.STOP, Ask.PAUSE, Ask.CANCEL, Ask.STOP)]
+        assert states == [JobState.STOPPING, JobState.STOPPING, JobState.CANCELLING, JobState.CANCELLING]
+
+    def test_a_process_that_is_gone_is_not_waited_for(self, store: Store, clock) -> None:
+        job_id = submit(store)
+        claimed(store)
+        clock.advance(31)
+        assert store.ask(job_id, Ask.CANCEL).state is JobState.CANCELLED
+        assert store.job(job_id).owner is None
+
+    def test_a_paused_job_goes_back_to_the_queue(self, store: Store) -> None:
+        job_id = submit(store)
+        store.ask(job_id, Ask.PAUSE)
+        assert store.ask(job_id, Ask.RESUME).state is JobState.QUEUED
+        assert claimed(store).job_id == job_id
+        assert store.ask(job_id, Ask.RESUME).state is JobState.RUNNING
+
+    def test_a_job_of_the_command_line_can_go_to_the_queue(self, store: Store) -> None:
+        lease = store.acquire(store.create_job({}).id, ELSEWHERE)
+        store.release(lease, JobState.PAUSED, "", "")
+        store.ask(lease.job_id, Ask.RESUME)
+        assert claimed(store).job_id == lease.job_id
+
+    def test_asking_again_changes_nothing(self, store: Store) -> None:
+        job_id = submit(store)
+        version = store.ask(job_id, Ask.CANCEL).version
+        assert store.ask(job_id, Ask.CANCEL).version == version
+
+    @pytest.mark.parametrize("wanted", [Ask.PAUSE, Ask.RESUME, Ask.STOP])
+    def test_what_has_ended_cannot_be_changed(self, store: Store, wanted: Ask) -> None:
+        job_id = submit(store)
+        store.ask(job_id, Ask.CANCEL)
+        with pytest.raises(JobStateError, match=f"is CANCELLED, so that it cannot {wanted}"):
+            store.ask(job_id, wanted)
+
+    def test_an_unknown_job(self, store: Store) -> None:
+        with pytest.raises(UnknownJobError):
+            store.ask("20300101-000000-aaaa", Ask.PAUSE)
+
+
+class TestChanging:
+    def test_fields_get_other_values(self, store: Store) -> None:
+        job_id = submit(store)
+        job = store.change_request(job_id, None, {"trials": 7})
+        assert job.request == {"model": "m", "trials": 7}
+        assert store.events(job_id)[-1].payload == {"trials": 7}
+        assert store.change_request(job_id, job.version, {"trials": 7}).version == job.version
+
+    def test_a_version_that_has_passed_is_refused(self, store: Store) -> None:
+        job_id = submit(store)
+        version = store.job(job_id).version
+        store.change_request(job_id, version, {"trials": 7})
+        with pytest.raises(JobStateError, match="has changed since it was read"):
+            store.change_request(job_id, version, {"trials": 8})
+        assert store.job(job_id).request["trials"] == 7
+
+    def test_a_process_that_holds_the_job_keeps_others_from_taking_it(self, store: Store) -> None:
+        job_id = submit(store)
+        claimed(store, HERE)
+        with pytest.raises(LeaseHeldError):
+            store.acquire(job_id, ELSEWHERE)
+
+
+class TestKeys:
+    def test_a_key_is_known_by_its_text_alone(self, store: Store) -> None:
+        key, text = store.create_key("anna", {"read", "submit"})
+        known = store.authenticate(text)
+        assert known is not None
+        assert (known.id, known.owner, known.scopes) == (key.id, "anna", frozenset({"read", "submit"}))
+        assert text.startswith(f"at_{key.id}_")
+        for wrong in ("", "at", text[:-1], text + "x", text.replace(key.id, "0" * 12), f"at_{key.id}_", "at_\0_x", "at_é_x"):
+            assert store.authenticate(wrong) is None
+
+    def test_an_expired_or_revoked_key_is_none(self, store: Store, clock) -> None:
+        _, short = store.create_key("anna", {"read"}, clock() + timedelta(hours=1))
+        key, text = store.create_key("anna", {"read"})
+        clock.advance(3600)
+        assert store.authenticate(short) is None
+        assert store.authenticate(text) is not None
+        assert store.revoke_key(key.id).revoked == clock()
+        assert store.authenticate(text) is None
+        with pytest.raises(UnknownKeyError, match="there is no API key"):
+            store.revoke_key("nobody")
+
+    def test_the_last_use_is_kept_to_the_minute(self, store: Store, clock) -> None:
+        _, text = store.create_key("anna", {"read"})
+        first = clock()
+        store.authenticate(text)
+        clock.advance(30)
+        store.authenticate(text)
+        assert store.keys()[0].last_used == first
+        clock.advance(30)
+        store.authenticate(text)
+        assert store.keys()[0].last_used == clock()
+
+    def test_no_secret_is_kept(self, store: Store) -> None:
+        key, text = store.create_key("anna", {"read"})
+        secret = text.removeprefix(f"at_{key.id}_")
+        assert secret not in repr(store.keys())
