@@ -116,14 +116,17 @@ def worker_command(
         stop.request()
         stop.request()
 
+    def input_ended() -> None:
+        sys.stdin.read()  # the server holds the other end: it is closed however that ends
+        ended(0, None)
+
     make = make_runner if replay is None else make_replay_runner(replay)
     with open_store(database or default_database_url()) as store:
         worker = Worker(store, make, QueueLimits(running_jobs=running_jobs))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ended)
         if until_input_ends:
-            # The server holds the other end: it is closed however that ends.
-            threading.Thread(target=lambda: (sys.stdin.read(), ended(0, None)), daemon=True).start()
+            threading.Thread(target=input_ended, daemon=True).start()
         worker.run(stop, most_jobs)
     return Status.OK
 

@@ -1,0 +1,97 @@
+"""A database of the first version goes to the newest, keeps what it holds, and its jobs go on."""
+
+from datetime import UTC, datetime
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.plain import to_plain
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.records import Ask
+from storage.sql import open_store
+from tests.storage.postgres import PostgresServer
+
+FIRST = "0001"
+THEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path) -> str:
+    """The address of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'old.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database("old")
+
+
+def make_first(address: str) -> None:
+    """The tables of the first revision, with a job in every state, each with a measured, a wanted and a running trial."""
+    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", "storage:migrations")
+        config.set_main_option("path_separator", "os")
+        command.upgrade(config, FIRST)
+        tables = sa.MetaData()
+        tables.reflect(connection)
+        for number, state in enumerate(JobState):
+            fill(connection, tables, f"20260101-00000{number}-aaaa", state)
+    engine.dispose()
+
+
+def fill(connection: sa.Connection, tables: sa.MetaData, job_id: str, state: JobState) -> None:
+    moment = THEN.replace(tzinfo=None) if connection.dialect.name == "sqlite" else THEN
+    held = {"lease_host": "elsewhere", "lease_pid": 1, "lease_started": 1.0, "lease_expires": moment, "lease_seen": moment}
+    values = {
+        "id": job_id, "created": moment, "updated": moment, "state": state.value, "reason": "", "message": "",
+        "request": {"model": "m"}, "active_seconds": 1.5, "trial_count": 3, "event_count": 1, "lease_token": 1,
+    }  # fmt: skip
+    running = state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
+    connection.execute(tables.tables["jobs"].insert().values(values | (held if running else {})))
+    event = {"job_id": job_id, "sequence": 1, "time": moment, "kind": "job_created", "payload": {}}
+    connection.execute(tables.tables["events"].insert().values(event))
+    for number in range(3):
+        config = TrialConfig(micro_batch_size=number + 1)
+        row = {
+            "job_id": job_id, "number": number, "config": to_plain(config), "config_hash": config.hash, "purpose": "search",
+            "fidelity": "full", "repeat": 0, "counted": number != 1, "outcome": "OK" if number == 0 else None,
+            "attempt_count": int(number != 1), "created": moment,
+        }  # fmt: skip
+        connection.execute(tables.tables["trials"].insert().values(row))
+        if number != 1:
+            token = f"{job_id}-{number}"
+            result = to_plain(TrialResult(attempt=token, outcome=Outcome.OK)) if number == 0 else None
+            attempt = {
+                "token": token, "job_id": job_id, "trial_number": number, "number": 1, "host": "elsewhere", "started": moment,
+                "state": "accepted" if number == 0 else "running", "outcome": "OK" if number == 0 else None, "result": result,
+            }  # fmt: skip
+            connection.execute(tables.tables["attempts"].insert().values(attempt))
+
+
+def test_it_keeps_what_it_holds_and_goes_on(empty: str) -> None:
+    make_first(empty)
+    with open_store(empty) as store:
+        jobs = store.jobs()
+        assert [job.state for job in reversed(jobs)] == list(JobState)
+        for job in jobs:
+            assert (job.submitter, job.queued, job.active_seconds) == ("", None, 1.5)
+            trials = store.trials(job.id)
+            assert [trial.outcome for trial in trials] == [Outcome.OK, None, None]
+            assert trials[0].result is not None
+            assert len(store.attempts(job.id)) == 2
+            assert len(store.events(job.id)) == 1
+        assert store.claim(current_owner()) is None, "old jobs belong to who opened them"
+        paused = next(job for job in jobs if job.state is JobState.PAUSED)
+        store.ask(paused.id, Ask.RESUME)
+        lease = store.claim(current_owner())
+        assert lease is not None
+        trial = store.add_trial(lease, TrialConfig(micro_batch_size=9), Purpose.SEARCH)
+        assert (lease.job_id, trial.number) == (paused.id, 3)
+        result = TrialResult(attempt=store.start_attempt(lease, 2).token, outcome=Outcome.OK)
+        assert store.finish_attempt(lease, result)
+        assert store.release(lease, JobState.SUCCEEDED, "BUDGET", "").state is JobState.SUCCEEDED
