@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.types import Lifespan
 
 from api import problems
 from api.events import EventHub
@@ -28,6 +29,16 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.hub.close()
         store.close()
 
+    app = with_routes(lifespan)
+    app.state.store, app.state.settings = store, settings
+    app.state.hub = EventHub(store)
+    app.state.counting = threading.BoundedSemaphore(settings.counts_at_once)
+    app.add_middleware(Guard, settings=settings)
+    return app
+
+
+def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The interface alone: its routes, and how it tells of errors."""
     app = FastAPI(
         title="autotune",
         version=VERSION,
@@ -35,11 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         separate_input_output_schemas=False,
     )
-    app.state.store, app.state.settings = store, settings
-    app.state.hub = EventHub(store)
-    app.state.counting = threading.BoundedSemaphore(settings.counts_at_once)
     problems.install(app)
     for routes in (operations, jobs, results, catalog):
         app.include_router(routes.router)
-    app.add_middleware(Guard, settings=settings)
     return app
