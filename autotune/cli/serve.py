@@ -17,6 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
+from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.stop import StopSignal
@@ -49,6 +50,7 @@ def serve_command(options: ServeOptions) -> Status:
     # Imported here: it is not needed for anything else.
     import uvicorn
 
+    bind_own_rooms(("api",))
     url = options.database or default_database_url()
     loopback = options.host in ("localhost", "::1") or options.host.startswith("127.")
     require_keys = not loopback if options.keys is None else options.keys
@@ -92,7 +94,8 @@ def serve_command(options: ServeOptions) -> Status:
 def _worker(url: str) -> Iterator[None]:
     """A worker in a process of its own, so that ranks and what they load are none of the server's."""
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
-    command = [sys.argv[0], "worker", "--until-input-ends"]
+    main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
         yield
