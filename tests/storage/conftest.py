@@ -20,13 +20,25 @@ WORKER = Path(__file__).with_name("worker.py")
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A real server, from a wheel, for the whole session. Its databases begin with the tables there."""
+    with start_postgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mortal_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server of a module's own, which may be killed."""
+    with start_postgres(tmp_path_factory.mktemp("mortal")) as server:
+        yield server
+
+
+def start_postgres(folder: Path) -> PostgresServer:
+    """Start a server, or skip the test where none starts."""
     try:
-        started = PostgresServer(tmp_path_factory.mktemp("postgres"))
+        server = PostgresServer(folder)
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         pytest.skip(f"no PostgreSQL server starts here: {error}")
-    with started as server:
-        SqlStore(server.new_database("migrated")).close()
-        yield server
+    SqlStore(server.new_database("migrated")).close()
+    return server
 
 
 class Clock:

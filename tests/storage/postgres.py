@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -41,17 +42,18 @@ class PostgresServer:
 
     def start(self, seconds: float = 30.0) -> None:
         """Start it again on what it left, and return when it answers."""
-        (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
-        self._server.ensure_postgres_running()
         until = time.monotonic() + seconds
         while True:
             try:
+                # A process that was being forked when its parent was killed may hold the shared memory for a moment.
+                (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
+                self._server.ensure_postgres_running()
                 psycopg.connect(self._uri("postgres")).close()
                 return
-            except psycopg.OperationalError:
+            except (subprocess.SubprocessError, psycopg.OperationalError):
                 if time.monotonic() > until:
                     raise
-                time.sleep(0.05)
+                time.sleep(0.2)
 
     def __enter__(self) -> "PostgresServer":
         return self

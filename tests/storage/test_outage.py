@@ -19,8 +19,8 @@ WRITES = 300
 
 
 @pytest.fixture
-def store(postgres: PostgresServer) -> Iterator[SqlStore]:
-    with SqlStore(postgres.new_database()) as store:
+def store(mortal_postgres: PostgresServer) -> Iterator[SqlStore]:
+    with SqlStore(mortal_postgres.new_database()) as store:
         yield store
 
 
@@ -28,7 +28,7 @@ def notes(events: list[EventRecord]) -> list[int]:
     return [event.payload["number"] for event in events if event.kind == "note"]
 
 
-def test_a_killed_server_is_waited_for_and_everything_is_written_once(postgres: PostgresServer, store: SqlStore) -> None:
+def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: SqlStore) -> None:
     lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
     failures: list[BaseException] = []
     written = threading.Event()
@@ -47,9 +47,9 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(postgres: 
         written.clear()
         assert written.wait(30)
         time.sleep(random.uniform(0.0, 0.1))
-        postgres.kill()
+        mortal_postgres.kill()
         time.sleep(random.uniform(0.0, 0.3))
-        postgres.start()
+        mortal_postgres.start()
     writer.join(60)
     assert failures == []
     events = store.events(lease.job_id, limit=10 * WRITES)
@@ -77,18 +77,18 @@ def test_a_commit_that_nobody_confirmed_takes_place_once(store: SqlStore, commit
     assert notes(store.events(lease.job_id)) == [1]
 
 
-def test_a_server_that_stays_away_is_told_in_one_line(postgres: PostgresServer) -> None:
-    address = postgres.new_database()
+def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresServer) -> None:
+    address = mortal_postgres.new_database()
     with SqlStore(address, outage_seconds=0.5) as store:
         store.create_job({})
-        postgres.kill()
+        mortal_postgres.kill()
         try:
             with pytest.raises(DatabaseUnavailableError, match=r"cannot be used .*; check that it runs"):
                 store.jobs()
             with pytest.raises(DatabaseUnavailableError, match="check that it runs"):
                 SqlStore(address)
         finally:
-            postgres.start()
+            mortal_postgres.start()
         assert [job.state for job in store.jobs()] == [JobState.QUEUED]
 
 
@@ -99,8 +99,8 @@ def test_a_server_that_stays_away_is_told_in_one_line(postgres: PostgresServer) 
         (lambda address: address.replace("postgresql:", "postgresql+asyncpg:"), "pip install 'autotune"),
     ],
 )
-def test_a_wrong_address_is_refused_at_once(postgres: PostgresServer, change: Callable[[str], str], remedy: str) -> None:
+def test_a_wrong_address_is_refused_at_once(mortal_postgres: PostgresServer, change: Callable[[str], str], remedy: str) -> None:
     with pytest.raises(DatabaseUnavailableError) as caught:
-        SqlStore(change(postgres.new_database()))
+        SqlStore(change(mortal_postgres.new_database()))
     assert remedy in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from called import Command
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "doctor", "clean")
+COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "serve", "worker", "keys", "doctor", "clean")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
