@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -11,19 +10,8 @@ from starlette.exceptions import HTTPException
 
 from api.settings import Settings
 from storage.errors import UnknownJobError
-from storage.records import JobRecord
+from storage.records import JobRecord, Scope
 from storage.store import Store
-
-
-class Scope(StrEnum):
-    """What a key allows. The values are stored: never rename one."""
-
-    READ = "read"
-    """See one's own jobs."""
-    SUBMIT = "submit"
-    """Open and steer one's own jobs."""
-    ADMIN = "admin"
-    """See and steer everybody's jobs."""
 
 
 @dataclass(frozen=True, slots=True)

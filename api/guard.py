@@ -1,6 +1,8 @@
 """What is refused before a request reaches a route: too long, too deep, from elsewhere, too many."""
 
 import json
+import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -11,13 +13,17 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import problem
-from api.settings import Settings, is_loopback
+from api.settings import Settings
+from autotune.network import is_loopback
 
 VERSION = "1"
 """Of the interface, told in every answer."""
 BURST_SECONDS = 10.0
 MOST_CLIENTS = 10_000
 """Clients whose rate is remembered; the one that was longest away is forgotten first."""
+
+_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
 
 Message = MutableMapping[str, Any]
 
@@ -60,7 +66,11 @@ class Guard:
         client = headers.get("authorization") or str((scope.get("client") or ("",))[0])
         wait = self._rates.wait(client)
         if wait > 0:
-            return HTTPStatus.TOO_MANY_REQUESTS, f"too many requests; try again in {wait:.1f} s", {"Retry-After": f"{wait:.0f}"}
+            return (
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"too many requests; try again in {wait:.1f} s",
+                {"Retry-After": str(math.ceil(wait))},
+            )
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -137,19 +147,9 @@ def _told(send: Send) -> Send:
 def _depth(body: bytes) -> int:
     """How deep JSON is nested, without parsing it: a parser could run out of stack."""
     deepest = depth = 0
-    quoted = escaped = False
-    for byte in body:
-        if escaped:
-            escaped = False
-        elif quoted:
-            escaped, quoted = byte == 0x5C, byte != 0x22
-        elif byte == 0x22:
-            quoted = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
+    for bracket in _BRACKETS.findall(_TEXTS.sub(b"", body)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
     return deepest
 
 

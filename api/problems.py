@@ -24,21 +24,15 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.NOT_FOUND, str(error))
 
     @app.exception_handler(AutotuneError)
-    def refused_field(_request: Request, error: AutotuneError) -> JSONResponse:
-        known = {
+    @app.exception_handler(SearchSpaceError)
+    def refused_field(_request: Request, error: AutotuneError | SearchSpaceError) -> JSONResponse:
+        known: dict[type, HTTPStatus] = {
             NoBestError: HTTPStatus.NOT_FOUND,
             UnknownFormatError: HTTPStatus.NOT_FOUND,
             JobNotResumableError: HTTPStatus.CONFLICT,
         }
         status = known.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-        return problem(status, str(error), [_field(error.field, error.problem, error.remedy)])
-
-    @app.exception_handler(SearchSpaceError)
-    def refused_name(_request: Request, error: SearchSpaceError) -> JSONResponse:
-        fields = [
-            _field(getattr(error, "field", "request"), getattr(error, "problem", str(error)), getattr(error, "remedy", ""))
-        ]
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), fields)
+        return problem(status, str(error), [{"field": error.field, "message": error.problem, "remedy": error.remedy}])
 
     @app.exception_handler(JobStateError)
     def misfit(_request: Request, error: JobStateError) -> JSONResponse:
@@ -66,10 +60,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def broken(_request: Request, _error: Exception) -> JSONResponse:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason")
-
-
-def _field(name: str, message: str, remedy: str) -> dict[str, Any]:
-    return {"field": name, "message": message, "remedy": remedy}
 
 
 def problem(

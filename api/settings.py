@@ -1,11 +1,9 @@
 """What a server is told when it starts."""
 
-import ipaddress
 from dataclasses import dataclass
 
 from autotune.errors import RequestError
-
-LOOPBACK_NAMES = ("localhost",)
+from autotune.network import is_loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +16,6 @@ class Settings:
 
     database_url: str
     host: str = "127.0.0.1"
-    port: int = 8000
     require_keys: bool = True
     """Whether a request needs an API key. Without, the service listens on loopback alone, and checks Host and Origin."""
     factories: tuple[str, ...] = ()
@@ -42,13 +39,3 @@ class Settings:
                 f"{self.host} is reached from other machines, and no API keys are asked for",
                 "make one with `autotune keys create` and leave out --no-keys, or bind to 127.0.0.1",
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but processes of this machine reaches the address."""
-    if host in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -200,8 +200,7 @@ class TuningLoop:
         for token in self._running:
             self._runner.cancel(token, "interrupted")
         if self._asked is not None:
-            state, reason = ASKED[self._asked]
-            return state, reason, f"{reason.lower()} on request"
+            return ASKED[self._asked]
         if self._stop.hands_back:
             return JobState.QUEUED, "", ""
         return JobState.PAUSED, "interrupted", "stopped on request; resume it to go on"

@@ -50,9 +50,13 @@ class Backend(ABC):
         del session
         return datetime.now(UTC)
 
-    def mark(self, session: Session, now: datetime) -> str | None:
+    def readers(self, engine: Engine) -> Engine:
+        """The engine as transactions use it that only read: each sees one snapshot."""
+        return engine
+
+    def mark(self, session: Session) -> str | None:
         """Leave in this transaction what tells later whether it was committed; None: a broken connection cannot hide that."""
-        del session, now
+        del session
         return None
 
     def was_committed(self, session: Session, mark: str) -> bool:

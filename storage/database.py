@@ -65,9 +65,7 @@ class Database:
             ) from error
         self._backend.set_up(self._engine, busy_seconds)
         self._writer = self._engine.execution_options(autotune_writes=True)
-        self._reader = self._engine
-        if self._engine.dialect.name == "postgresql":
-            self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._reader = self._backend.readers(self._engine)
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` on one consistent snapshot."""
@@ -114,7 +112,7 @@ class Database:
         mark = None
         try:
             with Session(engine, expire_on_commit=False) as session, session.begin():
-                mark = None if done is None else self._backend.mark(session, self.now(session))
+                mark = None if done is None else self._backend.mark(session)
                 result = work(session)
                 session.flush()
                 if done is not None:

@@ -123,8 +123,7 @@ def release(session: Session, now: datetime, lease: Lease, state: JobState, reas
     abandon(session, now, job)
     if state is JobState.QUEUED and job.state in ASKED:
         # Given back before the holder had seen what was asked of it.
-        state, reason = ASKED[job.state]
-        message = f"{reason.lower()} on request"
+        state, reason, message = ASKED[job.state]
     job.state, job.reason, job.message = state, clean(reason), clean(message)
     tell(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
     leases.free(job)

@@ -39,6 +39,12 @@ def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
     return job
 
 
+def is_held(now: datetime, job: JobRow) -> bool:
+    """Whether the job's lease runs and its holder is not known to be dead."""
+    owner = owner_of(job)
+    return owner is not None and job.lease_expires is not None and job.lease_expires > now and not is_dead(owner)
+
+
 def refuse_if_held(now: datetime, job: JobRow) -> None:
     """Pass where the job is free: it has no holder, its lease has expired, or its holder is a dead process of this host.
 
@@ -46,7 +52,7 @@ def refuse_if_held(now: datetime, job: JobRow) -> None:
         LeaseHeldError: a live process holds it.
     """
     owner = owner_of(job)
-    if owner is None or job.lease_expires is None or job.lease_expires <= now or is_dead(owner):
+    if owner is None or not is_held(now, job):
         return
     raise LeaseHeldError(
         f"job {job.id} is held by process {owner.pid} on {owner.host} until {job.lease_expires:%H:%M:%S} UTC; "

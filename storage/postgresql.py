@@ -16,6 +16,8 @@ from storage.tables import CommitRow
 CONNECT_SECONDS = 5
 KEPT = timedelta(hours=1)
 """How long a commit can be asked for."""
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+"""The time of a mark that was put in the place of a transaction which was not committed."""
 IDLE_SECONDS = 60
 """A transaction of a process that hangs holds its row locks no longer than this."""
 
@@ -90,19 +92,23 @@ class PostgreSQL(Backend):
         assert isinstance(moment, datetime)
         return moment.astimezone(UTC)
 
-    def mark(self, session: Session, now: datetime) -> str | None:
+    def readers(self, engine: Engine) -> Engine:
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+
+    def mark(self, session: Session) -> str | None:
         # Not the number of the transaction: after a crash the server may give a number that it has lost to another one.
         mark = secrets.token_hex(16)
-        session.execute(insert(CommitRow).values(mark=mark, time=now))
+        session.execute(insert(CommitRow).values(mark=mark, time=func.clock_timestamp()))
         if mark.startswith("000"):
-            session.execute(delete(CommitRow).where(CommitRow.time < now - KEPT))
+            session.execute(delete(CommitRow).where(CommitRow.time < func.clock_timestamp() - KEPT))
         return mark
 
     def was_committed(self, session: Session, mark: str) -> bool:
         # The insertion waits for a transaction with the same mark that the server has not given up yet, and once it is there
-        # that transaction can no longer be committed.
-        mine = insert(CommitRow).values(mark=mark, time=self.now(session)).on_conflict_do_nothing()
-        return session.scalar(mine.returning(CommitRow.mark)) is None
+        # that transaction can no longer be committed. Its time tells it from a mark, also where this is asked again because
+        # the connection broke once more.
+        session.execute(insert(CommitRow).values(mark=mark, time=NEVER).on_conflict_do_nothing())
+        return session.scalar(select(CommitRow.time).where(CommitRow.mark == mark)) != NEVER
 
 
 def _code(error: DBAPIError) -> str:

@@ -11,10 +11,9 @@ from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage import jobs, leases
 from storage.attempts import abandon
-from storage.codec import job_record, owner_of
+from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
-from storage.owners import is_dead
 from storage.records import ASKED, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
 from storage.tables import JobRow, SubmissionRow
 
@@ -61,8 +60,7 @@ def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
     elif job.state not in HELD:
         abandon(session, now, job)
         leases.free(job)
-        job.state, job.reason = ASKED[_LATER[wanted]]
-        job.message = f"{job.reason.lower()} on request"
+        job.state, job.reason, job.message = ASKED[_LATER[wanted]]
     tell(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
     return job_record(job)
 
@@ -86,7 +84,7 @@ def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits:
         # One claim at a time, or two workers could each take a submitter's last place.
         session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
     for job in session.scalars(_left_behind(now, owner)):
-        if not _is_held(job, now):
+        if not leases.is_held(now, job):
             return jobs.take(session, now, job, owner, seconds, job.state)
     job = session.scalars(_waiting(now, limits)).first()
     return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
@@ -129,7 +127,7 @@ def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
             return state
         raise _misfit(job, wanted, "only a paused or failed job can be resumed")
     if state in HELD:
-        if _is_held(job, now):
+        if leases.is_held(now, job):
             return max(state, _LATER[wanted], key=_STRENGTH.index)
         state = JobState.PAUSED  # its process is gone: nothing is left to be waited for
     if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
@@ -137,11 +135,6 @@ def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
     if state is JobState.CANCELLED and wanted is Ask.CANCEL:
         return state
     raise _misfit(job, wanted, "it has ended")
-
-
-def _is_held(job: JobRow, now: datetime) -> bool:
-    owner = owner_of(job)
-    return owner is not None and job.lease_expires is not None and job.lease_expires > now and not is_dead(owner)
 
 
 def _misfit(job: JobRow, wanted: Ask, why: str) -> JobStateError:

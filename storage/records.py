@@ -83,12 +83,12 @@ class Ask(StrEnum):
     """Kill running trials, and end."""
 
 
-ASKED: Mapping[JobState, tuple[JobState, str]] = {
-    JobState.PAUSING: (JobState.PAUSED, "paused"),
-    JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED),
-    JobState.CANCELLING: (JobState.CANCELLED, "cancelled"),
+ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
+    JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),
+    JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),
+    JobState.CANCELLING: (JobState.CANCELLED, "cancelled", "cancelled on request"),
 }
-"""What a running job was asked for -> the state and the reason that it is left with when nothing of it runs any more."""
+"""What a running job was asked for -> state, reason and message that it is left with when nothing of it runs any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,17 @@ class QueueLimits:
 
     running_jobs: int | None = None
     """Jobs of a submitter that may run at a time; None: no limit."""
+
+
+class Scope(StrEnum):
+    """What a key allows. The values are stored: never rename one."""
+
+    READ = "read"
+    """See one's own jobs."""
+    SUBMIT = "submit"
+    """Open and steer one's own jobs."""
+    ADMIN = "admin"
+    """See and steer everybody's jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from api.submission import JobSubmission, body_hash, session_of_submission
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
 from autotune.jobs.request import request_to_row
+from autotune.tuning import ENDED
 from search_spaces.outcome import JobState
 from storage.records import Ask, JobRecord, Submission
 from storage.store import Store
@@ -128,7 +129,7 @@ def change_budget(
 ) -> JobView:
     """Set the budget; with `If-Match`, only if nothing has changed since. A job that has ended is to be resumed or cloned."""
     job = visible_job(store, principal, job_id)
-    if job.state in (JobState.SUCCEEDED, JobState.CANCELLED):
+    if job.state in ENDED:
         raise HTTPException(409, f"job_id: the job has ended ({job.state}); clone it")
     version = None
     if match is not None and match.strip() != "*":

@@ -3,7 +3,8 @@
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
-from api.auth import Scope, StoreOf, needs
+from api.auth import StoreOf, needs
+from storage.records import Scope
 from storage.store import Store
 
 router = APIRouter(tags=["operations"])

@@ -9,11 +9,11 @@ from api.auth import Reader, StoreOf, visible_job
 from api.events import ENDED, EventHub
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view, trial_view
-from autotune.errors import NoBestError, RequestError
+from autotune.best_config import build_best_config
+from autotune.errors import RequestError
 from autotune.exports import EXPORTERS, exporter
 from autotune.jobs.book import read_book
 from autotune.jobs.session import session_of
-from autotune.tuning import result_of
 from storage.records import JobRecord
 from storage.store import Store
 
@@ -112,7 +112,4 @@ def stream_events(
 
 
 def _best(store: Store, job: JobRecord) -> dict[str, Any]:
-    document = result_of(session_of(job), read_book(store, job.id)).best_config
-    if document is None:
-        raise NoBestError("job_id", f"{job.id} has no configuration that may win yet", "look at its trials")
-    return document
+    return build_best_config(session_of(job), read_book(store, job.id))

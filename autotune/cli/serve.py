@@ -22,12 +22,12 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
+from autotune.network import is_loopback
 from autotune.runners import make_replay_runner, make_runner
 from search_spaces.plain import to_plain
-from storage.records import QueueLimits
+from storage.records import QueueLimits, Scope
 from storage.sql import default_database_url, open_store
 
-SCOPES = ("read", "submit", "admin")
 SHUTDOWN_SECONDS = 30
 
 
@@ -52,7 +52,7 @@ def serve_command(options: ServeOptions) -> Status:
 
     bind_own_rooms(("api",))
     url = options.database or default_database_url()
-    loopback = options.host in ("localhost", "::1") or options.host.startswith("127.")
+    loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
     with open_store(url) as store:
         # Here, so that what is wrong is told before anything listens.
@@ -69,7 +69,7 @@ def serve_command(options: ServeOptions) -> Status:
         )
     os.environ["AUTOTUNE_SERVER"] = json.dumps(
         {
-            "database_url": url, "host": options.host, "port": options.port, "require_keys": require_keys,
+            "database_url": url, "host": options.host, "require_keys": require_keys,
             "factories": list(options.factories), "requests_per_second": options.requests_per_second,
         }
     )  # fmt: skip
@@ -137,13 +137,13 @@ def worker_command(
 def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:
     """Make a key and print it, once."""
     for scope in scopes:
-        if scope not in SCOPES:
-            raise RequestError("scope", f"{scope!r} is not known", f"use some of {', '.join(SCOPES)}")
+        if scope not in tuple(Scope):
+            raise RequestError("scope", f"{scope!r} is not known", f"use some of {', '.join(Scope)}")
     if not owner or len(owner) > 64 or not owner.isprintable():
         raise RequestError("owner", f"{owner!r} is no name", "give up to 64 printable characters")
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with open_store(database or default_database_url()) as store:
-        key, text = store.create_key(owner, scopes or ("read", "submit"), expires)
+        key, text = store.create_key(owner, scopes or (Scope.READ, Scope.SUBMIT), expires)
     Console(stderr=True).print(f"key {key.id} of {owner}; it is shown this once:", highlight=False)
     sys.stdout.write(text + "\n")
     return Status.OK

@@ -104,3 +104,14 @@ def test_a_wrong_address_is_refused_at_once(mortal_postgres: PostgresServer, cha
         SqlStore(change(mortal_postgres.new_database()))
     assert remedy in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_answer_is_the_same_where_it_is_asked_again(store: SqlStore) -> None:
+    """The connection may break once more while it is asked: what stands for the lost transaction is then there already."""
+    database = store._database
+    for _ in range(2):
+        assert database._once(database._writer, lambda session: database._backend.was_committed(session, "lost")) is False
+    marks: list[str | None] = []
+    database.migrate(lambda session: marks.append(database._backend.mark(session)))
+    for _ in range(2):
+        assert database._once(database._writer, lambda session: database._backend.was_committed(session, marks[-1])) is True
