@@ -1,17 +1,22 @@
 """The service over one store."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from api import problems
+from api.deliverer import Deliverer
+from api.delivery import deliver
 from api.events import EventHub
 from api.guard import VERSION, Guard
-from api.routes import catalog, jobs, operations, results
+from api.routes import catalog, jobs, operations, results, webhooks
 from api.settings import Settings
+from api.targets import networks
 from storage.sql import open_store
 
 
@@ -21,12 +26,16 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         DatabaseUnavailableError: the database cannot be opened.
     """
+    may_be_called = networks(settings.webhook_networks)
     store = open_store(settings.database_url)
+    deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        deliverer.start()
         yield
         app.state.hub.close()
+        await asyncio.to_thread(deliverer.close)
         store.close()
 
     app = with_routes(lifespan)
@@ -47,6 +56,6 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         separate_input_output_schemas=False,
     )
     problems.install(app)
-    for routes in (operations, jobs, results, catalog):
+    for routes in (operations, jobs, results, catalog, webhooks):
         app.include_router(routes.router)
     return app

@@ -11,7 +11,14 @@ from starlette.exceptions import HTTPException
 
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
 from search_spaces.errors import SearchSpaceError
-from storage.errors import DatabaseUnavailableError, JobStateError, SubmissionConflictError, UnknownJobError
+from storage.errors import (
+    DatabaseUnavailableError,
+    JobStateError,
+    SubmissionConflictError,
+    TooManyWebhooksError,
+    UnknownJobError,
+    UnknownWebhookError,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -20,7 +27,8 @@ def install(app: FastAPI) -> None:
     """Answer every error of the app with a problem document."""
 
     @app.exception_handler(UnknownJobError)
-    def unknown_job(_request: Request, error: UnknownJobError) -> JSONResponse:
+    @app.exception_handler(UnknownWebhookError)
+    def unknown(_request: Request, error: UnknownJobError | UnknownWebhookError) -> JSONResponse:
         return problem(HTTPStatus.NOT_FOUND, str(error))
 
     @app.exception_handler(AutotuneError)
@@ -35,7 +43,8 @@ def install(app: FastAPI) -> None:
         return problem(status, str(error), [{"field": error.field, "message": error.problem, "remedy": error.remedy}])
 
     @app.exception_handler(JobStateError)
-    def misfit(_request: Request, error: JobStateError) -> JSONResponse:
+    @app.exception_handler(TooManyWebhooksError)
+    def misfit(_request: Request, error: JobStateError | TooManyWebhooksError) -> JSONResponse:
         return problem(HTTPStatus.CONFLICT, str(error))
 
     @app.exception_handler(SubmissionConflictError)

@@ -31,6 +31,8 @@ class Settings:
     """Spaces that are counted at the same time."""
     hosts: tuple[str, ...] = ()
     """Further names that a Host header may have where keys are not asked for."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks beside the public internet that webhooks may be in, such as 10.1.0.0/16."""
 
     def __post_init__(self) -> None:
         if not self.require_keys and not is_loopback(self.host):

@@ -55,6 +55,8 @@ def job_record(row: JobRow) -> JobRecord:
         priority=row.priority,
         queued=row.queued,
         version=row.event_count,
+        devices=row.devices,
+        events_removed=row.events_removed,
     )
 
 

@@ -7,6 +7,9 @@ StorageError
 ├── JobStateError            (ValueError)   what was asked does not fit the job's state
 ├── SubmissionConflictError  (ValueError)   the key of a submission was used with another body
 ├── UnknownKeyError          (LookupError)  no API key has that id
+├── UnknownWebhookError      (LookupError)  no webhook has that id
+├── TooManyWebhooksError     (ValueError)   an owner has as many webhooks as there may be
+├── TransferError            (ValueError)   a file of rows cannot be read into this database
 ├── LeaseHeldError           (RuntimeError) another live process holds the job
 └── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
 """
@@ -38,6 +41,18 @@ class SubmissionConflictError(StorageError, ValueError):
 
 class UnknownKeyError(StorageError, LookupError):
     """No API key has that id."""
+
+
+class UnknownWebhookError(StorageError, LookupError):
+    """No webhook has that id."""
+
+
+class TooManyWebhooksError(StorageError, ValueError):
+    """An owner has as many webhooks as there may be."""
+
+
+class TransferError(StorageError, ValueError):
+    """A file of rows is no such file, is cut off, is of a newer version, or holds what is here already."""
 
 
 class LeaseHeldError(StorageError, RuntimeError):

@@ -17,6 +17,8 @@ from storage.errors import UnknownJobError
 from storage.events import tell
 from storage.records import ASKED, EventKind, JobRecord, Lease, Owner
 from storage.tables import JobRow
+from storage.webhooks import announce
+from storage.workers import charge
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 """32 characters without those that are mistaken for others."""
@@ -42,6 +44,9 @@ def open_row(session: Session, now: datetime, request: Mapping[str, Any]) -> Job
         event_count=0,
         submitter="",
         priority=0,
+        devices=1,
+        charged_seconds=0.0,
+        events_removed=0,
         lease_token=0,
     )
     session.add(job)
@@ -114,7 +119,9 @@ def take(session: Session, now: datetime, job: JobRow, owner: Owner, seconds: fl
 
 def heartbeat(session: Session, now: datetime, lease: Lease, seconds: float) -> Lease:
     """See `Store.heartbeat`."""
-    return leases.extend(now, leases.fenced(session, now, lease), seconds)
+    job = leases.fenced(session, now, lease)
+    charge(session, now, job)
+    return leases.extend(now, job, seconds)
 
 
 def release(session: Session, now: datetime, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
@@ -127,6 +134,8 @@ def release(session: Session, now: datetime, lease: Lease, state: JobState, reas
     job.state, job.reason, job.message = state, clean(reason), clean(message)
     tell(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
     leases.free(job)
+    charge(session, now, job)
+    announce(session, now, job)
     return job_record(job)
 
 

@@ -14,11 +14,11 @@ from storage.attempts import abandon
 from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
-from storage.records import ASKED, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
-from storage.tables import JobRow, SubmissionRow
+from storage.records import ASKED, HELD, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.tables import JobRow, SubmissionRow, UsageRow
+from storage.webhooks import announce
+from storage.workers import day_of
 
-HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
-"""States of a job that a process holds, or held when it died."""
 _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
 """What a running job is told -> the state by which its holder learns of it."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
@@ -37,7 +37,8 @@ def submit(session: Session, now: datetime, request: Mapping[str, Any], submissi
                 raise SubmissionConflictError(f"{problem}; use a new key for a new job")
             return job_record(jobs.find_job(session, known.job_id)), False
     job = jobs.open_row(session, now, request)
-    job.submitter, job.priority, job.queued = submission.submitter, submission.priority, now
+    job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
+    job.queued = now
     if submission.key is not None:
         session.flush()
         session.add(
@@ -62,6 +63,7 @@ def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
         leases.free(job)
         job.state, job.reason, job.message = ASKED[_LATER[wanted]]
     tell(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
+    announce(session, now, job)
     return job_record(job)
 
 
@@ -104,6 +106,10 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
     query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None))
     if limits.running_jobs is not None:
         query = query.where(running < limits.running_jobs)
+    if limits.device_seconds is not None:
+        today = and_(UsageRow.submitter == JobRow.submitter, UsageRow.day == day_of(now))
+        used = select(UsageRow.device_seconds).where(today).scalar_subquery()
+        query = query.where(func.coalesce(used, 0.0) < limits.device_seconds)
     query = query.order_by(JobRow.priority.desc(), running.asc(), JobRow.queued, JobRow.id).limit(1)
     return query.with_for_update(skip_locked=True, of=JobRow)
 

@@ -83,6 +83,11 @@ class Ask(StrEnum):
     """Kill running trials, and end."""
 
 
+HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
+"""States of a job that a process holds, or held when it died."""
+ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+"""States in which nothing happens to a job unless a person wants it."""
+
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),
     JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),
@@ -99,6 +104,8 @@ class Submission:
     """Who asks for it."""
     priority: int = 0
     """Higher ones go first."""
+    devices: int = 1
+    """Devices that it takes while it runs: what its seconds are multiplied with in its submitter's usage."""
     key: str | None = None
     """The client's own name of this submission: sent twice with the same body, it is one job."""
     body_hash: str = ""
@@ -111,6 +118,8 @@ class QueueLimits:
 
     running_jobs: int | None = None
     """Jobs of a submitter that may run at a time; None: no limit."""
+    device_seconds: float | None = None
+    """Seconds times devices after which no further job of a submitter starts on that day (UTC); None: no limit."""
 
 
 class Scope(StrEnum):
@@ -175,6 +184,10 @@ class JobRecord:
     """Since when it waits for a worker, or may be taken over by one; None: workers leave it alone."""
     version: int = 0
     """Grows with every change that has an event."""
+    devices: int = 1
+    """Devices that it takes while it runs."""
+    events_removed: int = 0
+    """Events up to this sequence were removed because they were old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,14 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage import attempts, events, figures, jobs, keys, queue, trials
+from storage import attempts, events, figures, jobs, keys, queue, retention, transfer, trials, webhooks, workers
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
@@ -29,6 +29,7 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
+from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
 from storage.store import Store
 
 __all__ = ["SqlStore", "default_database_url", "open_store"]
@@ -162,13 +163,13 @@ class SqlStore(Store):
         return self._read(events.event_counts, job_ids)
 
     def figures(self) -> Figures:
-        return self._database.read(lambda session: figures.figures(session, self._now(session)))
+        return self._look(figures.figures)
 
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
         return self._write(keys.create_key, owner, scopes, expires)
 
     def authenticate(self, text: str) -> ApiKey | None:
-        found = self._database.read(lambda session: keys.authenticate(session, self._now(session), text))
+        found = self._look(keys.authenticate, text)
         if found is not None and keys.needs_note(found, datetime.now(UTC) if self._clock is None else self._clock()):
             self._write(keys.note_use, found.id)
         return found
@@ -179,11 +180,60 @@ class SqlStore(Store):
     def keys(self) -> list[ApiKey]:
         return self._read(keys.keys)
 
+    def beat(self, worker: WorkerRecord) -> None:
+        self._write(workers.beat, worker)
+
+    def retire(self, worker_id: str) -> None:
+        self._write(workers.retire, worker_id)
+
+    def workers(self, seconds: float = 60.0) -> list[WorkerRecord]:
+        return self._look(workers.workers, seconds)
+
+    def usage(self, submitter: str) -> Usage:
+        return self._look(workers.usage, submitter)
+
+    def create_webhook(self, owner: str, url: str) -> Webhook:
+        return self._write(webhooks.create_webhook, owner, url)
+
+    def webhooks(self, owner: str | None = None) -> list[Webhook]:
+        return self._read(webhooks.webhooks, owner)
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        self._write(webhooks.delete_webhook, webhook_id)
+
+    def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
+        # Asked for every second: to look first spares a transaction that writes.
+        return self._write(webhooks.claim_deliveries, limit, seconds) if self._look(webhooks.some_due) else []
+
+    def finish_delivery(self, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float = 0.0) -> None:
+        self._write(webhooks.finish_delivery, delivery_id, tried, state, wait)
+
+    def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
+        return self._read(webhooks.deliveries, webhook_id, limit)
+
+    def dump(self, sink: TextIO, job_id: str | None = None) -> int:
+        return self._look(transfer.dump, sink, job_id)
+
+    def load(self, source: TextIO) -> list[str]:
+        return self._write(transfer.load, source)
+
+    def prune(self, before: datetime) -> Pruned:
+        old = self._read(retention.old_jobs, before)
+        return Pruned(
+            events=sum(self._write(retention.prune_job, job_id, before) for job_id in old),
+            deliveries=self._write(retention.prune_deliveries, before),
+            submissions=self._write(retention.prune_submissions, before),
+        )
+
     def close(self) -> None:
         self._database.close()
 
     def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._database.read(lambda session: work(session, *args, **kwargs))
+
+    def _look(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read, with the time at which that is."""
+        return self._database.read(lambda session: work(session, self._now(session), *args, **kwargs))
 
     def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         # The time is read inside: SQLite's writers hold the lock then, so that events are in the order of their times.

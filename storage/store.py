@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
@@ -22,6 +22,7 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
+from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
 
 
 class Store(ABC):
@@ -232,6 +233,84 @@ class Store(ABC):
     @abstractmethod
     def keys(self) -> list[ApiKey]:
         """All keys, oldest first."""
+
+    # workers
+
+    @abstractmethod
+    def beat(self, worker: WorkerRecord) -> None:
+        """Write down that a worker lives, and what it does. Its times are the store's own."""
+
+    @abstractmethod
+    def retire(self, worker_id: str) -> None:
+        """Forget a worker, if it is known."""
+
+    @abstractmethod
+    def workers(self, seconds: float = 60.0) -> list[WorkerRecord]:
+        """The workers that told of themselves within the last `seconds`."""
+
+    @abstractmethod
+    def usage(self, submitter: str) -> Usage:
+        """What the jobs of a submitter take, today in UTC."""
+
+    # webhooks
+
+    @abstractmethod
+    def create_webhook(self, owner: str, url: str) -> Webhook:
+        """Let `url` be told when jobs of `owner` end. Whether it may be called is the caller's affair.
+
+        Raises:
+            TooManyWebhooksError: the owner has as many as there may be.
+        """
+
+    @abstractmethod
+    def webhooks(self, owner: str | None = None) -> list[Webhook]:
+        """The webhooks of an owner, oldest first; None: everybody's."""
+
+    @abstractmethod
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Remove a webhook and its log.
+
+        Raises:
+            UnknownWebhookError: there is none.
+        """
+
+    @abstractmethod
+    def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
+        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again."""
+
+    @abstractmethod
+    def finish_delivery(self, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float = 0.0) -> None:
+        """Write down a try; one that stays PENDING is due after `wait` seconds."""
+
+    @abstractmethod
+    def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
+        """The newest deliveries of a webhook first."""
+
+    # files
+
+    @abstractmethod
+    def dump(self, sink: TextIO, job_id: str | None = None) -> int:
+        """Write a job, or with None everything, as JSON Lines (storage.transfer) from one snapshot; return the count of rows.
+
+        `sink` is emptied first; it must be seekable.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+
+    @abstractmethod
+    def load(self, source: TextIO) -> list[str]:
+        """Read what `dump` wrote, all of it or nothing; return the ids of the jobs.
+
+        A job that had not ended is PAUSED afterwards; those of a whole database go on as after a crash of their processes.
+
+        Raises:
+            TransferError: it is no such file, is cut off or newer, or holds what is here already.
+        """
+
+    @abstractmethod
+    def prune(self, before: datetime) -> Pruned:
+        """Remove the events of jobs that ended before, their submission keys, and finished deliveries; a transaction each."""
 
     @abstractmethod
     def close(self) -> None:

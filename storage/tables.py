@@ -1,4 +1,4 @@
-"""The tables: jobs, trials, attempts, rank measurements, events; API keys; marks of submissions and commits.
+"""The tables: jobs, trials, attempts, rank measurements, events; and the service's: keys, webhooks, workers, usage, marks.
 
 Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
 """
@@ -26,6 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from search_spaces.outcome import JobState, Outcome, Purpose
 from storage.records import AttemptState
+from storage.service_records import DeliveryState
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -74,6 +75,7 @@ class Base(DeclarativeBase):
         Outcome: _words(Outcome),
         Purpose: _words(Purpose),
         AttemptState: _words(AttemptState),
+        DeliveryState: _words(DeliveryState),
     }
 
 
@@ -99,6 +101,12 @@ class JobRow(Base):
     priority: Mapped[int] = mapped_column(server_default="0")
     queued: Mapped[datetime | None]
     """Since when workers may take it; None: only who names it may."""
+    devices: Mapped[int] = mapped_column(server_default="1")
+    """Devices that it takes while it runs."""
+    charged_seconds: Mapped[float] = mapped_column(server_default="0")
+    """The part of `active_seconds` that is in its submitter's usage."""
+    events_removed: Mapped[int] = mapped_column(server_default="0")
+    """Events up to this sequence were removed because they were old."""
     lease_token: Mapped[int] = mapped_column(BigInteger)
     """Grows with every holder, and is never reset: the fence."""
     lease_host: Mapped[str | None] = mapped_column(Text)
@@ -222,6 +230,62 @@ class KeyRow(Base):
     expires: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
     last_used: Mapped[datetime | None]
+
+
+class UsageRow(Base):
+    """What the jobs of a submitter took on one day."""
+
+    __tablename__ = "usage"
+
+    submitter: Mapped[str] = mapped_column(String(64), primary_key=True)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    """YYYY-MM-DD, in UTC."""
+    device_seconds: Mapped[float]
+
+
+class WorkerRow(Base):
+    """A worker, as it told of itself last."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int]
+    started: Mapped[datetime]
+    seen: Mapped[datetime]
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    runner: Mapped[str] = mapped_column(String(16))
+    problem: Mapped[str] = mapped_column(Text)
+
+
+class WebhookRow(Base):
+    """An address that is told of the jobs of its owner when they end."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index(None, "owner"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64))
+    url: Mapped[str] = mapped_column(Text)
+    secret: Mapped[str] = mapped_column(String(64))
+    """Kept as it is: signing needs it."""
+    created: Mapped[datetime]
+
+
+class DeliveryRow(Base):
+    """What one webhook is told of one job's end, and how that went."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (Index(None, "state", "due"), Index(None, "webhook_id", "created"))
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    created: Mapped[datetime]
+    due: Mapped[datetime]
+    state: Mapped[DeliveryState]
+    payload: Mapped[dict[str, Any]]
+    tries: Mapped[list[Any]]
 
 
 class CommitRow(Base):

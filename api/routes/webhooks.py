@@ -1,0 +1,123 @@
+"""Webhooks: who is told when a job ends."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
+from api.targets import checked_target, networks
+from storage.errors import UnknownWebhookError
+from storage.service_records import Delivery, Webhook
+from storage.store import Store
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+
+WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A webhook's id.")]
+
+
+class WebhookSubmission(BaseModel):
+    """Where to tell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^https?://")]
+    """`https://…` on the public internet."""
+
+
+class WebhookView(BaseModel):
+    """An address that is told of its owner's jobs when they end."""
+
+    id: str
+    owner: str
+    url: str
+    created: datetime
+
+
+class NewWebhookView(WebhookView):
+    """A webhook with its secret, which is shown this once."""
+
+    secret: str
+    """What deliveries are signed with, as https://www.standardwebhooks.com says."""
+
+
+class WebhookList(BaseModel):
+    """Webhooks, oldest first."""
+
+    items: list[WebhookView]
+
+
+class TryView(BaseModel):
+    """One request to the receiver."""
+
+    time: datetime
+    seconds: float
+    status: int | None
+    """The receiver's answer; null: none came."""
+    error: str
+
+
+class DeliveryView(BaseModel):
+    """What a webhook was told, or is to be told."""
+
+    id: str
+    """The `webhook-id` of every try."""
+    job: str
+    created: datetime
+    state: str
+    due: datetime | None
+    """When it is tried next; null: it is not."""
+    tries: list[TryView]
+
+
+class DeliveryList(BaseModel):
+    """Deliveries, newest first."""
+
+    items: list[DeliveryView]
+
+
+@router.post("", operation_id="create_webhook", status_code=201)
+def create_webhook(body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter) -> NewWebhookView:
+    """Be told when one of your jobs ends: a signed POST, tried again for a day."""
+    checked_target(body.url, networks(settings.webhook_networks))
+    made = store.create_webhook(principal.owner, body.url)
+    return NewWebhookView(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
+
+
+@router.get("", operation_id="list_webhooks")
+def list_webhooks(store: StoreOf, principal: Reader) -> WebhookList:
+    """Your webhooks; everybody's for an administrator. Their secrets are not shown again."""
+    found = store.webhooks(None if principal.sees_all else principal.owner)
+    return WebhookList(items=[WebhookView(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found])
+
+
+@router.delete("/{webhook_id}", operation_id="delete_webhook", status_code=204)
+def delete_webhook(webhook_id: WebhookId, store: StoreOf, principal: Submitter) -> Response:
+    """Tell nothing more, and forget what was told."""
+    store.delete_webhook(_visible(store, principal, webhook_id).id)
+    return Response(status_code=204)
+
+
+@router.get("/{webhook_id}/deliveries", operation_id="list_deliveries")
+def list_deliveries(
+    webhook_id: WebhookId, store: StoreOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> DeliveryList:
+    """What it was told, and how each try went."""
+    found = store.deliveries(_visible(store, principal, webhook_id).id, limit)
+    return DeliveryList(items=[_view(delivery) for delivery in found])
+
+
+def _visible(store: Store, principal: Principal, webhook_id: str) -> Webhook:
+    for item in store.webhooks(None if principal.sees_all else principal.owner):
+        if item.id == webhook_id:
+            return item
+    raise UnknownWebhookError(f"webhook_id: there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")
+
+
+def _view(delivery: Delivery) -> DeliveryView:
+    tries = [TryView(time=item.time, seconds=item.seconds, status=item.status, error=item.error) for item in delivery.tries]
+    due = delivery.due if delivery.state == "pending" else None
+    return DeliveryView(
+        id=delivery.id, job=delivery.job_id, created=delivery.created, state=delivery.state, due=due, tries=tries
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Which addresses the server may call for a person: none of its own network, whatever a name is made to point to."""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from autotune.errors import RequestError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+PORTS = {"http": 80, "https": 443}
+MOST_CHARACTERS = 2000
+_CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10")))
+"""IPv6 addresses that a gateway may turn into addresses of IPv4, private ones too; and a former kind of private ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A receiver, and the address that was checked: whoever calls it must connect to this one, not ask for the name again."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    address: str
+
+
+def networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Networks from text.
+
+    Raises:
+        RequestError: one cannot be read.
+    """
+    try:
+        return tuple(ipaddress.ip_network(text) for text in texts)
+    except ValueError as error:
+        raise RequestError("webhook_network", str(error), "give a network such as 10.1.0.0/16") from error
+
+
+def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
+    """Resolve the URL of a receiver, and refuse what is not on the public internet, unless it is in an allowed network.
+
+    Raises:
+        RequestError: it is no URL of http or https, its name does not resolve, or one of its addresses is private.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise _refused(f"is no URL ({error})") from error
+    if len(url) > MOST_CHARACTERS or any(character <= " " or character > "~" for character in url):
+        raise _refused("holds characters that no URL has, or is too long")
+    if parts.scheme not in PORTS or not host or port == 0:
+        raise _refused("is no URL of http or https")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise _refused("holds a user, a password or a fragment")
+    port = port or PORTS[parts.scheme]
+    addresses = _resolved(host, port)
+    if not all(_may_be_called(address, allowed) for address in addresses):
+        # Nothing is said of which address it was: that would map the network for whoever asks.
+        raise _refused("is not on the public internet")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, host, port, path, str(addresses[0]))
+
+
+def _resolved(host: str, port: int) -> list[Address]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # A zone (fe80::1%eth0) is a matter of this machine alone.
+        return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+    except (OSError, ValueError) as error:
+        raise _refused("has a host that does not resolve") from error
+
+
+def _may_be_called(address: Address, allowed: Sequence[Network]) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if any(address in network for network in allowed):
+        return True
+    carried = any(address in network for network in _CARRIERS)
+    return address.is_global and not (carried or address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _refused(problem: str) -> RequestError:
+    return RequestError("url", problem, "give https://HOST/PATH of a host on the public internet, or ask who runs the server")

@@ -1,0 +1,44 @@
+"""Removing what is old: the log of jobs that have ended, never their trials and results."""
+
+from datetime import datetime
+
+from sqlalchemy import Delete, delete, select
+from sqlalchemy.orm import Session
+
+from storage import leases
+from storage.records import ENDED
+from storage.service_records import DeliveryState
+from storage.tables import DeliveryRow, EventRow, JobRow, SubmissionRow
+
+
+def old_jobs(session: Session, before: datetime) -> list[str]:
+    """Jobs that ended before, and have events still."""
+    left = JobRow.events_removed < JobRow.event_count
+    return list(session.scalars(select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before, left)))
+
+
+def prune_job(session: Session, now: datetime, job_id: str, before: datetime) -> int:
+    """Remove a job's events; its counter stays, so that a job that goes on numbers its events as if they were there."""
+    del now
+    job = leases.locked(session, job_id)
+    if job.state not in ENDED or job.updated >= before:
+        return 0
+    job.events_removed = job.event_count
+    return _count(session, delete(EventRow).where(EventRow.job_id == job_id))
+
+
+def prune_deliveries(session: Session, now: datetime, before: datetime) -> int:
+    """Remove deliveries that were made or given up."""
+    del now
+    return _count(session, delete(DeliveryRow).where(DeliveryRow.state != DeliveryState.PENDING, DeliveryRow.created < before))
+
+
+def prune_submissions(session: Session, now: datetime, before: datetime) -> int:
+    """Remove the keys of submissions of jobs that ended: sent again after so long, it would be a new job."""
+    del now
+    old = select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before)
+    return _count(session, delete(SubmissionRow).where(SubmissionRow.job_id.in_(old)))
+
+
+def _count(session: Session, statement: Delete) -> int:
+    return int(getattr(session.execute(statement), "rowcount", 0))

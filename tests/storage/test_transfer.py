@@ -1,0 +1,155 @@
+"""Rows as files: what is written is read back the same, in either kind of database; what is not whole changes nothing."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import Interval, RankMeasurement, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.errors import TransferError, UnknownJobError
+from storage.owners import current_owner
+from storage.records import AttemptState, Lease, QueueLimits, Submission
+from storage.sql import SqlStore, open_store
+from storage.store import Store
+
+
+def work_on(store: Store, job_id: str, trials: int = 3) -> Lease:
+    """Measure some trials, and leave one running."""
+    lease = store.acquire(job_id, current_owner())
+    for number in range(trials + 1):
+        store.add_trial(lease, TrialConfig(zero_stage=number % 4, micro_batch_size=1 + number), Purpose.SEARCH)
+        token = store.start_attempt(lease, number).token
+        if number < trials:
+            rank = RankMeasurement(
+                rank=0, host="here", peak_memory_bytes=2**40, memory_by_tag={"parameters": 2**40}, tag_peak_bytes={},
+                rss_peak_bytes=1, cpu_seconds_per_step=0.5, collectives=(),
+            )  # fmt: skip
+            rate = Interval(mean=80.0, low=79.0, high=81.0)
+            store.finish_attempt(
+                lease,
+                TrialResult(
+                    attempt=token, outcome=Outcome.OK, losses=(5.0, float("nan")), samples_per_second=rate, ranks=(rank,)
+                ),
+            )
+    store.set_reference_losses(lease, (5.0, 4.0))
+    return lease
+
+
+def text_of(store: Store, job_id: str | None = None) -> str:
+    sink = io.StringIO()
+    store.dump(sink, job_id)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path):
+    with open_store(str(tmp_path / "elsewhere.db")) as other:
+        yield other
+
+
+def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlStore, elsewhere: Store) -> None:
+    other_job = store.create_job({"model": "none"})
+    job = store.submit({"model": "llama-tiny", "pins": {"a": [1, 2]}}, Submission(submitter="anna", priority=3, devices=2))[0]
+    store.release(work_on(store, job.id), JobState.SUCCEEDED, "BUDGET", "spent")
+    assert elsewhere.load(io.StringIO(text_of(store, job.id))) == [job.id]
+    assert repr(elsewhere.trials(job.id)) == repr(store.trials(job.id))  # losses hold a NaN, which equals nothing
+    assert repr(elsewhere.attempts(job.id)) == repr(store.attempts(job.id))
+    assert elsewhere.events(job.id) == store.events(job.id)
+    here, there = store.job(job.id), elsewhere.job(job.id)
+    assert (there.state, there.reason, there.request, there.submitter, there.version, there.devices) == (
+        here.state, here.reason, here.request, "anna", here.version, 2,
+    )  # fmt: skip
+    assert there.queued is None
+    assert elsewhere.exact_job(other_job.id) is None
+
+
+def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: SqlStore, elsewhere: Store) -> None:
+    job = store.submit({}, Submission())[0]
+    work_on(store, job.id)
+    elsewhere.load(io.StringIO(text_of(store, job.id)))
+    there = elsewhere.job(job.id)
+    assert (there.state, there.reason, there.owner) == (JobState.PAUSED, "imported", None)
+    assert elsewhere.claim(current_owner()) is None
+    assert elsewhere.attempts(job.id)[-1].state is AttemptState.ABANDONED
+    assert [event.sequence for event in elsewhere.events(job.id)] == list(range(1, there.version + 1))
+    lease = elsewhere.acquire(job.id, current_owner())
+    assert elsewhere.start_attempt(lease, 3).number == 2
+    assert store.job(job.id).state is JobState.RUNNING
+
+
+def test_a_backup_holds_everything_and_running_jobs_are_taken_over(store: SqlStore, elsewhere: Store, clock) -> None:
+    running = store.submit({"n": 0}, Submission(submitter="anna", key="k0"))[0]
+    clock.advance(1)
+    waiting = store.submit({"n": 1}, Submission(submitter="anna", key="k1"))[0]
+    held = store.claim(current_owner())
+    assert held is not None
+    work_on_held(store, held)
+    _, secret = store.create_key("anna", ("read",))
+    webhook = store.create_webhook("anna", "https://a.example/")
+    assert set(elsewhere.load(io.StringIO(text_of(store)))) == {running.id, waiting.id}
+    assert elsewhere.authenticate(secret) is not None
+    assert elsewhere.webhooks() == [webhook]
+    assert elsewhere.submit({"n": 0}, Submission(submitter="anna", key="k0"))[0].id == running.id
+    lease = elsewhere.claim(current_owner(), limits=QueueLimits())
+    assert lease is not None
+    assert (lease.job_id, lease.state) == (running.id, JobState.RUNNING)
+    assert lease.token > held.token
+    assert text_of(elsewhere).count('"table":"events"') > text_of(store).count('"table":"events"')
+
+
+def work_on_held(store: Store, lease: Lease) -> None:
+    store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
+    store.start_attempt(lease, 0)
+
+
+def damaged(text: str) -> list[tuple[str, str]]:
+    lines = text.splitlines(keepends=True)
+    head = json.loads(lines[0])
+    job = json.loads(lines[1])
+    return [
+        ("", "line 1: is not JSON"),
+        ("{}\n", "line 1: is not the head"),
+        ("[]\n", "line 1: is no JSON object"),
+        (json.dumps(head | {"schema": "9999"}) + "\n", "newer version"),
+        (json.dumps(head | {"version": 2}) + "\n", "newer version"),
+        (json.dumps(head | {"kind": "house"}) + "\n", "kind 'house'"),
+        ("".join(lines[:-1]), "before its last line"),
+        ("".join([*lines[:-2], lines[-1]]), "were written"),
+        ("".join(lines)[:-400], "is not JSON|before its last"),
+        (lines[0] + json.dumps({"table": "jobs", "row": job["row"] | {"colour": 1}}) + '\n{"end":1}\n', "no column 'colour'"),
+        (lines[0] + '{"table":"horses","row":{}}\n{"end":1}\n', "table 'horses'"),
+        (lines[0] + '{"table":"jobs"}\n', "line 2: is no row"),
+    ]
+
+
+def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: SqlStore, elsewhere: Store) -> None:
+    job = store.submit({}, Submission())[0]
+    store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
+    for text, problem in damaged(text_of(store, job.id)):
+        with pytest.raises(TransferError, match=problem):
+            elsewhere.load(io.StringIO(text))
+        assert elsewhere.jobs() == []
+    with pytest.raises(UnknownJobError):
+        store.dump(io.StringIO(), "20200101-000000-aaaa")
+
+
+def test_what_is_here_already_is_not_written_over(store: SqlStore) -> None:
+    job = store.submit({}, Submission())[0]
+    with pytest.raises(TransferError, match=f"autotune clean {job.id}"):
+        store.load(io.StringIO(text_of(store, job.id)))
+    with pytest.raises(TransferError, match="has jobs already"):
+        store.load(io.StringIO(text_of(store)))
+    assert [item.id for item in store.jobs()] == [job.id]
+
+
+def test_a_file_of_an_older_version_is_filled_up(store: SqlStore, elsewhere: Store) -> None:
+    job = store.submit({}, Submission(devices=8))[0]
+    lines = [json.loads(line) for line in text_of(store, job.id).splitlines()]
+    lines[0]["schema"] = "0004"
+    for name in ("devices", "charged_seconds", "events_removed"):
+        del lines[1]["row"][name]
+    elsewhere.load(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
+    assert elsewhere.job(job.id).devices == 1

@@ -1,0 +1,91 @@
+"""Webhooks: what is to be told is written with the end of the job, claimed by one process, and logged."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from search_spaces.outcome import JobState
+from storage.errors import TooManyWebhooksError, UnknownWebhookError
+from storage.owners import current_owner
+from storage.records import Ask, Submission
+from storage.service_records import DeliveryState, DeliveryTry
+from storage.sql import SqlStore
+from storage.webhooks import MOST_WEBHOOKS
+
+ANSWERED = DeliveryTry(time=datetime(2030, 1, 1, tzinfo=UTC), seconds=0.1, status=204)
+REFUSED = DeliveryTry(time=datetime(2030, 1, 1, tzinfo=UTC), seconds=0.2, status=None, error="timed out")
+
+
+def ended_job(store: SqlStore, submitter: str = "anna", state: JobState = JobState.SUCCEEDED) -> str:
+    job = store.submit({}, Submission(submitter=submitter))[0]
+    lease = store.acquire(job.id, current_owner())
+    store.release(lease, state, "BUDGET", "all spent")
+    return job.id
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_the_end_of_a_job_is_told_to_the_webhooks_of_its_submitter(store: SqlStore, state: JobState) -> None:
+    mine, _ = store.create_webhook("anna", "https://a.example/x"), store.create_webhook("bert", "https://b.example/")
+    job_id = ended_job(store, state=state)
+    (delivery,) = store.claim_deliveries()
+    assert (delivery.webhook, delivery.job_id, delivery.state, delivery.tries) == (mine, job_id, DeliveryState.PENDING, ())
+    assert delivery.payload["type"] == "job.ended"
+    assert delivery.payload["data"] == {"job": job_id, "state": state, "reason": "BUDGET", "message": "all spent"}
+
+
+def test_a_job_that_pauses_is_not_told_and_one_that_is_cancelled_at_once_is(store: SqlStore) -> None:
+    store.create_webhook("anna", "https://a.example/x")
+    ended_job(store, state=JobState.PAUSED)
+    assert store.claim_deliveries() == []
+    waiting = store.submit({}, Submission(submitter="anna"))[0]
+    store.ask(waiting.id, Ask.CANCEL)
+    assert [delivery.job_id for delivery in store.claim_deliveries()] == [waiting.id]
+
+
+def test_a_delivery_is_claimed_by_one_and_is_due_again_when_that_one_is_gone(store: SqlStore, clock) -> None:
+    store.create_webhook("anna", "https://a.example/x")
+    ended_job(store)
+    (first,) = store.claim_deliveries(seconds=60)
+    assert store.claim_deliveries() == []
+    clock.advance(61)
+    assert [delivery.id for delivery in store.claim_deliveries()] == [first.id]
+
+
+def test_tries_are_logged_and_what_failed_is_due_later(store: SqlStore, clock) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    ended_job(store)
+    (delivery,) = store.claim_deliveries()
+    store.finish_delivery(delivery.id, REFUSED, DeliveryState.PENDING, wait=300)
+    clock.advance(299)
+    assert store.claim_deliveries() == []
+    clock.advance(2)
+    assert store.claim_deliveries()[0].tries == (REFUSED,)
+    store.finish_delivery(delivery.id, ANSWERED, DeliveryState.DELIVERED)
+    clock.advance(10_000)
+    assert store.claim_deliveries() == []
+    (logged,) = store.deliveries(webhook.id)
+    assert (logged.state, logged.tries) == (DeliveryState.DELIVERED, (REFUSED, ANSWERED))
+    # Told twice because a claim ran out: the first answer stays.
+    store.finish_delivery(delivery.id, REFUSED, DeliveryState.PENDING)
+    assert store.deliveries(webhook.id)[0].state is DeliveryState.DELIVERED
+
+
+def test_a_webhook_goes_with_its_log(store: SqlStore) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    ended_job(store)
+    (delivery,) = store.claim_deliveries()
+    store.delete_webhook(webhook.id)
+    store.finish_delivery(delivery.id, ANSWERED, DeliveryState.DELIVERED)
+    assert (store.webhooks(), store.deliveries(webhook.id), store.claim_deliveries()) == ([], [], [])
+    with pytest.raises(UnknownWebhookError, match="GET /v1/webhooks"):
+        store.delete_webhook(webhook.id)
+
+
+def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: SqlStore) -> None:
+    made = [store.create_webhook("anna", f"https://a.example/{n}") for n in range(MOST_WEBHOOKS)]
+    with pytest.raises(TooManyWebhooksError, match="delete one"):
+        store.create_webhook("anna", "https://a.example/more")
+    assert len({webhook.secret for webhook in made}) == MOST_WEBHOOKS
+    assert made[0].secret not in repr(made[0])
+    store.create_webhook("bert", "https://b.example/")
+    assert len(store.webhooks("anna")) == MOST_WEBHOOKS
