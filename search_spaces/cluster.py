@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from search_spaces.errors import ClusterFormatError
 
+DEVICE_KINDS = ("cpu", "cuda")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
@@ -25,7 +27,7 @@ class DeviceSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
+        if self.kind not in DEVICE_KINDS:
             raise ClusterFormatError("kind", f"{self.kind!r} is no kind of device", "use cpu or cuda")
         _require_positive(self.memory_bytes, "memory_bytes")
         for precision, flops in self.peak_flops.items():

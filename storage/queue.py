@@ -85,7 +85,7 @@ def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits:
     if session.get_bind().dialect.name == "postgresql":
         # One claim at a time, or two workers could each take a submitter's last place.
         session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
-    for job in session.scalars(_left_behind(now, owner)):
+    for job in session.scalars(_left_behind(now, owner).where(*_suitable(limits))):
         if not leases.is_held(now, job):
             return jobs.take(session, now, job, owner, seconds, job.state)
     job = session.scalars(_waiting(now, limits)).first()
@@ -103,7 +103,7 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
     """The next job by priority, then of whoever has the fewest running ones, then in order of queueing."""
     other = aliased(JobRow)
     running = select(func.count()).where(other.submitter == JobRow.submitter, _held(other, now)).scalar_subquery()
-    query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None))
+    query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None), *_suitable(limits))
     if limits.running_jobs is not None:
         query = query.where(running < limits.running_jobs)
     if limits.device_seconds is not None:
@@ -112,6 +112,12 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
         query = query.where(func.coalesce(used, 0.0) < limits.device_seconds)
     query = query.order_by(JobRow.priority.desc(), running.asc(), JobRow.queued, JobRow.id).limit(1)
     return query.with_for_update(skip_locked=True, of=JobRow)
+
+
+def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
+    """What the request of a job must say for this worker."""
+    wanted = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
+    return [JobRow.request[path].as_string().in_(names) for path, names in wanted.items() if names]
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:

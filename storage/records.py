@@ -114,12 +114,16 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What one submitter may take at once."""
+    """Which jobs of the queue a worker takes."""
 
     running_jobs: int | None = None
     """Jobs of a submitter that may run at a time; None: no limit."""
     device_seconds: float | None = None
     """Seconds times devices after which no further job of a submitter starts on that day (UTC); None: no limit."""
+    runners: frozenset[str] = frozenset()
+    """The runners whose jobs it takes; empty: all."""
+    devices: frozenset[str] = frozenset()
+    """The kinds of device whose jobs it takes, cpu or cuda; empty: all."""
 
 
 class Scope(StrEnum):

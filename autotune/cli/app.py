@@ -339,13 +339,22 @@ def worker(
     replay: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Answer trials from this file of measurements instead of running them.")
     ] = None,
+    runner: Annotated[
+        list[str] | None,
+        typer.Option("--runner", metavar="NAME", help="Take jobs of this runner alone. May be repeated. [default: all]"),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="KIND", help="Take jobs for cpu, or for cuda, alone. [default: all]"),
+    ] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
 ) -> None:
     """Take submitted jobs from a database and run them, until a signal ends it."""
     from autotune.cli.serve import worker_command
 
-    end(lambda: worker_command(db, running_jobs, replay, jobs, until_input_ends))
+    runners, devices = tuple(runner or ()), tuple(device or ())
+    end(lambda: worker_command(db, running_jobs, runners, devices, replay, jobs, until_input_ends))
 
 
 keys_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)

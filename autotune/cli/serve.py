@@ -20,10 +20,12 @@ from rich.table import Table
 from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.jobs.request import RUNNERS
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
 from autotune.network import is_loopback
 from autotune.runners import make_replay_runner, make_runner
+from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.plain import to_plain
 from storage.records import QueueLimits, Scope
 from storage.sql import default_database_url, open_store
@@ -109,9 +111,17 @@ def _worker(url: str) -> Iterator[None]:
 
 
 def worker_command(
-    database: str | None, running_jobs: int | None, replay: Path | None, most_jobs: int | None, until_input_ends: bool
+    database: str | None,
+    running_jobs: int | None,
+    runners: tuple[str, ...],
+    devices: tuple[str, ...],
+    replay: Path | None,
+    most_jobs: int | None,
+    until_input_ends: bool,
 ) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
+    _require_known("runner", runners, RUNNERS)
+    _require_known("device", devices, DEVICE_KINDS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     stop = StopSignal()
 
@@ -125,13 +135,21 @@ def worker_command(
 
     make = make_runner if replay is None else make_replay_runner(replay)
     with open_store(database or default_database_url()) as store:
-        worker = Worker(store, make, QueueLimits(running_jobs=running_jobs))
+        limits = QueueLimits(running_jobs=running_jobs, runners=frozenset(runners), devices=frozenset(devices))
+        worker = Worker(store, make, limits)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ended)
         if until_input_ends:
             threading.Thread(target=input_ended, daemon=True).start()
         worker.run(stop, most_jobs)
     return Status.OK
+
+
+def _require_known(field: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name that no job has: the worker would wait for ever."""
+    for name in names:
+        if name not in known:
+            raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known)}")
 
 
 def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:

@@ -93,6 +93,29 @@ class TestClaiming:
         store.release(claimed(store), JobState.QUEUED, "", "")
         assert claimed(store).job_id == first
 
+    @pytest.mark.parametrize(
+        ("limits", "wanted"),
+        [
+            (QueueLimits(), [0, 1, 2]),
+            (QueueLimits(runners=frozenset({"ray"})), [0, 2]),
+            (QueueLimits(devices=frozenset({"cpu"})), [1, 2]),
+            (QueueLimits(runners=frozenset({"ray", "local"}), devices=frozenset({"cuda"})), [0]),
+        ],
+    )
+    def test_a_worker_takes_the_jobs_that_it_is_for_also_those_left_behind(
+        self, store: Store, clock, limits: QueueLimits, wanted: list[int]
+    ) -> None:
+        ids = []
+        for runner, kind in (("ray", "cuda"), ("local", "cpu"), ("ray", "cpu")):
+            request = {"runner": runner, "resolved_cluster": {"device": {"kind": kind}}}
+            ids.append(store.submit(request, Submission())[0].id)
+            clock.advance(1)
+        for left_behind in (False, True):
+            found = [claimed(store, limits=limits) for _ in wanted]
+            assert [lease.job_id for lease in found] == [ids[number] for number in wanted], left_behind
+            assert store.claim(ELSEWHERE, limits=limits) is None
+            clock.advance(31)
+
     def test_many_workers_never_claim_one_job_twice(self, open_again) -> None:
         store = open_again()
         ids = {submit(store, submitter=f"s{number % 3}") for number in range(24)}

@@ -218,3 +218,8 @@ def test_the_default_database_is_in_the_users_data_folder(
     assert command("show", "--jobs").status == 0
     assert (folder / "data" / "autotune" / "autotune.db").exists()
     assert not os.path.lexists(folder / "jobs.db")
+
+
+@pytest.mark.parametrize(("option", "name", "known"), [("--runner", "slurm", "ray, local"), ("--device", "gpu", "cpu, cuda")])
+def test_a_worker_for_jobs_that_nobody_has(command: Command, option: str, name: str, known: str) -> None:
+    refused(command, "worker", option, name, says=(f"{option[2:]}: '{name}' is not known; use some of {known}",))
