@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
 from storage import jobs, leases
 from storage.attempts import abandon
@@ -144,8 +144,8 @@ def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
         state = JobState.PAUSED  # its process is gone: nothing is left to be waited for
     if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
         return ASKED[_LATER[wanted]][0]
-    if state is JobState.CANCELLED and wanted is Ask.CANCEL:
-        return state
+    if (state is JobState.CANCELLED and wanted is Ask.CANCEL) or (job.reason == StopReason.STOPPED and wanted is Ask.STOP):
+        return state  # done already
     raise _misfit(job, wanted, "it has ended")
 
 
