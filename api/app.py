@@ -14,9 +14,11 @@ from api.deliverer import Deliverer
 from api.delivery import deliver
 from api.events import EventHub
 from api.guard import VERSION, Guard
+from api.metrics import Metrics, Timed
 from api.routes import catalog, jobs, operations, results, webhooks
 from api.settings import Settings
 from api.targets import networks
+from autotune.telemetry import instrument
 from storage.sql import open_store
 
 
@@ -41,8 +43,11 @@ def create_app(settings: Settings) -> FastAPI:
     app = with_routes(lifespan)
     app.state.store, app.state.settings = store, settings
     app.state.hub = EventHub(store)
+    app.state.metrics = Metrics(store)
     app.state.counting = threading.BoundedSemaphore(settings.counts_at_once)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Timed, metrics=app.state.metrics, log=settings.access_log)
+    instrument(app)
     return app
 
 

@@ -33,6 +33,8 @@ class Settings:
     """Further names that a Host header may have where keys are not asked for."""
     webhook_networks: tuple[str, ...] = ()
     """Networks beside the public internet that webhooks may be in, such as 10.1.0.0/16."""
+    access_log: bool = False
+    """Whether every request is a line of the log."""
 
     def __post_init__(self) -> None:
         if not self.require_keys and not is_loopback(self.host):

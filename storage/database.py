@@ -71,6 +71,13 @@ class Database:
         """Run `work` on one consistent snapshot."""
         return self._repeated(lambda: self._once(self._reader, work))
 
+    def glance(self, work: Callable[[Session], T]) -> T:
+        """Run `work` as `read` does, but wait for nothing."""
+        try:
+            return self._once(self._reader, work)
+        except DatabaseError as error:
+            raise self._unavailable(error) from error
+
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` as one transaction: all of it is kept when this returns, nothing of it when this raises.
 

@@ -1,13 +1,18 @@
 """Counts over all jobs, for who watches the service."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from search_spaces.outcome import JobState
-from storage.records import Figures
+from search_spaces.outcome import JobState, Outcome
+from storage.records import HELD, Durations, Figures
 from storage.tables import JobRow, TrialRow
+
+STEPS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Seconds by which durations are told apart."""
 
 
 def figures(session: Session, now: datetime) -> Figures:
@@ -21,4 +26,31 @@ def figures(session: Session, now: datetime) -> Figures:
         jobs={str(state): count for state, count in jobs},
         trials={str(outcome): count for outcome, count in trials},
         longest_wait=max(0.0, (now - first).total_seconds()) if first is not None else 0.0,
+        durations=_durations(session),
+        best=_best(session),
     )
+
+
+def _durations(session: Session) -> Mapping[str, Durations]:
+    seconds = _seconds(session)
+    within = [func.sum(case((seconds <= step, 1), else_=0)) for step in STEPS]
+    query = select(TrialRow.outcome, func.count(), func.sum(seconds), *within).where(TrialRow.started.is_not(None))
+    return {
+        str(outcome): Durations(count=count, seconds=float(total), within=dict(zip(STEPS, counts, strict=True)))
+        for outcome, count, total, *counts in session.execute(query.group_by(TrialRow.outcome))
+        if outcome is not None
+    }
+
+
+def _seconds(session: Session) -> Any:
+    """Seconds from start to end of a trial, as each kind of database counts them."""
+    if session.get_bind().dialect.name == "sqlite":
+        return (func.julianday(TrialRow.finished) - func.julianday(TrialRow.started)) * 86400.0
+    return func.extract("epoch", TrialRow.finished - TrialRow.started)
+
+
+def _best(session: Session) -> Mapping[str, float]:
+    best = func.max(TrialRow.samples_per_second_mean)
+    query = select(TrialRow.job_id, best).join(JobRow, JobRow.id == TrialRow.job_id)
+    query = query.where(JobRow.state.in_(HELD), TrialRow.outcome == Outcome.OK).group_by(TrialRow.job_id)
+    return {job_id: rate for job_id, rate in session.execute(query) if rate is not None}

@@ -151,6 +151,17 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """How long things took."""
+
+    count: int
+    seconds: float
+    """In all."""
+    within: Mapping[float, int]
+    """Seconds -> how many took no longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Counts over all jobs."""
 
@@ -160,6 +171,10 @@ class Figures:
     """Outcome -> trials that ended so."""
     longest_wait: float
     """Seconds that the oldest job of the queue has waited."""
+    durations: Mapping[str, "Durations"]
+    """Outcome -> how long the trials took that ended so; refused ones took no time, and are left out."""
+    best: Mapping[str, float]
+    """Running job -> the highest samples/s of its trials so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from storage import attempts, events, figures, jobs, keys, queue, retention, tra
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
-from storage.migrations import migrate
+from storage.migrations import migrate, stored_revision
 from storage.records import (
     ApiKey,
     Ask,
@@ -163,7 +163,10 @@ class SqlStore(Store):
         return self._read(events.event_counts, job_ids)
 
     def figures(self) -> Figures:
-        return self._look(figures.figures)
+        return self._database.glance(lambda session: figures.figures(session, self._now(session)))
+
+    def revision(self) -> str:
+        return self._database.glance(lambda session: stored_revision(session.connection()) or "")
 
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
         return self._write(keys.create_key, owner, scopes, expires)

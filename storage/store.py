@@ -210,7 +210,11 @@ class Store(ABC):
 
     @abstractmethod
     def figures(self) -> Figures:
-        """Counts over all jobs."""
+        """Counts over all jobs. A database that is away is not waited for."""
+
+    @abstractmethod
+    def revision(self) -> str:
+        """The revision of the tables, asked for now. A database that is away is not waited for."""
 
     # API keys
 

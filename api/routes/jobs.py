@@ -50,7 +50,8 @@ def submit_job(
     """Submit a tuning job; its address is in `Location`."""
     session = session_of_submission(body, settings)
     submission = Submission(
-        submitter=principal.owner, priority=body.priority, key=key, body_hash=body_hash(body) if key else ""
+        submitter=principal.owner, priority=body.priority, devices=session.world_size, key=key,
+        body_hash=body_hash(body) if key else "",
     )  # fmt: skip
     job, _ = store.submit(request_to_row(session.request), submission)
     return _located(job, response)
@@ -119,7 +120,9 @@ def cancel_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Re
 def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response, key: Key = None) -> JobView:
     """Submit the same request once more."""
     job = visible_job(store, principal, job_id)
-    submission = Submission(submitter=principal.owner, priority=job.priority, key=key, body_hash=f"clone {job_id}")
+    submission = Submission(
+        submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}"
+    )  # fmt: skip
     return _located(store.submit(job.request, submission)[0], response)
 
 

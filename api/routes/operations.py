@@ -1,19 +1,51 @@
 """Whether the service lives, is ready, and how it does."""
 
-from fastapi import APIRouter, Depends, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from api.auth import StoreOf, needs
+from api.auth import Reader, StoreOf, needs
+from api.metrics import Metrics
+from storage.errors import DatabaseUnavailableError
+from storage.migrations import HEAD
 from storage.records import Scope
+from storage.service_records import WorkerRecord
 from storage.store import Store
 
 router = APIRouter(tags=["operations"])
+
+SEEN_SECONDS = 60.0
+"""A worker that gave no sign of life for so long counts as gone."""
 
 
 class Health(BaseModel):
     """How the process does."""
 
     status: str = "ok"
+
+
+class Readiness(BaseModel):
+    """What the service needs, and how each of it is."""
+
+    status: str
+    """`ok`; `degraded`: requests are answered, but no job is run, or not every one; `unavailable`."""
+    database: str
+    migration: str
+    workers: str
+    ray: str
+
+
+class UsageView(BaseModel):
+    """What a submitter's jobs take."""
+
+    submitter: str
+    day: str
+    """YYYY-MM-DD, in UTC."""
+    device_seconds: float
+    """Seconds that workers held their jobs on that day, times the devices of each."""
+    running_jobs: int
+    queued_jobs: int
 
 
 @router.get("/livez", operation_id="live")
@@ -23,12 +55,16 @@ async def live() -> Health:
 
 
 @router.get(
-    "/readyz", operation_id="ready", responses={503: {"description": "The database cannot be used."}}, response_model=Health
+    "/readyz",
+    operation_id="ready",
+    responses={503: {"model": Readiness, "description": "The database cannot be used, or has other tables."}},
 )
-def ready(store: StoreOf) -> Health:
-    """Whether the database can be used, and has the tables that this version knows."""
-    store.jobs(limit=1)
-    return Health()
+def ready(store: StoreOf, response: Response) -> Readiness:
+    """Whether requests can be answered: 503 where not. Jobs wait in the queue while no worker is there: that is `degraded`."""
+    found = readiness(store)
+    if found.status == "unavailable":
+        response.status_code = 503
+    return found
 
 
 @router.get(
@@ -38,18 +74,50 @@ def ready(store: StoreOf) -> Health:
     responses={200: {"content": {"text/plain": {}}, "description": "Figures in the text format of Prometheus."}},
     dependencies=[Depends(needs(Scope.READ))],
 )
-def metrics(store: StoreOf) -> Response:
-    """Jobs by state and trials by outcome."""
-    return Response(metrics_text(store), media_type="text/plain; version=0.0.4; charset=utf-8")
+def metrics(request: Request) -> Response:
+    """Jobs by state, trials by outcome and duration, the queue, workers, the best of each running job, requests."""
+    found: Metrics = request.app.state.metrics
+    return Response(found.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def metrics_text(store: Store) -> str:
-    """The figures."""
-    figures = store.figures()
-    lines = ["# HELP autotune_jobs Jobs by state.", "# TYPE autotune_jobs gauge"]
-    lines += [f'autotune_jobs{{state="{state}"}} {count}' for state, count in sorted(figures.jobs.items())]
-    lines += ["# HELP autotune_trials_total Trials with an outcome.", "# TYPE autotune_trials_total counter"]
-    lines += [f'autotune_trials_total{{outcome="{outcome}"}} {count}' for outcome, count in sorted(figures.trials.items())]
-    lines += ["# HELP autotune_queue_seconds Age of the job that waits longest.", "# TYPE autotune_queue_seconds gauge"]
-    lines += [f"autotune_queue_seconds {figures.longest_wait:.3f}"]
-    return "\n".join(lines) + "\n"
+@router.get("/v1/usage", operation_id="get_usage")
+def get_usage(
+    store: StoreOf,
+    principal: Reader,
+    submitter: Annotated[
+        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose; for others than you, admin is needed.")
+    ] = None,
+) -> UsageView:
+    """What your jobs take today: where workers have a limit of device-seconds or running jobs, further jobs wait."""
+    whose = submitter if submitter is not None and principal.sees_all else principal.owner
+    used = store.usage(whose)
+    return UsageView(
+        submitter=whose, day=used.day, device_seconds=round(used.device_seconds, 3), running_jobs=used.running_jobs,
+        queued_jobs=used.queued_jobs,
+    )  # fmt: skip
+
+
+def readiness(store: Store) -> Readiness:
+    """How the service does. Nothing of it names hosts, paths or errors: who asks needs no key."""
+    try:
+        revision, workers = store.revision(), None
+        if revision == HEAD:
+            workers = store.workers(SEEN_SECONDS)
+    except DatabaseUnavailableError:
+        return Readiness(status="unavailable", database="cannot be used", migration="-", workers="-", ray="-")
+    if workers is None:
+        told = f"{revision}, and this server needs {HEAD}"
+        return Readiness(status="unavailable", database="ok", migration=told, workers="-", ray="-")
+    ray = _ray(workers)
+    status = "ok" if workers and not ray.startswith("failed") else "degraded"
+    seen = f"{len(workers)} seen within {SEEN_SECONDS:.0f} s" if workers else f"none seen within {SEEN_SECONDS:.0f} s"
+    return Readiness(status=status, database="ok", migration=revision, workers=seen, ray=ray)
+
+
+def _ray(workers: list[WorkerRecord]) -> str:
+    """Ray as the workers know it: they start it for the first job that needs it."""
+    if any(worker.runner == "ray" and not worker.problem for worker in workers):
+        return "ok"
+    if any(worker.runner == "ray" for worker in workers):
+        return "failed: ranks could not be started; the workers' log has the reason"
+    return "not used yet"

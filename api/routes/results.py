@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
 
 from api.auth import Reader, StoreOf, visible_job
 from api.events import ENDED, EventHub
@@ -81,7 +82,7 @@ def export_best(
 @router.get("/events", operation_id="list_events")
 def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> EventPage:
     """Events beyond `after`, numbered without a gap."""
-    visible_job(store, principal, job_id)
+    _require_kept(visible_job(store, principal, job_id), after)
     items = store.events(job_id, after, limit)
     return EventPage(items=[event_view(event) for event in items], next=items[-1].sequence if items else after)
 
@@ -104,11 +105,19 @@ def stream_events(
         if not (last.isascii() and last.isdigit() and int(last) <= MOST):
             raise RequestError("Last-Event-ID", f"{last!r} is no sequence of an event", "give the id of the last event")
         after = int(last)
+    _require_kept(job, after)
     if job.state in ENDED and job.version <= after:
         return Response(status_code=204)
     hub: EventHub = request.app.state.hub
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(hub.stream(job_id, after), media_type="text/event-stream", headers=headers)
+
+
+def _require_kept(job: JobRecord, after: int) -> None:
+    """Refuse to begin where events were removed: there would be a gap."""
+    if after < job.events_removed:
+        told = f"events up to {job.events_removed} were removed because they were old; begin with after={job.events_removed}"
+        raise HTTPException(410, f"after: {told}")
 
 
 def _best(store: Store, job: JobRecord) -> dict[str, Any]:

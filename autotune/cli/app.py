@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.sizes import parse_bytes
+from autotune.cli import database_app, service_app
+from autotune.cli.options import Bytes, Database, Job, Json, Pins
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 
 app = typer.Typer(
@@ -16,20 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-Database = Annotated[
-    str | None,
-    typer.Option("--db", metavar="URL", help="Database: a URL or a file. Default: AUTOTUNE_DB, else your data folder."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
-Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or the beginning of it; the latest when left out.")]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
-]
-Bytes = Annotated[
-    int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
-]
 
 
 def run() -> int:
@@ -302,100 +289,8 @@ def profile(
     )
 
 
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
-    keys: Annotated[
-        bool | None, typer.Option("--keys/--no-keys", help="Ask for API keys. [default: unless bound to loopback]")
-    ] = None,
-    worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Run jobs too, not the API alone.")] = True,
-    allow_factory: Annotated[
-        list[str] | None,
-        typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
-    ] = None,
-    requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
-    db: Database = None,
-) -> None:
-    """Serve the REST API on a database, with a worker that runs what is submitted."""
-    from autotune.cli.serve import ServeOptions, serve_command
-
-    end(
-        lambda: serve_command(
-            ServeOptions(
-                host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
-                requests_per_second=requests_per_second,
-            )
-        )
-    )  # fmt: skip
-
-
-@app.command()
-def worker(
-    running_jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Jobs of one submitter that may run at a time. [default: no limit]")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many jobs. [default: never]")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Answer trials from this file of measurements instead of running them.")
-    ] = None,
-    runner: Annotated[
-        list[str] | None,
-        typer.Option("--runner", metavar="NAME", help="Take jobs of this runner alone. May be repeated. [default: all]"),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", metavar="KIND", help="Take jobs for cpu, or for cuda, alone. [default: all]"),
-    ] = None,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
-    db: Database = None,
-) -> None:
-    """Take submitted jobs from a database and run them, until a signal ends it."""
-    from autotune.cli.serve import worker_command
-
-    runners, devices = tuple(runner or ()), tuple(device or ())
-    end(lambda: worker_command(db, running_jobs, runners, devices, replay, jobs, until_input_ends))
-
-
-keys_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
-app.add_typer(keys_app, name="keys")
-
-
-@keys_app.command("create")
-def create_key(
-    owner: Annotated[str, typer.Argument(metavar="OWNER", help="Whose key it is: jobs are theirs.")],
-    scope: Annotated[
-        list[str] | None,
-        typer.Option("--scope", metavar="NAME", help="read, submit or admin. May be repeated. [default: read and submit]"),
-    ] = None,
-    days: Annotated[
-        int | None, typer.Option(min=1, max=36500, metavar="N", help="Days until it expires. [default: never]")
-    ] = None,
-    db: Database = None,
-) -> None:
-    """Make a key; standard output has its text, this once."""
-    from autotune.cli.serve import create_key_command
-
-    end(lambda: create_key_command(db, owner, tuple(scope or ()), days))
-
-
-@keys_app.command("list")
-def list_keys(db: Database = None, json: Json = False) -> None:
-    """Show all keys, without their secrets."""
-    from autotune.cli.serve import list_keys_command
-
-    end(lambda: list_keys_command(db, json))
-
-
-@keys_app.command("revoke")
-def revoke_key(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `autotune keys list` shows it.")],
-    db: Database = None,
-) -> None:
-    """End a key."""
-    from autotune.cli.serve import revoke_key_command
-
-    end(lambda: revoke_key_command(db, key))
+service_app.register(app)
+app.add_typer(database_app.app, name="db")
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -23,8 +22,10 @@ from autotune.errors import RequestError
 from autotune.jobs.request import RUNNERS
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
+from autotune.logs import LogFormat, set_up_logs
 from autotune.network import is_loopback
 from autotune.runners import make_replay_runner, make_runner
+from autotune.telemetry import traces
 from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.plain import to_plain
 from storage.records import QueueLimits, Scope
@@ -45,6 +46,24 @@ class ServeOptions:
     worker: bool
     factories: tuple[str, ...]
     requests_per_second: float
+    webhook_networks: tuple[str, ...]
+    log_format: LogFormat
+    access_log: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What the command line gave."""
+
+    database: str | None
+    running_jobs: int | None
+    device_seconds: float | None
+    runners: tuple[str, ...]
+    devices: tuple[str, ...]
+    replay: Path | None
+    most_jobs: int | None
+    log_format: LogFormat
+    until_input_ends: bool
 
 
 def serve_command(options: ServeOptions) -> Status:
@@ -73,12 +92,14 @@ def serve_command(options: ServeOptions) -> Status:
         {
             "database_url": url, "host": options.host, "require_keys": require_keys,
             "factories": list(options.factories), "requests_per_second": options.requests_per_second,
+            "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
         }
     )  # fmt: skip
-    with _worker(url) if options.worker else contextlib.nullcontext():
+    set_up_logs(options.log_format)
+    with traces("autotune-api"), _worker(url, options.log_format) if options.worker else contextlib.nullcontext():
         config = uvicorn.Config(
             "api.server:make_app", factory=True, host=options.host, port=options.port, access_log=False,
-            timeout_graceful_shutdown=5, server_header=False, log_level="warning",
+            timeout_graceful_shutdown=5, server_header=False, log_level="warning", log_config=None,
         )  # fmt: skip
         Console(stderr=True).print(
             f"listening on http://{options.host}:{options.port} (API keys {'asked for' if require_keys else 'not asked for'})",
@@ -93,11 +114,11 @@ def serve_command(options: ServeOptions) -> Status:
 
 
 @contextlib.contextmanager
-def _worker(url: str) -> Iterator[None]:
+def _worker(url: str, log_format: LogFormat) -> Iterator[None]:
     """A worker in a process of its own, so that ranks and what they load are none of the server's."""
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
     main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
-    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends"]
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", log_format]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
         yield
@@ -110,19 +131,11 @@ def _worker(url: str) -> Iterator[None]:
             process.wait()
 
 
-def worker_command(
-    database: str | None,
-    running_jobs: int | None,
-    runners: tuple[str, ...],
-    devices: tuple[str, ...],
-    replay: Path | None,
-    most_jobs: int | None,
-    until_input_ends: bool,
-) -> Status:
+def worker_command(options: WorkerOptions) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
-    _require_known("runner", runners, RUNNERS)
-    _require_known("device", devices, DEVICE_KINDS)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _require_known("runner", options.runners, RUNNERS)
+    _require_known("device", options.devices, DEVICE_KINDS)
+    set_up_logs(options.log_format)
     stop = StopSignal()
 
     def ended(_number: int, _frame: FrameType | None) -> None:
@@ -133,15 +146,20 @@ def worker_command(
         sys.stdin.read()  # the server holds the other end: it is closed however that ends
         ended(0, None)
 
-    make = make_runner if replay is None else make_replay_runner(replay)
-    with open_store(database or default_database_url()) as store:
-        limits = QueueLimits(running_jobs=running_jobs, runners=frozenset(runners), devices=frozenset(devices))
+    make = make_runner if options.replay is None else make_replay_runner(options.replay)
+    limits = QueueLimits(
+        running_jobs=options.running_jobs,
+        device_seconds=options.device_seconds,
+        runners=frozenset(options.runners),
+        devices=frozenset(options.devices),
+    )
+    with traces("autotune-worker"), open_store(options.database or default_database_url()) as store:
         worker = Worker(store, make, limits)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ended)
-        if until_input_ends:
+        if options.until_input_ends:
             threading.Thread(target=input_ended, daemon=True).start()
-        worker.run(stop, most_jobs)
+        worker.run(stop, options.most_jobs)
     return Status.OK
 
 

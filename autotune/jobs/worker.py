@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
+from autotune.jobs.beats import WorkerBeats
+from autotune.jobs.journal import Journal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.session import Session, require_startable, session_of
 from autotune.jobs.stop import StopSignal
@@ -48,11 +50,12 @@ class Worker:
         self._store, self._make_runner, self._limits = store, make_runner, limits
         self._poll_seconds = poll_seconds
         self._kept: _Kept | None = None
+        self._beats = WorkerBeats(store)
         self.jobs_done = 0
 
     def run(self, stop: StopSignal, most_jobs: int | None = None) -> None:
         """Take and run jobs until `stop` is requested, or `most_jobs` were run. Outages of the database are waited for."""
-        with contextlib.closing(self):
+        with self._beats, contextlib.closing(self):
             while not stop.requested and (most_jobs is None or self.jobs_done < most_jobs):
                 try:
                     lease = self._store.claim(current_owner(), LEASE_SECONDS, self._limits)
@@ -61,6 +64,7 @@ class Worker:
                         continue
                     self._run(lease, stop)
                     self.jobs_done += 1
+                    self._beats.runs(None)
                 except LeaseLostError as error:
                     log.warning("%s", error)
                     self.close()  # its ranks may still run a trial of a job that is another's now
@@ -73,11 +77,13 @@ class Worker:
         """End the ranks."""
         kept, self._kept = self._kept, None
         if kept is not None:
+            self._beats.keeps("")
             kept.runner.close()
 
     def _run(self, lease: Lease, stop: StopSignal) -> None:
         """Run a job to its end. What is wrong with it, or with its ranks, is its own end: the worker goes on."""
         log.info("job %s: taken", lease.job_id, extra={"job": lease.job_id})
+        self._beats.runs(lease.job_id)
         with LeaseKeeper(self._store, lease) as keeper:
             try:
                 session = session_of(self._store.job(lease.job_id))
@@ -88,7 +94,8 @@ class Worker:
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
                 return
             try:
-                ended = run_held_job(session, self._store, keeper, runner, StopSignal(worker=stop))
+                with Journal(lease.job_id) as journal:
+                    ended = run_held_job(session, self._store, keeper, runner, StopSignal(worker=stop), journal)
             except (LeaseLostError, DatabaseUnavailableError):
                 raise
             except Exception:
@@ -103,5 +110,10 @@ class Worker:
         key = (request.runner, session.world_size, session.cluster.device.kind, request.python_path)
         if self._kept is None or self._kept.key != key:
             self.close()
-            self._kept = _Kept(key, self._make_runner(session))
+            try:
+                self._kept = _Kept(key, self._make_runner(session))
+            except ExecutorError as error:
+                self._beats.keeps(request.runner, str(error))
+                raise
+            self._beats.keeps(request.runner)
         return self._kept.runner

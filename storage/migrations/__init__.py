@@ -31,11 +31,16 @@ def migrate(connection: Connection, place: str) -> None:
     connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
 
+def stored_revision(connection: Connection) -> str | None:
+    """The revision that a database with our tables is at."""
+    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+
+
 def _revision(connection: Connection, place: str) -> str | None:
     """The revision that the database is at; None for an empty one."""
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
-        return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+        return stored_revision(connection)
     if taken := sorted(tables & Base.metadata.tables.keys()):
         raise DatabaseUnavailableError(
             f"{place}: has tables of another program ({', '.join(taken)}); name another database with --db"

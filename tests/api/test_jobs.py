@@ -178,16 +178,6 @@ def test_a_space_is_counted_and_a_configuration_judged(client: TestClient) -> No
     problem_of(client.post("/v1/spaces/validate", json=REQUEST | {"config": {"zero_stage": 17}}), 422)
 
 
-def test_operations(client: TestClient, store: Store) -> None:
-    assert client.get("/livez").json() == {"status": "ok"}
-    assert client.get("/readyz").json() == {"status": "ok"}
-    measure(store, submit(client)["id"], trials=2)
-    submit(client)
-    text = client.get("/metrics").text
-    assert 'autotune_jobs{state="PAUSED"} 1' in text
-    assert 'autotune_trials_total{outcome="OK"} 2' in text
-
-
 def test_every_answer_tells_the_version(client: TestClient) -> None:
     for path in ("/livez", "/v1/jobs", "/nowhere"):
         assert client.get(path).headers["autotune-api-version"] == "1"

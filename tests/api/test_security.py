@@ -167,5 +167,8 @@ def test_a_lost_database_is_a_problem_without_its_path(tmp_path: Path) -> None:
     app.state.store.close()  # its next connection meets what stands there then
     path.write_bytes(b"no database any more" * 100)
     with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
-        for url in ("/v1/jobs", "/readyz", "/metrics"):
-            assert str(path) not in json.dumps(problem_of(client.get(url), 503))
+        assert str(path) not in json.dumps(problem_of(client.get("/v1/jobs"), 503))
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
+        assert str(path) not in ready.text
+        assert "autotune_database_up 0.0" in client.get("/metrics").text

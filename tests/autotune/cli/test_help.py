@@ -10,10 +10,11 @@ from called import Command
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "serve", "worker", "keys", "doctor", "clean")
+COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "doctor", "clean")
+SERVICE = ("serve", "worker", "keys", "db")
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("name", ["", *COMMANDS, *SERVICE])
 def test_help_is_golden(command: Command, name: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
     answer = command(*filter(None, [name]), "--help")

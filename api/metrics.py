@@ -1,0 +1,119 @@
+"""Figures for Prometheus: what the database counts, and how long this server's own answers took."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from storage.errors import DatabaseUnavailableError
+from storage.records import Figures
+from storage.store import Store
+
+KEPT_SECONDS = 5.0
+"""How long figures of the database are given out again: several who scrape cost one look."""
+access = logging.getLogger("autotune.access")
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_OfTheDatabase(store, clock))
+        self._answers = Histogram(
+            "autotune_http_request_seconds",
+            "Time to the first byte of an answer.",
+            ("method", "route", "status"),
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+            registry=self._registry,
+        )
+
+    def text(self) -> str:
+        """The figures in the text format of Prometheus."""
+        return generate_latest(self._registry).decode()
+
+    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self._answers.labels(method, route, str(status)).observe(seconds)
+
+
+class Timed:
+    """An ASGI middleware that counts every answer, and logs it if that is wanted."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: bool) -> None:
+        self.app, self._metrics, self._log = app, metrics, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+
+        async def timed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(scope, message["status"], time.perf_counter() - began)
+            await send(message)
+
+        await self.app(scope, receive, timed)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        # The route's pattern, not the path: a label for each job would never end. What has no route is one label.
+        route = str(getattr(scope.get("route"), "path", "") or "unknown")
+        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        self._metrics.note(method, route, status, seconds)
+        if self._log:
+            about = {"method": method, "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
+            access.info("%s %s %d %.1f ms", method, ascii(scope["path"])[1:-1], status, 1000 * seconds, extra=about)
+
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class _OfTheDatabase(Collector):
+    """What the database counts, asked for when somebody scrapes."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._kept: tuple[float, Figures, int] | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: to be asked at registration would read the database."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures as metrics."""
+        up = GaugeMetricFamily("autotune_database_up", "Whether the database can be used.", 1)
+        try:
+            figures, workers = self._figures()
+        except DatabaseUnavailableError:
+            return (GaugeMetricFamily(up.name, up.documentation, 0),)
+        jobs = GaugeMetricFamily("autotune_jobs", "Jobs by state.", labels=("state",))
+        for state, count in sorted(figures.jobs.items()):
+            jobs.add_metric((state,), count)
+        trials = CounterMetricFamily("autotune_trials", "Trials with an outcome.", labels=("outcome",))
+        for outcome, count in sorted(figures.trials.items()):
+            trials.add_metric((outcome,), count)
+        seconds = HistogramMetricFamily("autotune_trial_seconds", "Time that trials took.", labels=("outcome",))
+        for outcome, taken in sorted(figures.durations.items()):
+            buckets = [(f"{step:g}", float(count)) for step, count in taken.within.items()]
+            seconds.add_metric((outcome,), [*buckets, ("+Inf", float(taken.count))], taken.seconds)
+        best = GaugeMetricFamily(
+            "autotune_job_best_samples_per_second", "Highest samples/s of a running job so far.", labels=("job",)
+        )
+        for job_id, rate in figures.best.items():
+            best.add_metric((job_id,), rate)
+        wait = GaugeMetricFamily("autotune_queue_seconds", "Age of the job that waits longest.", figures.longest_wait)
+        alive = GaugeMetricFamily("autotune_workers", "Workers that gave a sign of life within a minute.", workers)
+        return up, jobs, trials, seconds, best, wait, alive
+
+    def _figures(self) -> tuple[Figures, int]:
+        with self._lock:
+            if self._kept is None or self._clock() - self._kept[0] > KEPT_SECONDS:
+                self._kept = (self._clock(), self._store.figures(), len(self._store.workers()))
+            return self._kept[1], self._kept[2]

@@ -1,0 +1,113 @@
+"""`autotune db`: a job as a file, backups, and removing what is old."""
+
+import contextlib
+import gzip
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from autotune.cli.status import Status
+from autotune.errors import OutputError, RequestError
+from autotune.output import require_writable
+from storage.errors import StorageError
+from storage.sql import default_database_url, open_store
+
+PART = 1 << 20
+"""Characters that are copied at a time."""
+
+
+def dump_command(job_id: str | None, every: bool, out: Path | None, database: str | None) -> Status:
+    """Write a job, or everything, as JSON Lines: to a file, or to standard output."""
+    if out is not None:
+        require_writable(out)
+    with open_store(database or default_database_url()) as store:
+        wanted = None if every else store.job(job_id).id
+        with _sink(out) as sink:
+            count = store.dump(sink, wanted)
+    told = "everything" if wanted is None else f"job {wanted}"
+    Console(stderr=True).print(f"wrote {told} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True)
+    return Status.OK
+
+
+def load_command(path: Path, database: str | None) -> Status:
+    """Read such a file: all of it, or nothing."""
+    with _source(path) as source, open_store(database or default_database_url()) as store:
+        jobs = store.load(source)
+    told = f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs):,} jobs"
+    Console(stderr=True).print(f"read {told} from {path}", highlight=False, soft_wrap=True)
+    return Status.OK
+
+
+def prune_command(days: float, database: str | None) -> Status:
+    """Remove the log of jobs that ended longer ago."""
+    with open_store(database or default_database_url()) as store:
+        pruned = store.prune(datetime.now(UTC) - timedelta(days=days))
+    told = f"{pruned.events:,} events, {pruned.deliveries:,} deliveries, {pruned.submissions:,} submission keys"
+    Console(stderr=True).print(f"removed {told}; jobs, trials and results stay", highlight=False, soft_wrap=True)
+    return Status.OK
+
+
+@contextlib.contextmanager
+def _sink(out: Path | None) -> Iterator[TextIO]:
+    """A seekable file that becomes `out`, or goes to standard output, when all of it is there."""
+    try:
+        # Hashes of keys and secrets of webhooks may be in it: readable by its owner alone, as such files are made.
+        handle, name = tempfile.mkstemp(prefix=".autotune-", dir=None if out is None else out.absolute().parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w+", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                _publish(file, temporary, out)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError | StorageError):
+            raise
+        problem = f"{out or 'a temporary file'} cannot be written ({error.strerror})"
+        raise OutputError("out", problem, "free some space") from error
+
+
+def _publish(file: TextIO, path: Path, out: Path | None) -> None:
+    file.seek(0)
+    if out is None:
+        shutil.copyfileobj(file, sys.stdout, PART)
+        sys.stdout.flush()
+        return
+    if out.suffix == ".gz":
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".autotune-", delete=False) as packed:
+            with gzip.open(packed, "wt", encoding="utf-8") as text:
+                shutil.copyfileobj(file, text, PART)
+            packed.flush()
+            os.fsync(packed.fileno())
+        Path(packed.name).replace(path)
+    else:
+        os.fsync(file.fileno())
+    path.replace(out)
+
+
+@contextlib.contextmanager
+def _source(path: Path) -> Iterator[TextIO]:
+    """The file as text that can be read again from its beginning; `-` is standard input."""
+    if str(path) == "-":
+        yield io.StringIO(sys.stdin.read())
+        return
+    try:
+        with _opened(path) as file:
+            yield file
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise RequestError("file", f"{path} cannot be read ({error})", "give a file that `autotune db` wrote") from error
+
+
+def _opened(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")

@@ -1,0 +1,57 @@
+"""The commands of `autotune db` with their options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import Database, Job
+from autotune.cli.status import end
+
+app = typer.Typer(help="Move jobs between databases, back up, restore, remove old logs.", no_args_is_help=True)
+
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A file, packed if it ends in .gz. [default: standard output]")]
+In = Annotated[Path, typer.Argument(metavar="FILE", help="A file that this command's counterpart wrote; - for standard input.")]
+
+
+@app.command("export")
+def export_job(job: Job = None, out: Out = None, db: Database = None) -> None:
+    """Write a job with its trials, attempts, measurements and events as JSON Lines."""
+    from autotune.cli.database import dump_command
+
+    end(lambda: dump_command(job, False, out, db))
+
+
+@app.command("import")
+def import_job(file: In, db: Database = None) -> None:
+    """Read a job from a file; one that had not ended waits to be resumed."""
+    from autotune.cli.database import load_command
+
+    end(lambda: load_command(file, db))
+
+
+@app.command()
+def backup(out: Out = None, db: Database = None) -> None:
+    """Write the whole database from one snapshot, while it is used. It holds hashes of keys, and secrets of webhooks."""
+    from autotune.cli.database import dump_command
+
+    end(lambda: dump_command(None, True, out, db))
+
+
+@app.command()
+def restore(file: In, db: Database = None) -> None:
+    """Read a backup into a database without jobs, of either kind; jobs that ran then are taken up by the next worker."""
+    from autotune.cli.database import load_command
+
+    end(lambda: load_command(file, db))
+
+
+@app.command()
+def prune(
+    days: Annotated[float, typer.Option(min=0, metavar="N", help="Keep the log of jobs that ended within so many days.")],
+    db: Database = None,
+) -> None:
+    """Remove events, deliveries and submission keys of jobs that ended long ago. Jobs, trials and results stay."""
+    from autotune.cli.database import prune_command
+
+    end(lambda: prune_command(days, db))

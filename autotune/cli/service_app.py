@@ -1,0 +1,131 @@
+"""The commands of the service with their options: `serve`, `worker`, `keys`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import Database, Json, Logs
+from autotune.cli.status import end
+from autotune.logs import LogFormat
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(serve)
+    app.command()(worker)
+    app.add_typer(keys_app, name="keys")
+
+
+def serve(
+    host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
+    keys: Annotated[
+        bool | None, typer.Option("--keys/--no-keys", help="Ask for API keys. [default: unless bound to loopback]")
+    ] = None,
+    worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Run jobs too, not the API alone.")] = True,
+    allow_factory: Annotated[
+        list[str] | None,
+        typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
+    ] = None,
+    requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
+    webhook_network: Annotated[
+        list[str] | None,
+        typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
+    ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+    log_format: Logs = LogFormat.TEXT,
+    db: Database = None,
+) -> None:
+    """Serve the REST API on a database, with a worker that runs what is submitted."""
+    from autotune.cli.serve import ServeOptions, serve_command
+
+    end(
+        lambda: serve_command(
+            ServeOptions(
+                host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
+                requests_per_second=requests_per_second, webhook_networks=tuple(webhook_network or ()),
+                log_format=log_format, access_log=access_log,
+            )
+        )
+    )  # fmt: skip
+
+
+def worker(
+    running_jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Jobs of one submitter that may run at a time. [default: no limit]")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many jobs. [default: never]")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Answer trials from this file of measurements instead of running them.")
+    ] = None,
+    runner: Annotated[
+        list[str] | None,
+        typer.Option("--runner", metavar="NAME", help="Take jobs of this runner alone. May be repeated. [default: all]"),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="KIND", help="Take jobs for cpu, or for cuda, alone. [default: all]"),
+    ] = None,
+    device_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="N", help="Device-seconds of a submitter in a day (UTC), after which no job of theirs starts."
+        ),
+    ] = None,
+    log_format: Logs = LogFormat.TEXT,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    db: Database = None,
+) -> None:
+    """Take submitted jobs from a database and run them, until a signal ends it."""
+    from autotune.cli.serve import WorkerOptions, worker_command
+
+    end(
+        lambda: worker_command(
+            WorkerOptions(
+                database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
+                devices=tuple(device or ()), replay=replay, most_jobs=jobs, log_format=log_format,
+                until_input_ends=until_input_ends,
+            )
+        )
+    )  # fmt: skip
+
+
+keys_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+
+
+@keys_app.command("create")
+def create_key(
+    owner: Annotated[str, typer.Argument(metavar="OWNER", help="Whose key it is: jobs are theirs.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option("--scope", metavar="NAME", help="read, submit or admin. May be repeated. [default: read and submit]"),
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=36500, metavar="N", help="Days until it expires. [default: never]")
+    ] = None,
+    db: Database = None,
+) -> None:
+    """Make a key; standard output has its text, this once."""
+    from autotune.cli.serve import create_key_command
+
+    end(lambda: create_key_command(db, owner, tuple(scope or ()), days))
+
+
+@keys_app.command("list")
+def list_keys(db: Database = None, json: Json = False) -> None:
+    """Show all keys, without their secrets."""
+    from autotune.cli.serve import list_keys_command
+
+    end(lambda: list_keys_command(db, json))
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `autotune keys list` shows it.")],
+    db: Database = None,
+) -> None:
+    """End a key."""
+    from autotune.cli.serve import revoke_key_command
+
+    end(lambda: revoke_key_command(db, key))

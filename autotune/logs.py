@@ -1,0 +1,44 @@
+"""Logs: lines for people, or a JSON object a line for machines; each names the job and the trial that it is about."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+
+ABOUT = ("job", "trial", "method", "path", "status", "seconds", "owner")
+"""What a record may carry by `extra={…}`."""
+
+
+class LogFormat(StrEnum):
+    """How a line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def set_up_logs(style: LogFormat, level: int = logging.INFO) -> None:
+    """Send every log of the process to standard error in this form."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonLines() if style is LogFormat.JSON else text)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Libraries that tell of each request at INFO, with addresses that hold what is nobody's business.
+    for chatty in ("httpx2", "httpcore2", "alembic", "urllib3"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record: time (UTC, ISO 8601), level, logger, message, what it is about, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: getattr(record, name) for name in ABOUT if hasattr(record, name)}
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)

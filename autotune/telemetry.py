@@ -1,0 +1,56 @@
+"""OpenTelemetry traces: spans are made through its API, which does nothing until `set_up_traces` gives them somewhere to go.
+
+Where they go is what OpenTelemetry's own environment variables say: OTEL_EXPORTER_OTLP_ENDPOINT and its siblings.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from autotune.errors import RequestError
+
+QUIET = "livez,readyz,metrics"
+"""Paths that are asked for every few seconds, and are no news."""
+WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def instrument(app: Any) -> None:
+    """Make a span of every request to a FastAPI app, if `traces` gave spans somewhere to go."""
+    from opentelemetry import trace
+
+    if not hasattr(trace.get_tracer_provider(), "add_span_processor"):
+        return  # the API's own provider, which keeps nothing
+    from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+
+    FastAPIInstrumentor.instrument_app(app, excluded_urls=QUIET)
+
+
+@contextmanager
+def traces(service: str) -> Iterator[bool]:
+    """Send the spans of the process to a collector, if the environment names one; yield whether it does.
+
+    Raises:
+        RequestError: it does, and the packages are not installed.
+    """
+    named = next((name for name in WANTED if os.environ.get(name)), None)
+    if named is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        yield False
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor  # noqa: F401  so that it is missed here
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        remedy = "pip install 'autotune[opentelemetry]', or unset it"
+        raise RequestError(named, f"asks for traces, and {error.name} is not installed", remedy) from error
+    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    try:
+        yield True
+    finally:
+        provider.shutdown()

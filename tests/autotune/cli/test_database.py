@@ -1,0 +1,70 @@
+"""`autotune db`: files that are whole or not there, and one line for what is wrong."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from called import Command
+
+from search_spaces.outcome import JobState
+from storage.owners import current_owner
+from storage.records import Submission
+from storage.sql import open_store
+
+
+@pytest.fixture
+def job(folder: Path) -> str:
+    with open_store(str(folder / "jobs.db")) as store:
+        made = store.submit({"model": "llama-tiny"}, Submission(submitter="anna"))[0]
+        store.release(store.acquire(made.id, current_owner()), JobState.PAUSED, "", "")
+    return made.id
+
+
+def test_a_job_is_exported_and_imported(command: Command, folder: Path, job: str) -> None:
+    out = folder / "job.jsonl"
+    answer = command("db", "export", job[:12], "--db", "jobs.db", "--out", out)
+    assert (answer.status, answer.out) == (0, "")
+    assert f"wrote job {job} (4 rows)" in answer.err
+    assert out.stat().st_mode & 0o077 == 0
+    assert command("db", "import", out, "--db", "other.db").status == 0
+    with open_store(str(folder / "other.db")) as store:
+        assert store.job(job).state is JobState.PAUSED
+    again = command("db", "import", out, "--db", "other.db")
+    assert again.status == 2
+    assert f"autotune clean {job} --yes" in again.err
+    printed = command("db", "export", "--db", "jobs.db")
+    assert printed.out.splitlines()[1:] == out.read_text().splitlines()[1:]  # the first line has the time
+
+
+def test_a_backup_is_restored_packed_or_not(command: Command, folder: Path, job: str) -> None:
+    assert command("db", "backup", "--db", "jobs.db", "--out", folder / "all.jsonl.gz").status == 0
+    with gzip.open(folder / "all.jsonl.gz", "rt") as file:
+        assert json.loads(file.readline())["kind"] == "database"
+    assert command("db", "restore", folder / "all.jsonl.gz", "--db", "new.db").status == 0
+    with open_store(str(folder / "new.db")) as store:
+        assert [item.id for item in store.jobs()] == [job]
+    assert "has jobs already" in command("db", "restore", folder / "all.jsonl.gz", "--db", "new.db").err
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
+
+
+def test_prune_says_what_it_removed(command: Command, folder: Path, job: str) -> None:
+    assert "removed 0 events" in command("db", "prune", "--days", "0", "--db", "jobs.db").err
+    with open_store(str(folder / "jobs.db")) as store:
+        store.release(store.acquire(job, current_owner()), JobState.SUCCEEDED, "", "")
+    assert "removed 5 events" in command("db", "prune", "--days", "0", "--db", "jobs.db").err
+
+
+def test_what_cannot_be_read_or_written_is_one_line(command: Command, folder: Path, job: str) -> None:
+    (folder / "broken.gz").write_bytes(b"no gzip")
+    for words, told in (
+        (("db", "import", "nowhere.jsonl"), "file: nowhere.jsonl cannot be read"),
+        (("db", "import", "broken.gz"), "file: broken.gz cannot be read"),
+        (("db", "import", "jobs.db"), "cannot be read"),
+        (("db", "backup", "--out", "nowhere/x.jsonl"), "out:"),
+        (("db", "export", "20200101"), "there is no job"),
+        (("db", "prune"), "days"),
+    ):
+        answer = command(*words, "--db", "jobs.db")
+        assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+        assert told in answer.err
