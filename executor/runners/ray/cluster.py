@@ -27,7 +27,7 @@ class RayCluster:
         self.started = not ray.is_initialized()
         if self.started:
             try:
-                with _interrupts_held_back():
+                with _handlers_kept():
                     _connect(address, cores)
             except KeyboardInterrupt:
                 self.close()
@@ -72,17 +72,23 @@ def _listed(bundle: Mapping[str, float]) -> str:
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C take effect afterwards: a Ray that was interrupted while it started leaves its agents behind."""
+def _handlers_kept() -> Iterator[None]:
+    """Let Ctrl-C take effect afterwards: a Ray that was interrupted while it started leaves its agents behind.
+
+    And leave SIGTERM to whoever handles it: Ray takes it for itself and ends the process by it, whatever is under way.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
     former = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, former)
+        if callable(terminated):  # where nobody does, Ray's own way ends what it has started
+            signal.signal(signal.SIGTERM, terminated)
     if came and callable(former):
         former(*came[0])
 

@@ -1,5 +1,7 @@
 """The Ray runner: the contract, and what is its own."""
 
+import signal
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +10,7 @@ from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, ProcessRunnerContract, 
 
 from executor.errors import RunnerError
 from executor.runners.ray import RayRunner
+from executor.runners.ray.cluster import RayCluster
 from search_spaces.outcome import Outcome
 
 pytestmark = pytest.mark.ray
@@ -47,3 +50,19 @@ def test_an_address_that_does_not_answer_is_one_clear_line(started_ray: None, mo
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(RunnerError, match=r"^the Ray cluster at 192\.0\.2\.1:6379 does not answer: Could not find any"):
         make(address="192.0.2.1:6379")
+
+
+def test_SIGTERM_stays_with_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(*_: object) -> None: ...
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))  # as Ray does
+    former = signal.signal(signal.SIGTERM, mine)
+    try:
+        RayCluster(None, 1)
+        assert signal.getsignal(signal.SIGTERM) is mine
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        RayCluster(None, 1)
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, former)
