@@ -1,5 +1,9 @@
 """The tuning loop: recall, propose, check, run, record."""
 
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
 from autotune.jobs.agenda import Want, ending, next_wants
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.checks import refusal
@@ -12,7 +16,7 @@ from autotune.objective import rate
 from executor.runners.runner import Runner
 from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
-from storage.errors import StorageError
+from storage.errors import JobStateError, StorageError
 from storage.owners import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
@@ -53,7 +57,7 @@ def run_held_job(
     """Run a job whose lease is held, and give it back. Raises what `run_job` raises."""
     loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
     try:
-        state, reason, message = loop.run()
+        released = _run_and_release(loop, store, keeper)
     except StorageError:
         raise
     except BaseException as error:
@@ -61,9 +65,16 @@ def run_held_job(
         state = JobState.PAUSED if paused else JobState.FAILED
         store.release(keeper.lease, state, "interrupted" if paused else type(error).__name__, str(error))
         raise
-    released = store.release(keeper.lease, state, reason, message)
     (listener or LoopListener()).on_state(released.state, released.message, read_book(store, released.id))
     return released
+
+
+def _run_and_release(loop: "TuningLoop", store: Store, keeper: LeaseKeeper) -> JobRecord:
+    """Run until the end that is found is the end of what is asked now: a budget that was extended meanwhile is spent too."""
+    while True:
+        state, reason, message = loop.run()
+        with contextlib.suppress(JobStateError):
+            return store.release(keeper.lease, state, reason, message, loop.known_request)
 
 
 class TuningLoop:
@@ -84,6 +95,8 @@ class TuningLoop:
         self._spread = session.prior
         self._referenced = False
         self._asked: JobState | None = None
+        self.known_request: Mapping[str, Any] = {}
+        """The job's request as it was read last: what decisions rest on."""
 
     def run(self) -> tuple[JobState, str, str]:
         """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
@@ -109,6 +122,7 @@ class TuningLoop:
         book = read_book(self._store, self._keeper.lease.job_id)
         self._spread = book.spread(self._session.prior)
         self._referenced = bool(book.job.reference_losses)
+        self.known_request = book.job.request
         # A budget may be extended while the job runs.
         self._session = with_budget_of(self._session, book.job)
         return book

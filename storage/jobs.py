@@ -13,7 +13,7 @@ from search_spaces.plain import to_plain
 from storage import leases
 from storage.attempts import abandon
 from storage.codec import clean, job_record, owner_of
-from storage.errors import UnknownJobError
+from storage.errors import JobStateError, UnknownJobError
 from storage.events import tell
 from storage.records import ASKED, EventKind, JobRecord, Lease, Owner
 from storage.tables import JobRow
@@ -124,9 +124,19 @@ def heartbeat(session: Session, now: datetime, lease: Lease, seconds: float) -> 
     return leases.extend(now, job, seconds)
 
 
-def release(session: Session, now: datetime, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
+def release(
+    session: Session,
+    now: datetime,
+    lease: Lease,
+    state: JobState,
+    reason: str,
+    message: str,
+    request: Mapping[str, Any] | None,
+) -> JobRecord:
     """See `Store.release`."""
     job = leases.fenced(session, now, lease)
+    if request is not None and job.request != request:
+        raise JobStateError(f"the request of job {job.id} has changed since it was read; read it again")
     abandon(session, now, job)
     if state is JobState.QUEUED and job.state in ASKED:
         # Given back before the holder had seen what was asked of it.

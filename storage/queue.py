@@ -19,6 +19,8 @@ from storage.tables import JobRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
 
+OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
+"""States of a job that will not go on."""
 _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
 """What a running job is told -> the state by which its holder learns of it."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
@@ -70,6 +72,8 @@ def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
 def change_request(session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
     """See `Store.change_request`."""
     job = leases.locked(session, job_id)
+    if job.state in OVER:
+        raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; clone it")
     if version is not None and version != job.event_count:
         raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
     plain = to_plain(changes)

@@ -116,8 +116,10 @@ class SqlStore(Store):
     def heartbeat(self, lease: Lease, seconds: float = 30.0) -> Lease:
         return self._write(jobs.heartbeat, lease, seconds)
 
-    def release(self, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
-        return self._write(jobs.release, lease, state, reason, message)
+    def release(
+        self, lease: Lease, state: JobState, reason: str, message: str, request: Mapping[str, Any] | None = None
+    ) -> JobRecord:
+        return self._write(jobs.release, lease, state, reason, message, request)
 
     def add_trial(
         self,

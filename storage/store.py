@@ -97,7 +97,7 @@ class Store(ABC):
 
         Raises:
             UnknownJobError: there is none.
-            JobStateError: the job has changed since that version.
+            JobStateError: the job has ended, or has changed since that version.
         """
 
     @abstractmethod
@@ -135,8 +135,14 @@ class Store(ABC):
         """Extend the lease and add the time since the last heartbeat to the job's active seconds."""
 
     @abstractmethod
-    def release(self, lease: Lease, state: JobState, reason: str, message: str) -> JobRecord:
-        """Give the job back in `state`. Attempts that still run become `abandoned`."""
+    def release(
+        self, lease: Lease, state: JobState, reason: str, message: str, request: Mapping[str, Any] | None = None
+    ) -> JobRecord:
+        """Give the job back in `state`. Attempts that still run become `abandoned`.
+
+        Raises:
+            JobStateError: the job's request is no longer `request`, on which the holder's decision rests: it is to decide anew.
+        """
 
     # trials
 

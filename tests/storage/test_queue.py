@@ -253,6 +253,24 @@ class TestChanging:
             store.change_request(job_id, version, {"trials": 8})
         assert store.job(job_id).request["trials"] == 7
 
+    @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.CANCELLED])
+    def test_the_request_of_a_job_that_has_ended_stays(self, store: Store, state: JobState) -> None:
+        job_id = submit(store)
+        store.release(claimed(store), state, "", "")
+        with pytest.raises(JobStateError, match="cannot be changed; clone it"):
+            store.change_request(job_id, None, {"trials": 7})
+        assert "trials" not in store.job(job_id).request
+
+    def test_a_holder_cannot_end_a_job_on_a_request_that_has_changed(self, store: Store) -> None:
+        job_id = submit(store)
+        lease, known = claimed(store), store.job(job_id).request
+        store.change_request(job_id, None, {"trials": 7})
+        version = store.job(job_id).version
+        with pytest.raises(JobStateError, match="has changed since it was read"):
+            store.release(lease, JobState.SUCCEEDED, "BUDGET", "", known)
+        assert (store.job(job_id).state, store.job(job_id).version) == (JobState.RUNNING, version)
+        assert store.release(lease, JobState.SUCCEEDED, "BUDGET", "", store.job(job_id).request).owner is None
+
     def test_a_process_that_holds_the_job_keeps_others_from_taking_it(self, store: Store) -> None:
         job_id = submit(store)
         claimed(store, HERE)

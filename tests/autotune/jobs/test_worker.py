@@ -153,6 +153,26 @@ def test_what_a_dead_worker_left_goes_on(store: Store, tmp_path: Path) -> None:
     assert {trial.outcome for trial in store.trials(job_id)} == {Outcome.OK}
 
 
+def test_a_budget_that_is_extended_just_before_the_end_is_spent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store, tmp_path)
+    release = store.release
+
+    def extended(*arguments: object) -> object:
+        if "trials" not in changed:
+            changed["trials"] = 9
+            store.change_request(job_id, None, changed)
+        return release(*arguments)
+
+    changed: dict[str, int] = {}
+    monkeypatch.setattr(store, "release", extended)
+    Worker(store, make()).run(StopSignal(), most_jobs=1)
+    job = store.job(job_id)
+    assert (job.state, job.reason, job.request["trials"]) == (JobState.SUCCEEDED, "BUDGET", 9)
+    assert sum(trial.counted for trial in store.trials(job_id)) == 9
+
+
 def test_an_extended_budget_is_spent(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     with Running(store, seconds=0.1):
