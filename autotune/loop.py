@@ -13,6 +13,7 @@ from autotune.jobs.results import is_retried, with_stated_interval
 from autotune.jobs.session import Session, with_budget_of
 from autotune.jobs.stop import StopSignal
 from autotune.objective import rate
+from executor.errors import RunnerError
 from executor.runners.runner import Runner
 from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
@@ -53,14 +54,20 @@ def run_held_job(
     runner: Runner,
     stop: StopSignal | None = None,
     listener: LoopListener | None = None,
+    keeps_broken: bool = False,
 ) -> JobRecord:
-    """Run a job whose lease is held, and give it back. Raises what `run_job` raises."""
+    """Run a job whose lease is held, and give it back. Raises what `run_job` raises.
+
+    With `keeps_broken` the job stays held after a RunnerError, for the caller to go on with another runner.
+    """
     loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
     try:
         released = _run_and_release(loop, store, keeper)
     except StorageError:
         raise
     except BaseException as error:
+        if keeps_broken and isinstance(error, RunnerError):
+            raise
         paused = isinstance(error, KeyboardInterrupt)
         state = JobState.PAUSED if paused else JobState.FAILED
         store.release(keeper.lease, state, "interrupted" if paused else type(error).__name__, str(error))

@@ -12,13 +12,13 @@ from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.session import Session, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_held_job
-from executor.errors import ExecutorError
+from executor.errors import ExecutorError, RunnerError
 from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError, LeaseLostError
 from storage.owners import current_owner
-from storage.records import Lease, QueueLimits
+from storage.records import JobRecord, Lease, QueueLimits
 from storage.store import Store
 
 POLL_SECONDS = 0.5
@@ -88,14 +88,13 @@ class Worker:
             try:
                 session = session_of(self._store.job(lease.job_id))
                 require_startable(session)
-                runner = self._runner_for(session)
+                self._runner_for(session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
                 self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
                 return
             try:
-                with Journal(lease.job_id) as journal:
-                    ended = run_held_job(session, self._store, keeper, runner, StopSignal(worker=stop), journal)
+                ended = self._run_held(session, keeper, StopSignal(worker=stop))
             except (LeaseLostError, DatabaseUnavailableError):
                 raise
             except Exception:
@@ -104,6 +103,25 @@ class Worker:
                 self.close()
                 return
         log.info("job %s: %s %s", ended.id, ended.state, ended.reason, extra={"job": ended.id})
+
+    def _run_held(self, session: Session, keeper: LeaseKeeper, stop: StopSignal) -> JobRecord:
+        """Run the job on the ranks that are kept; once on new ones where these cannot go on, as when Ray itself has died."""
+        try:
+            return self._run_once(session, keeper, stop, keeps_broken=True)
+        except RunnerError as error:
+            log.warning("job %s: %s; once more on new ranks", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+        try:
+            self.close()
+            self._runner_for(session)
+        except Exception as error:
+            self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
+            raise
+        return self._run_once(session, keeper, stop)
+
+    def _run_once(self, session: Session, keeper: LeaseKeeper, stop: StopSignal, keeps_broken: bool = False) -> JobRecord:
+        with Journal(keeper.lease.job_id) as journal:
+            runner = self._runner_for(session)
+            return run_held_job(session, self._store, keeper, runner, stop, journal, keeps_broken)
 
     def _runner_for(self, session: Session) -> Runner:
         request = session.request

@@ -13,10 +13,13 @@ from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
+from executor.errors import RunnerError
+from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome
+from search_spaces.trial import TrialRequest
 from storage.owners import current_owner
-from storage.records import Ask, Owner, Submission
+from storage.records import Ask, AttemptState, Owner, Submission
 from storage.sql import open_store
 from storage.store import Store
 
@@ -96,6 +99,46 @@ def test_ranks_that_do_not_start_fail_the_job_and_not_the_worker(store: Store, t
     failed = store.job(first)
     assert (failed.state, failed.message) == (JobState.FAILED, "runner: does not start; mend it")
     assert store.job(second).state is JobState.SUCCEEDED
+
+
+class Breaking(ReplayRunner):
+    """Ranks that cannot be started any more after the first trial."""
+
+    def submit(self, request: TrialRequest) -> str:
+        if self._ran:
+            raise RunnerError("the Ray actors of the ranks did not come up")
+        self._ran = True
+        return super().submit(request)
+
+    _ran = False
+
+
+@pytest.mark.parametrize(
+    ("second", "state", "abandoned"),
+    [
+        (table.runner(), JobState.SUCCEEDED, 1),
+        (Breaking(table.measured), JobState.FAILED, 2),
+        (RunnerError("Ray does not start"), JobState.FAILED, 1),
+    ],
+)
+def test_ranks_that_break_for_good_are_made_anew_once(
+    store: Store, tmp_path: Path, second: Runner | Exception, state: JobState, abandoned: int
+) -> None:
+    job_id, other = submit(store, tmp_path), submit(store, tmp_path, seed=1)
+    runners = iter([Breaking(table.measured), second, table.runner()])
+
+    def make_runner(_session: Session) -> Runner:
+        runner = next(runners)
+        if isinstance(runner, Exception):
+            raise runner
+        return runner
+
+    Worker(store, make_runner).run(StopSignal(), most_jobs=2)
+    assert (store.job(job_id).state, store.job(job_id).owner) == (state, None)
+    assert sum(a.state is AttemptState.ABANDONED for a in store.attempts(job_id)) == abandoned
+    assert store.job(other).state is JobState.SUCCEEDED
+    if state is JobState.SUCCEEDED:
+        assert sum(trial.counted for trial in store.trials(job_id)) == 6
 
 
 def test_a_row_that_cannot_be_read_fails_the_job_alone(store: Store, tmp_path: Path) -> None:
