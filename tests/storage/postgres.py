@@ -33,7 +33,9 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL to the server and all its processes; returns when none is left."""
         main = psutil.Process(self._server.get_pid())
-        # The parent first, which would start others for its children; these end by themselves too when they see it gone.
+        # The parent stands still first, or it could fork a child that is not in the list: one that waits for a client's first
+        # words does not see its parent gone for a minute, and holds the shared memory that the next server needs.
+        main.suspend()
         everyone = [main, *main.children(recursive=True)]
         for process in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
