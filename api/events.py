@@ -57,7 +57,10 @@ class EventHub:
             self._task.cancel()
 
     async def stream(self, job_id: str, after: int) -> AsyncIterator[bytes]:
-        """Events of the job beyond `after`, each once and in order, until the job has ended and all were given."""
+        """Events of the job beyond `after`, each once and in order, until the job has ended and all were given.
+
+        Outages of the database are waited for: the client hears comments meanwhile.
+        """
         feed = self._feeds.setdefault(job_id, _Feed(last=after))
         feed.followers += 1
         if self._task is None or self._task.done():
@@ -66,12 +69,18 @@ class EventHub:
             yield b"retry: 1000\n\n"
             while not self.closed:
                 changed = feed.changed
-                parts = await self._next(job_id, feed, after)
+                try:
+                    parts = await self._next(job_id, feed, after)
+                    is_over = not parts and await self._is_over(job_id, after)
+                except DatabaseUnavailableError:
+                    yield b": the database is away\n\n"
+                    await asyncio.sleep(OUTAGE_SECONDS)
+                    continue
                 if parts:
                     after = parts[-1][0]
                     yield b"".join(part for _, part in parts)
                     continue
-                if await self._is_over(job_id, after):
+                if is_over:
                     return
                 try:
                     await asyncio.wait_for(changed.wait(), KEEPALIVE_SECONDS)

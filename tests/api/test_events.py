@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from api.events import EventHub
+from api.events import KEEPALIVE_SECONDS, EventHub
 from search_spaces.outcome import JobState
+from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
@@ -84,3 +85,59 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
     found = asyncio.run(run())
     assert found == [list(range(1, 24))] * 50
     assert len(reads) < 60, "each stream read the database by itself"
+
+
+def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = store.create_job({}).id
+    lease = store.acquire(job_id, current_owner())
+    monkeypatch.setattr("api.events.OUTAGE_SECONDS", 0.05)
+    away = threading.Event()
+
+    def unless_away(method: Callable) -> Callable:
+        def asked(*arguments: object) -> object:
+            if away.is_set():
+                raise DatabaseUnavailableError("away")
+            return method(*arguments)
+
+        return asked
+
+    for name in ("events", "exact_job", "event_counts"):
+        monkeypatch.setattr(store, name, unless_away(getattr(store, name)))
+
+    async def follow(hub: EventHub) -> list[bytes]:
+        return [part async for part in hub.stream(job_id, 0)]
+
+    async def run() -> list[bytes]:
+        hub = EventHub(store, poll_seconds=0.02)
+        away.set()
+        stream = asyncio.create_task(follow(hub))
+        await asyncio.sleep(0.3)
+        away.clear()
+        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        return await asyncio.wait_for(stream, 10)
+
+    parts = asyncio.run(run())
+    assert b": the database is away\n\n" in parts
+    assert sequences(b"".join(parts).decode()) == [1, 2, 3]
+
+
+def test_a_point_that_is_not_there_yet_holds_up_nobody(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    lease = store.claim(current_owner())
+    assert lease is not None
+    found: dict[str, list[int]] = {}
+
+    def follow(last: str) -> None:
+        answer = client.get(f"/v1/jobs/{job_id}/events/stream", headers={"Last-Event-ID": last})
+        found[last] = sequences(answer.text)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=follow, args=(last,)) for last in ("1000000", "1")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+    for thread in threads:
+        thread.join()
+    assert found == {"1000000": [3], "1": [2, 3]}
+    assert time.monotonic() - began < KEEPALIVE_SECONDS / 2
