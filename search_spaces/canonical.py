@@ -81,6 +81,8 @@ def _splits_alike(config: TrialConfig, context: SpaceContext, split: Value) -> b
     """Whether `split` gives every stage the layers that the default split does."""
     if not isinstance(context.model, ModelSpec):
         return False
+    if config.pipeline_parallel_size * config.virtual_stages >= context.model.num_layers:
+        return True  # a layer each, where there are enough: found without a list of however many stages were asked for
     default = config.replace({"pipeline_split": KNOBS["pipeline_split"].default})
     other, length = config.replace({"pipeline_split": split}), context.workload.sequence_length
     return split_layers(context.model, other, length) == split_layers(context.model, default, length)

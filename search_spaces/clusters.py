@@ -68,7 +68,7 @@ def is_cluster_name(text: str) -> bool:
     """Whether `text` is `local` or names a preset, and is surely no path."""
     name = text.partition(":")[0]
     return text == "local" or (
-        name in preset_tables("clusters") and re.fullmatch(r"(:[1-9]\d{0,5})?", text[len(name) :]) is not None
+        name in preset_tables("clusters") and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None
     )
 
 
@@ -133,7 +133,7 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
     name, _, nodes = text.partition(":")
     presets = preset_tables("clusters")
     if name in presets:
-        if nodes and re.fullmatch(r"[1-9]\d{0,5}", nodes) is None:
+        if nodes and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
             raise ClusterFormatError(text, f"{nodes!r} is no number of nodes", f"write {name}:4 for 4 nodes")
         return _cluster(text, presets[name], int(nodes or 1))
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:

@@ -6,7 +6,8 @@ SearchSpaceError
 ├── UnknownNameError      (LookupError)  no preset, knob or space has that name
 ├── KnobValueError        (ValueError)   a knob is given a value outside its domain
 ├── IllegalConfigError    (ValueError)   a rule refuses the configuration
-└── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
+├── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
+└── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
 """
 
 
@@ -45,3 +46,7 @@ class IllegalConfigError(SearchSpaceError, ValueError):
 
 class SpaceFormatError(SearchSpaceError, ValueError):
     """A space file or a pin (KNOB=VALUE) cannot be read."""
+
+
+class SpaceTooLargeError(SearchSpaceError, ValueError):
+    """Counting a space takes more steps than whoever asked allowed."""

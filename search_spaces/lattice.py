@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_values
 from search_spaces.context import SpaceContext
+from search_spaces.errors import SpaceTooLargeError
 from search_spaces.rules import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -33,10 +34,21 @@ class Tally:
 
 
 class Lattice:
-    """The canonical configurations of a Cartesian product of domains. Remembers what it counted; its answers never change."""
+    """The canonical configurations of a Cartesian product of domains. Remembers what it counted; its answers never change.
 
-    def __init__(self, context: SpaceContext, base: TrialConfig, domains: Mapping[str, tuple[Value, ...]]) -> None:
+    Raises:
+        SpaceTooLargeError: an answer takes more than `most_steps` steps, together with those before it.
+    """
+
+    def __init__(
+        self,
+        context: SpaceContext,
+        base: TrialConfig,
+        domains: Mapping[str, tuple[Value, ...]],
+        most_steps: int | None = None,
+    ) -> None:
         self._context = context
+        self._steps, self._most_steps = 0, most_steps
         self._base = base
         self._domains = tuple(domains.get(name, (getattr(base, name),)) for name in SEARCH_ORDER)
         # `HONOURS` reads every knob, and is asked knob by knob instead.
@@ -52,6 +64,7 @@ class Lattice:
         self._verdicts: dict[tuple[int, Prefix], str | None] = {}
         self._tallies: dict[tuple[int, Prefix], Tally] = {}
         self._totals: dict[tuple[int, Prefix], int] = {}
+        self._leads: dict[tuple[int, Prefix], bool] = {}
 
     def choices(self, prefix: Prefix) -> tuple[Value, ...]:
         """The canonical values that the knob after `prefix` may have, legal or not."""
@@ -72,6 +85,17 @@ class Lattice:
             self._tallies[key] = self._sum(prefix)
         return self._tallies[key]
 
+    def leads(self, prefix: Prefix = ()) -> bool:
+        """Whether a legal configuration starts with `prefix`. Most often a few steps, where counting takes thousands."""
+        depth = len(prefix)
+        if depth == DEPTHS:
+            return True
+        key = (depth, _pick(prefix, self._legal_frontier[depth]))
+        if key not in self._leads:
+            longer = ((*prefix, value) for value in self.choices(prefix))
+            self._leads[key] = any(self._verdict(step) is None and self.leads(step) for step in longer)
+        return self._leads[key]
+
     def total(self, prefix: Prefix = ()) -> int:
         """How many canonical configurations start with `prefix`, legal or not."""
         depth = len(prefix)
@@ -79,6 +103,7 @@ class Lattice:
             return 1
         key = (depth, _pick(prefix, self._any_frontier[depth]))
         if key not in self._totals:
+            self._step()
             self._totals[key] = sum(self.total((*prefix, value)) for value in self.choices(prefix))
         return self._totals[key]
 
@@ -136,6 +161,7 @@ class Lattice:
 
     def _verdict(self, prefix: Prefix) -> str | None:
         """The first rule that refuses at the last knob of `prefix`."""
+        self._step()
         depth = len(prefix) - 1
         capability = self._context.capability
         if capability is not None and not capability.honours(SEARCH_ORDER[depth], prefix[-1]):
@@ -148,6 +174,12 @@ class Lattice:
             refusing = (rule.name for rule in self._rules[depth] if rule.check(config, self._context) is not None)
             self._verdicts[key] = next(refusing, None)
         return self._verdicts[key]
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._most_steps is not None and self._steps > self._most_steps:
+            problem = f"it takes more than {self._most_steps:,} steps to count"
+            raise SpaceTooLargeError("space", problem, "pin some knobs, or give their domains fewer values")
 
     def _completed(self, prefix: Prefix) -> TrialConfig:
         while len(prefix) < DEPTHS:

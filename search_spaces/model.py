@@ -6,6 +6,12 @@ from enum import StrEnum
 from search_spaces.errors import ModelFormatError
 
 
+MOST_LAYERS = 10_000
+"""Layers of a model: a hundred times what is trained, so that a mistake is told and not counted through."""
+LARGEST_SIZE = 2**31 - 1
+"""Of any other size of a model: the longest dimension that kernels index."""
+
+
 class Norm(StrEnum):
     """Normalisation layer: RMSNorm has a weight, LayerNorm a weight and a bias."""
 
@@ -77,6 +83,9 @@ class ModelSpec:
         ):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
+            self._require_at_most(field, MOST_LAYERS if field == "num_layers" else LARGEST_SIZE)
+        for field in ("position_offset", "embedding_size", "num_experts", "experts_per_token", "sliding_window"):
+            self._require_at_most(field, LARGEST_SIZE)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelFormatError(
                 "num_key_value_heads",
@@ -91,6 +100,10 @@ class ModelSpec:
                 f"{self.experts_per_token} is not between 1 and {self.num_experts}",
                 "route each token to at least one and at most every expert",
             )
+
+    def _require_at_most(self, field: str, most: int) -> None:
+        if getattr(self, field) > most:
+            raise ModelFormatError(field, "is larger than that of any model", f"give at most {most:,}")
 
     @property
     def input_embedding_parameters(self) -> int:

@@ -1,6 +1,7 @@
 """Which layers a pipeline stage holds and which rank a stage is on."""
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 from search_spaces.model import ModelSpec
@@ -40,8 +41,7 @@ def split_layers(spec: ModelSpec, config: TrialConfig, sequence_length: int) -> 
     if config.pipeline_split == "balanced":
         costs[-1] = head_in_layers(spec, sequence_length)
     counts = _fill(costs, spec.num_layers)
-    firsts = [sum(counts[:stage]) for stage in range(stages)]
-    return tuple(range(first, first + count) for first, count in zip(firsts, counts, strict=True))
+    return tuple(range(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True))
 
 
 def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:

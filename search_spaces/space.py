@@ -58,6 +58,8 @@ class SearchSpace:
     capability: Capability | None = None
     """What the engine honours; None: any engine."""
     name: str = "space"
+    most_steps: int | None = field(default=None, compare=False)
+    """Steps that counting may take before it raises SpaceTooLargeError: some 40,000 a second; None: no bound."""
 
     def __post_init__(self) -> None:
         for knob, value in self.base.values().items():
@@ -93,6 +95,10 @@ class SearchSpace:
         Knobs that do not matter are not judged. Whether its values are in the domains is not asked: see `in`.
         """
         return check_config(self.canonical(config), self.context)
+
+    def is_empty(self) -> bool:
+        """Whether there is no legal configuration; far quicker than to count them."""
+        return not self._lattice.leads()
 
     def count(self) -> int:
         """How many legal configurations there are, exactly, without listing them."""
@@ -152,7 +158,7 @@ class SearchSpace:
 
     @cached_property
     def _lattice(self) -> Lattice:
-        return Lattice(self.context, self.base, self.domains)
+        return Lattice(self.context, self.base, self.domains, self.most_steps)
 
 
 def _nearest(value: Value, choices: tuple[Value, ...]) -> Value:

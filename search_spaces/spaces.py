@@ -69,6 +69,7 @@ def resolve_space(
     capability: Capability | None = None,
     pins: Mapping[str, Pin] | None = None,
     base: TrialConfig | None = None,
+    most_steps: int | None = None,
 ) -> SearchSpace:
     """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
 
@@ -80,6 +81,7 @@ def resolve_space(
         SpaceFormatError: the file cannot be read, or names an unknown knob or a bad value.
         KnobValueError: a pin's value is not in its knob's domain.
         IllegalConfigError: the pins leave nothing legal; the message names the rule.
+        SpaceTooLargeError: finding that out takes more than `most_steps`.
     """
     context = SpaceContext(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
@@ -94,10 +96,11 @@ def resolve_space(
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
             base=base or device_defaults(cluster, capability), domains=turned, name=text,
+            most_steps=most_steps,
         )  # fmt: skip
 
     answer = space(written | pinned)
-    if pinned and not answer.count() and space(written).count():
+    if pinned and answer.is_empty() and not space(written).is_empty():
         raise _pins_refused(answer, pinned)
     return answer
 

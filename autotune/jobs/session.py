@@ -104,7 +104,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     return session
 
 
-def _resolve(request: JobRequest, live: ClusterSpec | None = None) -> Session:
+def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: int | None = None) -> Session:
     """What the request names, whether or not this machine can run it now."""
     capability = capability_of(request.engine)
     cluster = request.resolved_cluster or _cluster(request, live)
@@ -117,9 +117,9 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
-        else resolve_space(request.space, model, cluster, workload, capability, request.pins)
+        else resolve_space(request.space, model, cluster, workload, capability, request.pins, most_steps=most_steps)
     )
-    if not space.count():
+    if space.is_empty():
         raise _nothing_legal(space)
     resolved = dataclasses.replace(
         request, resolved_model=model, resolved_cluster=cluster, resolved_domains=dict(space.domains), resolved_base=space.base
@@ -146,14 +146,17 @@ def session_of(job: JobRecord) -> Session:
     return _resolve(request_from_row(job.request))
 
 
-def resolve(request: JobRequest, model: ModelSpec | None = None) -> Session:
+def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:
     """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names.
 
     Args:
         request: what was asked for.
         model: what `request.model` names, where that is no preset.
+        most_steps: what counting the session's space may take; None: no bound.
     """
-    session = _resolve(dataclasses.replace(request, resolved_model=model) if model is not None else request)
+    session = _resolve(
+        dataclasses.replace(request, resolved_model=model) if model is not None else request, most_steps=most_steps
+    )
     require_positions(session.model, request.sequence_length)
     return session
 
