@@ -1,7 +1,6 @@
 """The service over one store."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,9 +11,11 @@ from starlette.types import Lifespan
 from api import problems
 from api.deliverer import Deliverer
 from api.delivery import deliver
+from api.document import DocumentedApp
 from api.events import EventHub
 from api.guard import VERSION, Guard
 from api.metrics import Metrics, Timed
+from api.rates import KnownKeys
 from api.routes import catalog, jobs, operations, results, webhooks
 from api.settings import Settings
 from api.targets import networks
@@ -44,8 +45,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.store, app.state.settings = store, settings
     app.state.hub = EventHub(store)
     app.state.metrics = Metrics(store)
-    app.state.counting = threading.BoundedSemaphore(settings.counts_at_once)
-    app.add_middleware(Guard, settings=settings)
+    app.state.counting = asyncio.Semaphore(settings.counts_at_once)
+    app.state.known_keys = KnownKeys()
+    app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(Timed, metrics=app.state.metrics, log=settings.access_log)
     instrument(app)
     return app
@@ -53,12 +55,13 @@ def create_app(settings: Settings) -> FastAPI:
 
 def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """The interface alone: its routes, and how it tells of errors."""
-    app = FastAPI(
+    app = DocumentedApp(
         title="autotune",
         version=VERSION,
         description="Submit tuning jobs, follow them, and take the best configuration away.",
         lifespan=lifespan,
         separate_input_output_schemas=False,
+        redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     problems.install(app)
     for routes in (operations, jobs, results, catalog, webhooks):

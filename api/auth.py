@@ -53,6 +53,7 @@ def _principal(request: Request, credentials: Annotated[HTTPAuthorizationCredent
     if key is None:
         told = "Authorization: give `Bearer` and an API key that is valid; make one with `autotune keys create`"
         raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+    request.app.state.known_keys.add(request.headers["authorization"])
     return Principal(key.owner, key.scopes)
 
 

@@ -1,10 +1,9 @@
 """What is refused before a request reaches a route: too long, too deep, from elsewhere, too many."""
 
+import asyncio
 import json
 import math
 import re
-import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -13,26 +12,26 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import problem
+from api.rates import KnownKeys, Rates
 from api.settings import Settings
 from autotune.network import is_loopback
 
 VERSION = "1"
 """Of the interface, told in every answer."""
-BURST_SECONDS = 10.0
-MOST_CLIENTS = 10_000
-"""Clients whose rate is remembered; the one that was longest away is forgotten first."""
 
-_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# The closing quote may be missing: a text that never ends would else be looked through again from each quote in it.
+_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 Message = MutableMapping[str, Any]
+Refusal = tuple[HTTPStatus, str, dict[str, str]]
 
 
 class Guard:
     """An ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, known_keys: KnownKeys) -> None:
+        self.app, self.settings, self._known_keys = app, settings, known_keys
         self._rates = Rates(settings.requests_per_second)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,28 +42,34 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
         if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
-            body = await self._body(receive)
-            refusal = self._body_refusal(body, headers)
-            receive = _again(body or b"", receive)
+            try:
+                async with asyncio.timeout(self.settings.body_seconds):
+                    body = await self._body(receive)
+            except TimeoutError:
+                # Its rest would be read as the next request.
+                refusal = HTTPStatus.REQUEST_TIMEOUT, "body: took too long to arrive; send it again", {"Connection": "close"}
+            else:
+                refusal = self._body_refusal(body, headers)
+                receive = _again(body or b"", receive)
         if refusal is not None:
             status, detail, more = refusal
             await problem(status, detail, headers=more)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[HTTPStatus, str, dict[str, str]] | None:
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> Refusal | None:
         length = headers.get("content-length", "0")
-        if not length.isascii() or not length.isdigit() or int(length[:12]) > self.settings.body_bytes:
+        if not length.isascii() or not length.isdigit() or int(length[:20]) > self.settings.body_bytes:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
         if not self.settings.require_keys:
             # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
             if not self._is_ours(headers.get("host", "")):
                 return HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of this server's names; use 127.0.0.1 or localhost", {}
             origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
-        client = headers.get("authorization") or str((scope.get("client") or ("",))[0])
-        wait = self._rates.wait(client)
+        address = str((scope.get("client") or ("",))[0])
+        wait = self._rates.wait(self._known_keys.client(headers.get("authorization"), address))
         if wait > 0:
             return (
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -74,7 +79,12 @@ class Guard:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = urlsplit(f"//{host}").hostname if host and not set(host) & set("/?#@\\ ") else None
+        if not host or set(host) & set("/?#@\\ "):
+            return False
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
         return name is not None and (is_loopback(name) or name in self.settings.hosts)
 
     async def _body(self, receive: Receive) -> bytes | None:
@@ -92,7 +102,7 @@ class Guard:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> tuple[HTTPStatus, str, dict[str, str]] | None:
+    def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> Refusal | None:
         if body is None:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
         if not body:
@@ -102,32 +112,12 @@ class Guard:
         if _depth(body) > self.settings.depth:
             return HTTPStatus.BAD_REQUEST, f"body: nested deeper than {self.settings.depth}", {}
         try:
-            json.loads(body, parse_constant=_no_constant)
+            _require_json(body)
+        except UnicodeError:
+            return HTTPStatus.BAD_REQUEST, "body: is not UTF-8, or holds half of a surrogate pair", {}
         except (ValueError, RecursionError) as error:
             return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error})", {}
         return None
-
-
-class Rates:
-    """A bucket of tokens for each client."""
-
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_second, self._clock = per_second, clock
-        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Client -> tokens that were left, and when."""
-
-    def wait(self, client: str) -> float:
-        """Seconds until the client may ask; 0: now, and that is counted."""
-        if self._per_second <= 0:
-            return 0.0
-        now, most = self._clock(), self._per_second * BURST_SECONDS
-        tokens, then = self._clients.pop(client, (most, now))
-        tokens = min(most, tokens + (now - then) * self._per_second)
-        allowed = tokens >= 1.0
-        self._clients[client] = (tokens - 1.0 if allowed else tokens, now)
-        while len(self._clients) > MOST_CLIENTS:
-            self._clients.popitem(last=False)
-        return 0.0 if allowed else (1.0 - tokens) / self._per_second
 
 
 def _told(send: Send) -> Send:
@@ -151,6 +141,33 @@ def _depth(body: bytes) -> int:
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest
+
+
+def _require_json(body: bytes) -> None:
+    """Refuse what parsers read differently, or what no answer and no database could hold.
+
+    Raises:
+        UnicodeError: it is not UTF-8, or an escape makes half of a surrogate pair.
+        ValueError: it is not JSON, or names a field twice.
+    """
+    value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_pair_twice)
+    if rb"\u" in body:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+
+
+def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field is given twice")
+    return fields
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an Origin; None: it has none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _no_constant(text: str) -> float:

@@ -21,6 +21,8 @@ from storage.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+MOST_TOLD = 1000
+"""Characters of a message: what a request held comes back in it."""
 
 
 def install(app: FastAPI) -> None:
@@ -75,7 +77,13 @@ def problem(
     status: HTTPStatus, detail: str, errors: Sequence[dict[str, Any]] = (), headers: dict[str, str] | None = None
 ) -> JSONResponse:
     """Return a problem document; `errors` names each field that is wrong."""
-    body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
+    body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": _cut(detail)}
     if errors:
-        body["errors"] = list(errors)
+        body["errors"] = [{name: _cut(text) for name, text in error.items()} for error in errors]
     return JSONResponse(body, status, headers, MEDIA_TYPE)
+
+
+def _cut(text: str) -> str:
+    """The text, bounded, and such that UTF-8 can hold it."""
+    shown = text if len(text) <= MOST_TOLD else text[: MOST_TOLD - 1] + "…"
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")

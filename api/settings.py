@@ -25,10 +25,16 @@ class Settings:
     """Longest body of a request."""
     depth: int = 32
     """Deepest nesting of JSON in a body."""
+    body_seconds: float = 30.0
+    """Longest that a body may take to arrive."""
     requests_per_second: float = 0.0
-    """Of one key, over bursts of ten seconds; 0: no limit."""
+    """Of one key, and of one address without a valid key, over bursts of ten seconds; 0: no limit."""
     counts_at_once: int = 2
     """Spaces that are counted at the same time."""
+    count_steps: int = 120_000
+    """What counting one may take: some three seconds."""
+    submission_steps: int = 20_000
+    """What finding a legal configuration of a submission's space may take: most take some dozens."""
     hosts: tuple[str, ...] = ()
     """Further names that a Host header may have where keys are not asked for."""
     webhook_networks: tuple[str, ...] = ()

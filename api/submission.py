@@ -21,22 +21,30 @@ from search_spaces.trial_config import Value
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-KnobValue = bool | int | float | Annotated[str, Field(max_length=100)]
+KnobValue = (
+    bool
+    | Annotated[int, Field(ge=-(2**53), le=2**53)]
+    | Annotated[float, Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
+    | Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f]*$")]
+)
+KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""What cannot be read as a path or as `module:factory`, wherever the name gets to."""
 
 
 class UploadedModel(BaseModel):
     """A Hugging Face config.json in the request itself."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Name = "uploaded"
+    name: ModelName = "uploaded"
     config: dict[str, Any]
 
 
 class JobSubmission(BaseModel):
     """What is to be tuned, and what it may cost. Fields that are left out have the defaults of `autotune sweep`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Name | UploadedModel
     """A preset's name, a config.json, or a `module:factory` that the server allows."""
@@ -45,7 +53,9 @@ class JobSubmission(BaseModel):
     ranks: Annotated[int, Field(ge=1, le=2**20)] | None = None
     space: Name | None = None
     """A preset's name."""
-    pins: Annotated[dict[str, KnobValue | Annotated[list[KnobValue], Field(max_length=100)]], Field(max_length=100)] = {}
+    pins: Annotated[
+        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
+    ] = {}
     objective: Name | None = None
     strategy: Name | None = None
     seed: Whole | None = None
@@ -56,7 +66,7 @@ class JobSubmission(BaseModel):
     sequence_length: Annotated[int, Field(ge=1, le=2**32)] | None = None
     memory_limit_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
-    baseline: Annotated[dict[str, KnobValue], Field(max_length=100)] | None = None
+    baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
     engine: Name | None = None
     runner: Name | None = None
     confirm_repeats: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -69,8 +79,13 @@ HIDDEN = ("data_path", "python_path", "fidelity")
 """Fields of a request that are the server's own affair: they name its paths, or what its trials cost."""
 
 
-def session_of_submission(body: JobSubmission, settings: Settings) -> Session:
+def session_of_submission(body: JobSubmission, settings: Settings, most_steps: int) -> Session:
     """Resolve and check what was submitted. No file of the server is looked at, and nothing is imported.
+
+    Args:
+        body: what was submitted.
+        settings: what the server allows.
+        most_steps: what counting the session's space may take.
 
     Raises:
         RequestError, SearchSpaceError: one line that names the field and the remedy.
@@ -81,11 +96,13 @@ def session_of_submission(body: JobSubmission, settings: Settings) -> Session:
         fields["baseline"] = checked(body.baseline)
     uploaded: ModelSpec | None = None
     if isinstance(body.model, UploadedModel):
+        if body.model.name in preset_tables("models"):
+            raise RequestError("model.name", f"{body.model.name!r} is the name of a preset", "choose another")
         uploaded, fields["model"] = model_spec_from_config(body.model.config, body.model.name), body.model.name
     else:
         fields["model"] = _allowed_model(body.model, settings)
     request: JobRequest = request_from_fields(fields)
-    return resolve(request, uploaded)
+    return resolve(request, uploaded, most_steps)
 
 
 def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:

@@ -5,7 +5,6 @@ from enum import StrEnum
 
 from search_spaces.errors import ModelFormatError
 
-
 MOST_LAYERS = 10_000
 """Layers of a model: a hundred times what is trained, so that a mistake is told and not counted through."""
 LARGEST_SIZE = 2**31 - 1

@@ -1,26 +1,38 @@
 """What there is to choose from: models, clusters, spaces, engines; and what a space holds."""
 
-import threading
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Reader, SettingsOf
-from api.submission import JobSubmission, KnobValue, checked, session_of_submission
+from api.settings import Settings
+from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
 from autotune.engines import CAPABILITIES
 from search_spaces.knobs import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 
 router = APIRouter(prefix="/v1", tags=["catalog"])
+PATIENCE_SECONDS = 5.0
+
+
+def _counting(request: Request) -> asyncio.Semaphore:
+    places: asyncio.Semaphore = request.app.state.counting
+    return places
+
+
+Counting = Annotated[asyncio.Semaphore, Depends(_counting)]
 
 
 class ConfigSubmission(JobSubmission):
     """A request, and a configuration to judge under it."""
 
-    config: dict[str, KnobValue] = Field(max_length=200)
+    config: dict[KnobName, KnobValue] = Field(max_length=200)
     """Knob -> value; knobs that are left out have the space's own values."""
 
 
@@ -61,11 +73,15 @@ def list_knobs(_: Reader) -> PlainList:
 
 
 @router.post("/spaces/count", operation_id="count_space")
-def count_space(body: JobSubmission, request: Request, settings: SettingsOf, _: Reader) -> SpaceView:
-    """Count the legal configurations of a request's space, and what each rule refuses."""
-    with _Place(request.app.state.counting):
-        space = session_of_submission(body, settings).space
-        census = space.census()
+async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, counting: Counting) -> SpaceView:
+    """Count the legal configurations of a request's space, and what each rule refuses. Spaces that take too long are 422."""
+    async with _place(counting):
+        return await asyncio.to_thread(_counted, body, settings)
+
+
+def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
+    space = session_of_submission(body, settings, settings.count_steps).space
+    census = space.census()
     return SpaceView(
         space=space.name,
         hash=space.hash,
@@ -78,12 +94,12 @@ def count_space(body: JobSubmission, request: Request, settings: SettingsOf, _: 
 
 
 @router.post("/spaces/validate", operation_id="validate_config")
-def validate_config(body: ConfigSubmission, request: Request, settings: SettingsOf, _: Reader) -> ValidationView:
+def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader) -> ValidationView:
     """Judge one configuration: legal, or which rules refuse it and what to do."""
-    with _Place(request.app.state.counting):
-        space = session_of_submission(JobSubmission(**body.model_dump(exclude={"config"})), settings).space
-        config = space.canonical(space.base.replace(checked(body.config)))
-        refusals = space.check(config)
+    submission = JobSubmission(**body.model_dump(exclude={"config"}))
+    space = session_of_submission(submission, settings, settings.submission_steps).space
+    config = space.canonical(space.base.replace(checked(body.config)))
+    refusals = space.check(config)
     return ValidationView(
         legal=not refusals,
         config=config.values(),
@@ -91,15 +107,15 @@ def validate_config(body: ConfigSubmission, request: Request, settings: Settings
     )
 
 
-class _Place:
-    """One of the places for requests that compute."""
-
-    def __init__(self, places: threading.BoundedSemaphore) -> None:
-        self._places = places
-
-    def __enter__(self) -> None:
-        if not self._places.acquire(timeout=5.0):
-            raise HTTPException(503, "too many spaces are being counted; try again", {"Retry-After": "5"})
-
-    def __exit__(self, *_: Any) -> None:
-        self._places.release()
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of the places for requests that compute for long. Who waits for one holds no thread."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await places.acquire()
+    except TimeoutError:
+        raise HTTPException(503, "too many spaces are being counted; try again", {"Retry-After": "5"}) from None
+    try:
+        yield
+    finally:
+        places.release()

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter, visible_job
+from api.document import ETAG, LOCATED
 from api.submission import JobSubmission, body_hash, session_of_submission
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
@@ -33,22 +34,29 @@ Key = Annotated[
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
+ASKED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}, 409: {}}
+
 
 class BudgetChange(BaseModel):
     """A new budget, in all: what was spent counts."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
-@router.post("", operation_id="submit_job", status_code=202, responses={202: {"description": "The job waits for a worker."}})
+@router.post(
+    "",
+    operation_id="submit_job",
+    status_code=202,
+    responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}},
+)
 def submit_job(
     body: JobSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
 ) -> JobView:
     """Submit a tuning job; its address is in `Location`."""
-    session = session_of_submission(body, settings)
+    session = session_of_submission(body, settings, settings.submission_steps)
     submission = Submission(
         submitter=principal.owner, priority=body.priority, devices=session.world_size, key=key,
         body_hash=body_hash(body) if key else "",
@@ -64,7 +72,9 @@ def list_jobs(
     limit: Limit = 50,
     cursor: Cursor = None,
     state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; left out: all.")] = None,
-    submitter: Annotated[str | None, Query(max_length=64, description="Whose jobs; yours, unless you are admin.")] = None,
+    submitter: Annotated[
+        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; yours, unless you are admin.")
+    ] = None,
 ) -> JobPage:
     """The newest jobs first."""
     if cursor is not None:
@@ -72,51 +82,52 @@ def list_jobs(
     whose = submitter if principal.sees_all else principal.owner
     if submitter is not None and submitter != whose:
         return JobPage(items=[], next=None)
-    if submitter is not None and "\0" in submitter:
-        raise RequestError("submitter", "holds a NUL", "give a name")
     items = store.jobs(limit + 1, cursor, state or (), whose)
     more = len(items) > limit
     return JobPage(items=[job_view(job) for job in items[:limit]], next=items[limit - 1].id if more else None)
 
 
 @router.get(
-    "/{job_id}", operation_id="get_job", response_model=JobView, responses={304: {"description": "Nothing has changed."}}
+    "/{job_id}",
+    operation_id="get_job",
+    response_model=JobView,
+    responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
 def get_job(job_id: JobId, store: StoreOf, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
     """One job."""
     job = visible_job(store, principal, job_id)
     tag = etag(job)
-    if known is not None and tag in re.findall(r'"[^"]*"', known):
+    if known is not None and (known.strip() == "*" or tag in re.findall(r'"[^"]*"', known)):
         return Response(status_code=304, headers={"ETag": tag})
     response.headers["ETag"] = tag
     return job_view(job)
 
 
-@router.post("/{job_id}/pause", operation_id="pause_job", status_code=202)
+@router.post("/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
 def pause_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
     """Let running trials end, and wait until the job is resumed."""
     return _ask(store, principal, job_id, Ask.PAUSE, response)
 
 
-@router.post("/{job_id}/resume", operation_id="resume_job", status_code=202)
+@router.post("/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
 def resume_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
     """Let a paused or failed job wait for a worker again."""
     return _ask(store, principal, job_id, Ask.RESUME, response)
 
 
-@router.post("/{job_id}/stop", operation_id="stop_job", status_code=202)
+@router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
 def stop_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
     """Let running trials end, and be content with the best so far."""
     return _ask(store, principal, job_id, Ask.STOP, response)
 
 
-@router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202)
+@router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
 def cancel_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
     """Kill running trials, and end."""
     return _ask(store, principal, job_id, Ask.CANCEL, response)
 
 
-@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202)
+@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}})
 def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response, key: Key = None) -> JobView:
     """Submit the same request once more."""
     job = visible_job(store, principal, job_id)
@@ -126,7 +137,7 @@ def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Res
     return _located(store.submit(job.request, submission)[0], response)
 
 
-@router.patch("/{job_id}", operation_id="change_budget")
+@router.patch("/{job_id}", operation_id="change_budget", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
 def change_budget(
     job_id: JobId, body: BudgetChange, store: StoreOf, principal: Submitter, response: Response, match: IfMatch = None
 ) -> JobView:
@@ -136,10 +147,10 @@ def change_budget(
         raise HTTPException(409, f"job_id: the job has ended ({job.state}); clone it")
     version = None
     if match is not None and match.strip() != "*":
-        found = re.fullmatch(r'\s*"(\d{1,18})-\d{1,18}"\s*', match)
-        if found is None or int(found[1]) != job.version:
+        # Several may be given; weak ones (W/) never match.
+        if str(job.version) not in re.findall(r'(?<!/)"([0-9]{1,18})-[0-9]{1,18}"', match):
             raise HTTPException(412, "If-Match: the job has changed since; read it again")
-        version = int(found[1])
+        version = job.version
     changes = body.model_dump(exclude_none=True)
     if not changes:
         raise RequestError("body", "changes nothing", "give trials or max_seconds")

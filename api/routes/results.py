@@ -11,7 +11,6 @@ from api.events import ENDED, EventHub
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view, trial_view
 from autotune.best_config import build_best_config
-from autotune.errors import RequestError
 from autotune.exports import EXPORTERS, exporter
 from autotune.jobs.book import read_book
 from autotune.jobs.session import session_of
@@ -24,7 +23,8 @@ MOST = 2**31 - 1
 Number = Annotated[int, Path(ge=0, le=MOST)]
 After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that is known already.")]
 LastEventId = Annotated[
-    str | None, Header(alias="Last-Event-ID", max_length=20, description="As `after`; sent by clients that reconnect.")
+    str | None,
+    Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$", description="As `after`; sent by clients that reconnect."),
 ]
 
 
@@ -79,7 +79,7 @@ def export_best(
     return Response(made.text, media_type="application/octet-stream", headers=headers)
 
 
-@router.get("/events", operation_id="list_events")
+@router.get("/events", operation_id="list_events", responses={410: {}})
 def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> EventPage:
     """Events beyond `after`, numbered without a gap."""
     _require_kept(visible_job(store, principal, job_id), after)
@@ -94,6 +94,7 @@ def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After =
     responses={
         200: {"content": {"text/event-stream": {}}, "description": "Events as they happen; their ids are their sequences."},
         204: {"description": "The job has ended, and every event is known."},
+        410: {},
     },
 )
 def stream_events(
@@ -102,8 +103,6 @@ def stream_events(
     """Server-sent events from any point on. The stream ends with the job; who reconnects then is told so by 204."""
     job = visible_job(store, principal, job_id)
     if last is not None:
-        if not (last.isascii() and last.isdigit() and int(last) <= MOST):
-            raise RequestError("Last-Event-ID", f"{last!r} is no sequence of an event", "give the id of the last event")
         after = int(last)
     _require_kept(job, after)
     if job.state in ENDED and job.version <= after:

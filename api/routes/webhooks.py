@@ -77,7 +77,7 @@ class DeliveryList(BaseModel):
     items: list[DeliveryView]
 
 
-@router.post("", operation_id="create_webhook", status_code=201)
+@router.post("", operation_id="create_webhook", status_code=201, responses={409: {"description": "There are too many."}})
 def create_webhook(body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter) -> NewWebhookView:
     """Be told when one of your jobs ends: a signed POST, tried again for a day."""
     checked_target(body.url, networks(settings.webhook_networks))

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.app import create_app
-from api.guard import Rates
+from api.rates import Rates
 from api.settings import Settings
 from autotune.errors import RequestError
 from storage.sql import open_store

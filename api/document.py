@@ -1,0 +1,92 @@
+"""What every operation may answer beside its success: told once, for the whole OpenAPI document."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from api.problems import MEDIA_TYPE
+
+
+class FieldProblem(BaseModel):
+    """One field that is wrong."""
+
+    field: str
+    message: str
+    remedy: str | None = None
+
+
+class Problem(BaseModel):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] | None = None
+    """Each field that is wrong, where there are some."""
+
+
+REFUSALS: dict[int, str] = {
+    400: "The body is not UTF-8, not JSON, nested too deep, or names a field twice.",
+    401: "There is no valid API key.",
+    403: "The key lacks the scope, or the request comes from another site's page.",
+    404: "It is not there, or belongs to somebody else.",
+    408: "The body took too long to arrive.",
+    409: "It does not fit the job's state.",
+    410: "Events from there on were removed because they were old; `detail` says where to begin.",
+    412: "The job has changed since.",
+    413: "The body is too long.",
+    415: "The body is not application/json.",
+    421: "The Host is none of this server's names.",
+    422: "A field is wrong; `errors` names it.",
+    429: "Too many requests; `Retry-After` says when to ask again.",
+    503: "The database cannot be used, or too much is being computed; try again.",
+}
+TEXT = {"schema": {"type": "string"}}
+HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"required": True, **TEXT}},
+    429: {"Retry-After": {"required": True, "description": "Seconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}},
+}
+ETAG = {"ETag": {"required": True, "description": "The job's version.", "schema": {"type": "string", "pattern": '^"[0-9-]+"$'}}}
+LOCATED = ETAG | {"Location": {"required": True, "description": "Address of the job.", **TEXT}}
+ANYWHERE = (403, 413, 421, 429, 503)
+WITH_A_BODY = (400, 408, 415)
+
+
+class DocumentedApp(FastAPI):
+    """A FastAPI whose document tells of all refusals, as the problem documents that they are."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas = document["components"]["schemas"]
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= problem.pop("$defs") | {"Problem": problem}
+            for item in document["paths"].values():
+                for method, operation in item.items():
+                    _tell_refusals(method, operation)
+        return super().openapi()
+
+
+def _tell_refusals(method: str, operation: dict[str, Any]) -> None:
+    answers = operation["responses"]
+    parameters = operation.get("parameters", ())
+    statuses = {*ANYWHERE, *(int(status) for status in answers if int(status) in REFUSALS)}
+    statuses |= {401} if operation.get("security") else set()
+    statuses |= {404} if any(parameter["in"] == "path" for parameter in parameters) else set()
+    statuses |= {422} if parameters or "requestBody" in operation else set()
+    statuses |= set(WITH_A_BODY) if method in ("post", "put", "patch") else set()
+    for status in sorted(statuses):
+        if status != HTTPStatus.UNPROCESSABLE_ENTITY and "content" in answers.get(str(status), {}):
+            continue  # it has a document of its own; of this one FastAPI says what is not so
+        told = answers.get(str(status), {}).get("description")
+        generic = told in (None, "Validation Error", HTTPStatus(status).phrase)
+        answers[str(status)] = {
+            "description": REFUSALS[status] if generic else told,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        } | ({"headers": HEADERS[status]} if status in HEADERS else {})

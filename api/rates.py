@@ -1,0 +1,69 @@
+"""How often each client may ask."""
+
+import hashlib
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+BURST_SECONDS = 10.0
+MOST_CLIENTS = 10_000
+"""Clients whose rate is remembered; the one that was longest away is forgotten first."""
+
+
+class Rates:
+    """A bucket of tokens for each client."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._clock = per_second, clock
+        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Client -> tokens that were left, and when."""
+
+    def wait(self, client: str) -> float:
+        """Seconds until the client may ask; 0: now, and that is counted."""
+        if self._per_second <= 0:
+            return 0.0
+        now, most = self._clock(), self._per_second * BURST_SECONDS
+        tokens, then = self._clients.pop(client, (most, now))
+        tokens = min(most, tokens + (now - then) * self._per_second)
+        allowed = tokens >= 1.0
+        self._clients[client] = (tokens - 1.0 if allowed else tokens, now)
+        while len(self._clients) > MOST_CLIENTS:
+            self._clients.popitem(last=False)
+        return 0.0 if allowed else (1.0 - tokens) / self._per_second
+
+
+class KnownKeys:
+    """Digests of the Authorization headers that were valid once: these have a rate of their own.
+
+    Any other header says nothing about who asks: with a new one for each request nobody would ever wait. Used from several
+    threads; each step is one operation on a dict.
+    """
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, header: str) -> None:
+        """Remember a header that was valid."""
+        self._digests[_digest(header)] = None
+        while len(self._digests) > MOST_CLIENTS:
+            self._digests.popitem(last=False)
+
+    def client(self, header: str | None, address: str) -> str:
+        """Whose rate a request counts for: its key's, or its address's."""
+        if header is not None and (digest := _digest(header)) in self._digests:
+            return digest
+        return _network(address)
+
+
+def _digest(header: str) -> str:
+    return hashlib.sha256(header.encode("latin-1", "replace")).hexdigest()
+
+
+def _network(address: str) -> str:
+    """The address; of IPv6 the network of 64 bits, all of which one machine has."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 else address
