@@ -14,13 +14,21 @@ from api.delivery import deliver
 from api.document import DocumentedApp
 from api.events import EventHub
 from api.guard import VERSION, Guard
+from api.keys import KeyReader
 from api.metrics import Metrics, Timed
 from api.rates import KnownKeys
 from api.routes import catalog, jobs, operations, results, webhooks
 from api.settings import Settings
 from api.targets import networks
+from api.together import Together
+from autotune.jobs.resolved import Resolver
 from autotune.telemetry import instrument
 from storage.sql import open_store
+
+JOBS_AT_ONCE = 500
+"""Jobs that one look at the database reads."""
+SUBMITTED_AT_ONCE = 50
+"""Submissions of one transaction."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -43,6 +51,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = with_routes(lifespan)
     app.state.store, app.state.settings = store, settings
+    app.state.keys, app.state.resolver = KeyReader(store), Resolver()
+    app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub = EventHub(store)
     app.state.metrics = Metrics(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)
@@ -64,6 +74,7 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     problems.install(app)
-    for routes in (operations, jobs, results, catalog, webhooks):
+    # They are tried in this order: first what is asked for most.
+    for routes in (jobs, results, operations, catalog, webhooks):
         app.include_router(routes.router)
     return app

@@ -1,16 +1,17 @@
 """Who asks, and what they may do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
+from fastapi.security.utils import get_authorization_scheme_param
 from starlette.exceptions import HTTPException
 
 from api.settings import Settings
 from storage.errors import UnknownJobError
-from storage.records import JobRecord, Scope
+from storage.records import ApiKey, JobRecord, Scope
 from storage.store import Store
 
 
@@ -33,23 +34,40 @@ class Principal:
 
 LOCAL = Principal("", frozenset(Scope))
 """Whoever asks over loopback where no keys are asked for."""
-_bearer = HTTPBearer(auto_error=False, scheme_name="key", description="An API key, made with `autotune keys create`.")
+# Dependencies are coroutines, although some wait for nothing: FastAPI gives each of the others a thread, at every request.
 
 
-def store_of(request: Request) -> Store:
+async def store_of(request: Request) -> Store:
     """The store of the app."""
     return cast(Store, request.app.state.store)
 
 
-def settings_of(request: Request) -> Settings:
+async def settings_of(request: Request) -> Settings:
     """The settings of the app."""
     return cast(Settings, request.app.state.settings)
 
 
-def _principal(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> Principal:
-    if not settings_of(request).require_keys:
+class Needs(SecurityBase):
+    """Lets those pass whose key has the scope. One dependency does it all: FastAPI solves each of them at every request."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.model = HTTPBearer(description="An API key, made with `autotune keys create`.")
+        self.scheme_name = "key"
+        self._scope = scope
+
+    async def __call__(self, request: Request) -> Principal:
+        principal = await _principal(request)
+        if not principal.may(self._scope):
+            raise HTTPException(403, f"Authorization: this key lacks the scope {self._scope}; use one that has it")
+        return principal
+
+
+async def _principal(request: Request) -> Principal:
+    state = request.app.state
+    if not state.settings.require_keys:
         return LOCAL
-    key = store_of(request).authenticate(credentials.credentials) if credentials is not None else None
+    scheme, text = get_authorization_scheme_param(request.headers.get("Authorization"))
+    key: ApiKey | None = await state.keys.key(text) if scheme.lower() == "bearer" and text else None
     if key is None:
         told = "Authorization: give `Bearer` and an API key that is valid; make one with `autotune keys create`"
         raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
@@ -57,19 +75,8 @@ def _principal(request: Request, credentials: Annotated[HTTPAuthorizationCredent
     return Principal(key.owner, key.scopes)
 
 
-def needs(scope: Scope) -> Callable[[Principal], Principal]:
-    """A dependency that lets those pass whose key has the scope."""
-
-    def check(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
-        if not principal.may(scope):
-            raise HTTPException(403, f"Authorization: this key lacks the scope {scope}; use one that has it")
-        return principal
-
-    return check
-
-
-Reader = Annotated[Principal, Depends(needs(Scope.READ))]
-Submitter = Annotated[Principal, Depends(needs(Scope.SUBMIT))]
+Reader = Annotated[Principal, Depends(Needs(Scope.READ))]
+Submitter = Annotated[Principal, Depends(Needs(Scope.SUBMIT))]
 StoreOf = Annotated[Store, Depends(store_of)]
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 
@@ -80,7 +87,11 @@ def visible_job(store: Store, principal: Principal, job_id: str) -> JobRecord:
     Raises:
         UnknownJobError: it is not there, or not theirs, which must not tell apart.
     """
-    job = store.exact_job(job_id)
+    return if_visible(store.exact_jobs([job_id]).get(job_id), principal, job_id)
+
+
+def if_visible(job: JobRecord | None, principal: Principal, job_id: str) -> JobRecord:
+    """What `visible_job` says of a job that was looked for."""
     if job is None or not (principal.sees_all or job.submitter == principal.owner):
         raise UnknownJobError(f"job_id: there is no job {job_id!r}; list yours with GET /v1/jobs")
     return job

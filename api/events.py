@@ -98,7 +98,7 @@ class EventHub:
         return [_encoded(event) for event in await asyncio.to_thread(self._store.events, job_id, after, PAGE)]
 
     async def _is_over(self, job_id: str, after: int) -> bool:
-        job = await asyncio.to_thread(self._store.exact_job, job_id)
+        job = (await asyncio.to_thread(self._store.exact_jobs, [job_id])).get(job_id)
         return job is None or (job.state in ENDED and job.version <= after)
 
     async def _follow(self) -> None:

@@ -1,5 +1,6 @@
 """A job as it is submitted: the fields of a tuning request, less all that names a path or code on the server."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
+from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
 from search_spaces.clusters import is_cluster_name
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config
@@ -90,6 +92,18 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
     Raises:
         RequestError, SearchSpaceError: one line that names the field and the remedy.
     """
+    return resolve(*_request(body, settings), most_steps)
+
+
+async def asked_for(body: JobSubmission, settings: Settings, resolver: Resolver) -> JobRequest:
+    """What was submitted, resolved and checked, as a job's row holds it. Raises what `session_of_submission` raises."""
+    request, model = _request(body, settings)
+    known = resolver.known(request, model)
+    return known if known is not None else await asyncio.to_thread(resolver.resolved, request, model, settings.submission_steps)
+
+
+def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, ModelSpec | None]:
+    """The request, and the model where it was uploaded."""
     fields = body.model_dump(exclude_none=True, exclude={"priority", "model"})
     _require_names(fields, settings)
     if body.baseline is not None:
@@ -101,8 +115,7 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
         uploaded, fields["model"] = model_spec_from_config(body.model.config, body.model.name), body.model.name
     else:
         fields["model"] = _allowed_model(body.model, settings)
-    request: JobRequest = request_from_fields(fields)
-    return resolve(request, uploaded, most_steps)
+    return request_from_fields(fields), uploaded
 
 
 def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:

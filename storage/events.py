@@ -16,11 +16,16 @@ from storage.tables import EventRow, JobRow
 
 def tell(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
     """Add an event to a job whose row this transaction holds: its counter gives the sequence."""
-    job.event_count += 1
-    job.updated = now
-    event = EventRow(job_id=job.id, sequence=job.event_count, time=now, kind=clean(str(kind)), payload=to_plain(payload))
+    event = new_row(now, job, kind, payload)
     session.add(event)
     return event
+
+
+def new_row(now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
+    """The event's row, counted already, to be added by the caller: the job's must be there before it."""
+    job.event_count += 1
+    job.updated = now
+    return EventRow(job_id=job.id, sequence=job.event_count, time=now, kind=clean(str(kind)), payload=to_plain(payload))
 
 
 def add_event(session: Session, now: datetime, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
-from storage import leases
+from storage import events, leases
 from storage.attempts import abandon
 from storage.codec import clean, job_record, owner_of
 from storage.errors import JobStateError, UnknownJobError
@@ -26,13 +26,18 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def create_job(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRecord:
     """See `Store.create_job`."""
-    return job_record(open_row(session, now, request))
+    job = new_row(free_ids(session, now, 1)[0], now, request)
+    created = events.new_row(now, job, EventKind.JOB_CREATED, {})
+    session.add(job)
+    session.flush()  # before its event, which refers to it
+    session.add(created)
+    return job_record(job)
 
 
-def open_row(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRow:
-    """Add a job's row and its first event."""
-    job = JobRow(
-        id=_free_id(session, now),
+def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
+    """A job's row, which nobody holds."""
+    return JobRow(
+        id=job_id,
         created=now,
         updated=now,
         state=JobState.QUEUED,
@@ -49,10 +54,6 @@ def open_row(session: Session, now: datetime, request: Mapping[str, Any]) -> Job
         events_removed=0,
         lease_token=0,
     )
-    session.add(job)
-    session.flush()  # before its event, which refers to it
-    tell(session, now, job, EventKind.JOB_CREATED, {})
-    return job
 
 
 def find_job(session: Session, job_id: str | None) -> JobRow:
@@ -73,10 +74,11 @@ def find_job(session: Session, job_id: str | None) -> JobRow:
     return fitting[0]
 
 
-def exact_job(session: Session, job_id: str) -> JobRecord | None:
-    """See `Store.exact_job`."""
-    row = session.get(JobRow, job_id) if "\0" not in job_id else None
-    return None if row is None else job_record(row)
+def exact_jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRecord]:
+    """See `Store.exact_jobs`."""
+    # PostgreSQL takes no text with a NUL, and no job's id has one.
+    possible = [job_id for job_id in job_ids if "\0" not in job_id]
+    return {row.id: job_record(row) for row in session.scalars(select(JobRow).where(JobRow.id.in_(possible)))}
 
 
 def jobs(
@@ -157,9 +159,10 @@ def set_reference_losses(session: Session, now: datetime, lease: Lease, losses: 
         tell(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
 
 
-def _free_id(session: Session, now: datetime) -> str:
-    """An id that sorts by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
-    while True:
-        job_id = f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
-        if session.get(JobRow, job_id) is None:
-            return job_id
+def free_ids(session: Session, now: datetime, count: int) -> list[str]:
+    """Ids that sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
+    free: set[str] = set()
+    while len(free) < count:
+        made = {f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}" for _ in range(count - len(free))}
+        free |= made - set(session.scalars(select(JobRow.id).where(JobRow.id.in_(made))))
+    return list(free)

@@ -1,21 +1,21 @@
 """The queue of the workers: submitting, asking for changes, and claiming the next job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
-from storage import jobs, leases
+from storage import events, jobs, leases
 from storage.attempts import abandon
 from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
 from storage.records import ASKED, HELD, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
-from storage.tables import JobRow, SubmissionRow, UsageRow
+from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
 
@@ -29,25 +29,56 @@ _CLAIMS = 4_281_703_165
 """PostgreSQL's advisory lock of whoever claims: any number that nobody else uses."""
 
 
-def submit(session: Session, now: datetime, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
-    """See `Store.submit`."""
-    if submission.key is not None:
-        known = session.get(SubmissionRow, (submission.submitter, submission.key))
-        if known is not None:
-            if known.body_hash != submission.body_hash:
-                problem = f"the key {submission.key!r} was used before, with another body"
-                raise SubmissionConflictError(f"{problem}; use a new key for a new job")
-            return job_record(jobs.find_job(session, known.job_id)), False
-    job = jobs.open_row(session, now, request)
-    job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
-    job.queued = now
-    if submission.key is not None:
-        session.flush()
-        session.add(
-            SubmissionRow(submitter=submission.submitter, key=submission.key, body_hash=submission.body_hash, job_id=job.id)
-        )
+def submit_all(
+    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
+) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
+    """See `Store.submit_all`. Takes as many statements for many submissions as for one.
+
+    1. What the keys stood for before, and the jobs of then.
+    2. A row for each job that is new; a key that comes twice stands for the first.
+    3. The jobs are written before what refers to them.
+    """
+    known = _known_keys(session, [submission for _, submission in submissions])
+    free = iter(jobs.free_ids(session, now, len(submissions)))
+    answers: list[tuple[JobRow, bool] | SubmissionConflictError] = []
+    later: list[EventRow | SubmissionRow] = []
+    for request, submission in submissions:
+        place = (submission.submitter, submission.key)
+        if submission.key is None or place not in known:
+            job = jobs.new_row(next(free), now, request)
+            job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
+            job.queued = now
+            session.add(job)
+            later += _rows_beside(now, job, submission)
+            answers.append((job, True))
+            known[place] = (job, submission.body_hash)
+        elif known[place][1] == submission.body_hash:
+            answers.append((known[place][0], False))
+        else:
+            problem = f"the key {submission.key!r} was used before, with another body"
+            answers.append(SubmissionConflictError(f"{problem}; use a new key for a new job"))
     session.flush()
-    return job_record(job), True
+    session.add_all(later)
+    return [a if isinstance(a, SubmissionConflictError) else (job_record(a[0]), a[1]) for a in answers]
+
+
+def _known_keys(session: Session, submissions: Sequence[Submission]) -> dict[tuple[str, str | None], tuple[JobRow, str]]:
+    """(submitter, key) -> the job of then and the hash of its body."""
+    wanted = [(submission.submitter, submission.key) for submission in submissions if submission.key is not None]
+    if not wanted:
+        return {}
+    query = select(SubmissionRow, JobRow).join(JobRow, JobRow.id == SubmissionRow.job_id)
+    found = session.execute(query.where(tuple_(SubmissionRow.submitter, SubmissionRow.key).in_(wanted))).all()
+    return {(row.submitter, row.key): (job, row.body_hash) for row, job in found}
+
+
+def _rows_beside(now: datetime, job: JobRow, submission: Submission) -> list[EventRow | SubmissionRow]:
+    """What is written of a new job beside its row."""
+    created = events.new_row(now, job, EventKind.JOB_CREATED, {})
+    if submission.key is None:
+        return [created]
+    named = SubmissionRow(submitter=submission.submitter, key=submission.key, body_hash=submission.body_hash, job_id=job.id)
+    return [created, named]
 
 
 def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:

@@ -15,6 +15,7 @@ from storage import attempts, events, figures, jobs, keys, queue, retention, tra
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
+from storage.errors import SubmissionConflictError
 from storage.migrations import migrate, stored_revision
 from storage.records import (
     ApiKey,
@@ -82,8 +83,8 @@ class SqlStore(Store):
     def job(self, job_id: str | None = None) -> JobRecord:
         return self._database.read(lambda session: job_record(jobs.find_job(session, job_id)))
 
-    def exact_job(self, job_id: str) -> JobRecord | None:
-        return self._read(jobs.exact_job, job_id)
+    def exact_jobs(self, job_ids: Collection[str]) -> dict[str, JobRecord]:
+        return self._read(jobs.exact_jobs, job_ids)
 
     def jobs(
         self,
@@ -94,8 +95,10 @@ class SqlStore(Store):
     ) -> list[JobRecord]:
         return self._read(jobs.jobs, limit, before, states, submitter)
 
-    def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
-        return self._write(queue.submit, request, submission)
+    def submit_all(
+        self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
+    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
+        return self._write(queue.submit_all, submissions)
 
     def ask(self, job_id: str, wanted: Ask) -> JobRecord:
         return self._write(queue.ask, job_id, wanted)

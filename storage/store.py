@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage.errors import SubmissionConflictError
 from storage.records import (
     ApiKey,
     Ask,
@@ -53,8 +54,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def exact_job(self, job_id: str) -> JobRecord | None:
-        """The job of exactly this id; None: there is none."""
+    def exact_jobs(self, job_ids: Collection[str]) -> dict[str, JobRecord]:
+        """The jobs of exactly these ids, as far as they are there."""
 
     @abstractmethod
     def jobs(
@@ -69,7 +70,11 @@ class Store(ABC):
         With `states` or `submitter` those alone that are in one of these states, or were submitted by this one.
         """
 
-    @abstractmethod
+    def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """What `exact_jobs` finds, id by id."""
+        found = self.exact_jobs(set(job_ids))
+        return [found.get(job_id) for job_id in job_ids]
+
     def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
         """Open a job for the workers, in state QUEUED; return it, and whether it is new.
 
@@ -78,6 +83,16 @@ class Store(ABC):
         Raises:
             SubmissionConflictError: the key was used with another body.
         """
+        answer = self.submit_all([(request, submission)])[0]
+        if isinstance(answer, SubmissionConflictError):
+            raise answer
+        return answer
+
+    @abstractmethod
+    def submit_all(
+        self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
+    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
+        """Submit several jobs in one transaction. Each has what `submit` would return, or raise, one after another."""
 
     @abstractmethod
     def ask(self, job_id: str, wanted: Ask) -> JobRecord:

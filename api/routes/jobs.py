@@ -1,15 +1,17 @@
 """Jobs: submit, list, read, steer."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter, visible_job
+from api.auth import Principal, Reader, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
-from api.submission import JobSubmission, body_hash, session_of_submission
+from api.submission import JobSubmission, asked_for, body_hash
+from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
 from autotune.jobs.request import request_to_row
@@ -31,6 +33,7 @@ Key = Annotated[
         description="Your own name of this submission: sent again with the same body, it opens no second job.",
     ),
 ]
+Submissions = Together[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
@@ -52,16 +55,18 @@ class BudgetChange(BaseModel):
     status_code=202,
     responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}},
 )
-def submit_job(
-    body: JobSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
+async def submit_job(
+    body: JobSubmission, request: Request, principal: Submitter, response: Response, key: Key = None
 ) -> JobView:
     """Submit a tuning job; its address is in `Location`."""
-    session = session_of_submission(body, settings, settings.submission_steps)
+    state = request.app.state
+    wanted = await asked_for(body, state.settings, state.resolver)
     submission = Submission(
-        submitter=principal.owner, priority=body.priority, devices=session.world_size, key=key,
+        submitter=principal.owner, priority=body.priority, devices=wanted.devices, key=key,
         body_hash=body_hash(body) if key else "",
     )  # fmt: skip
-    job, _ = store.submit(request_to_row(session.request), submission)
+    submissions: Submissions = state.submissions
+    job, _ = await submissions.ask((request_to_row(wanted), submission))
     return _located(job, response)
 
 
@@ -93,9 +98,10 @@ def list_jobs(
     response_model=JobView,
     responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
-def get_job(job_id: JobId, store: StoreOf, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
+async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
     """One job."""
-    job = visible_job(store, principal, job_id)
+    jobs: Together[str, JobRecord | None] = request.app.state.jobs
+    job = if_visible(await jobs.ask(job_id), principal, job_id)
     tag = etag(job)
     if known is not None and (known.strip() == "*" or tag in re.findall(r'"[^"]*"', known)):
         return Response(status_code=304, headers={"ETag": tag})

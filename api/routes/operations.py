@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from api.auth import Reader, StoreOf, needs
+from api.auth import Needs, Reader, StoreOf
 from api.metrics import Metrics
 from storage.errors import DatabaseUnavailableError
 from storage.migrations import HEAD
@@ -72,7 +72,7 @@ def ready(store: StoreOf, response: Response) -> Readiness:
     operation_id="metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Figures in the text format of Prometheus."}},
-    dependencies=[Depends(needs(Scope.READ))],
+    dependencies=[Depends(Needs(Scope.READ))],
 )
 def metrics(request: Request) -> Response:
     """Jobs by state, trials by outcome and duration, the queue, workers, the best of each running job, requests."""

@@ -116,6 +116,11 @@ class JobRequest:
             data_path=self.data_path,
         )
 
+    @property
+    def devices(self) -> int:
+        """Devices that a trial takes, as far as that is known: what a job's seconds are multiplied with."""
+        return self.resolved_cluster.world_size if self.resolved_cluster is not None else self.ranks or 1
+
     def _require_text(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)

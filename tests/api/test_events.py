@@ -101,7 +101,7 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
 
         return asked
 
-    for name in ("events", "exact_job", "event_counts"):
+    for name in ("events", "exact_jobs", "event_counts"):
         monkeypatch.setattr(store, name, unless_away(getattr(store, name)))
 
     async def follow(hub: EventHub) -> list[bytes]:

@@ -314,3 +314,28 @@ class TestKeys:
         key, text = store.create_key("anna", {"read"})
         secret = text.removeprefix(f"at_{key.id}_")
         assert secret not in repr(store.keys())
+
+
+def test_several_submissions_are_one_transaction_and_each_is_answered_as_alone(store: Store) -> None:
+    known, _ = store.submit({"n": 0}, Submission(submitter="anna", key="old", body_hash="0"))
+    asked = [("anna", "old", "0"), ("anna", "old", "x"), ("anna", "new", "1"), ("ben", "new", "2"), ("anna", "new", "1"),
+             ("anna", "new", "3"), ("anna", None, ""), ("anna", None, "")]  # fmt: skip
+    answers = store.submit_all(
+        [
+            ({"n": number}, Submission(submitter=who, key=key, body_hash=body, priority=number))
+            for number, (who, key, body) in enumerate(asked)
+        ]
+    )
+    conflicts = [number for number, answer in enumerate(answers) if isinstance(answer, SubmissionConflictError)]
+    assert conflicts == [1, 5]
+    jobs = {number: answer for number, answer in enumerate(answers) if not isinstance(answer, SubmissionConflictError)}
+    assert {number: new for number, (_, new) in jobs.items()} == {0: False, 2: True, 3: True, 4: False, 6: True, 7: True}
+    assert jobs[0][0] == known
+    assert jobs[4][0] == jobs[2][0]
+    assert len({job.id for job, _ in jobs.values()}) == 5
+    for number in (2, 3, 6, 7):
+        job = jobs[number][0]
+        assert (job.submitter, job.priority, job.request, job.version) == (asked[number][0], number, {"n": number}, 1)
+        assert store.exact_jobs([job.id, "nothing", "\0"]) == {job.id: job}
+        assert [event.kind for event in store.events(job.id)] == ["job_created"]
+    assert store.submit_all([]) == []

@@ -63,7 +63,7 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlSt
         here.state, here.reason, here.request, "anna", here.version, 2,
     )  # fmt: skip
     assert there.queued is None
-    assert elsewhere.exact_job(other_job.id) is None
+    assert elsewhere.exact_jobs([other_job.id]) == {}
 
 
 def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: SqlStore, elsewhere: Store) -> None:

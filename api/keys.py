@@ -1,0 +1,60 @@
+"""API keys, looked up once for the requests of a few seconds."""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from storage.records import ApiKey
+from storage.store import Store
+
+KEY_SECONDS = 5.0
+"""How long a key that was good is not looked up again: a key that is revoked works on for so long at most."""
+MOST_KEYS = 10_000
+"""Keys that are known at once; the one that was looked up first is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    key: ApiKey
+    until: float
+
+
+class KeyReader:
+    """Looks keys up, and remembers those that are good for `KEY_SECONDS`. Bad ones are looked up each time."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Task[ApiKey | None]] = {}
+
+    async def key(self, text: str) -> ApiKey | None:
+        """The key of that text; None: it is no key, or it was revoked, or has expired."""
+        # Not the text: what is kept in memory should open nothing.
+        name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+        known = self._known.get(name)
+        if known is not None and self._clock() < known.until and not _has_expired(known.key):
+            return known.key
+        if name not in self._asked:
+            self._asked[name] = asyncio.create_task(self._look(name, text))
+        return await asyncio.shield(self._asked[name])
+
+    async def _look(self, name: bytes, text: str) -> ApiKey | None:
+        began = self._clock()
+        try:
+            key = await asyncio.to_thread(self._store.authenticate, text)
+        finally:
+            del self._asked[name]
+        self._known.pop(name, None)
+        if key is not None:
+            self._known[name] = _Known(key, began + KEY_SECONDS)
+            if len(self._known) > MOST_KEYS:
+                self._known.popitem(last=False)
+        return key
+
+
+def _has_expired(key: ApiKey) -> bool:
+    return key.expires is not None and key.expires <= datetime.now(UTC)

@@ -1,0 +1,49 @@
+"""Calls of the database that many requests share: whoever asks while one is under way shares the next.
+
+A call costs about the same for one question as for ten. So a busy service makes few large calls, and an idle one answers at
+once.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Together(Generic[Q, A]):
+    """Answers questions, in a thread, in the order in which they come. Each call begins after its questions were asked."""
+
+    def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A | Exception]], most: int) -> None:
+        """
+        Args:
+            answer: gives each question its answer, or what is raised to whoever asked it; what it raises is raised to all.
+            most: questions of one call.
+        """
+        self._answer, self._most = answer, most
+        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Q) -> A:
+        """The answer to the question, given from now on."""
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._waiting.append((question, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            try:
+                answers = await asyncio.to_thread(self._answer, [question for question, _ in taken])
+            except Exception as error:
+                answers = [error] * len(taken)
+            for (_, future), answer in zip(taken, answers, strict=True):
+                if future.done():
+                    continue  # its client went away
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)

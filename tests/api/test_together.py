@@ -1,0 +1,125 @@
+"""What requests share: calls of the database, and keys that were looked up a moment ago."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from api.keys import KEY_SECONDS, KeyReader
+from api.together import Together
+from storage.store import Store
+from tests.api.conftest import REQUEST, problem_of, submit
+
+
+def test_who_asks_while_a_call_is_under_way_shares_the_next() -> None:
+    calls: list[list[int]] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def answer(questions: Sequence[int]) -> list[int | Exception]:
+        calls.append(list(questions))
+        begun.set()
+        may_end.wait(10)
+        return [ValueError("odd") if question % 2 else question * 10 for question in questions]
+
+    async def run() -> list[int | BaseException]:
+        together = Together(answer, most=3)
+        first = asyncio.create_task(together.ask(0))
+        await asyncio.to_thread(begun.wait, 10)
+        others = [asyncio.create_task(together.ask(number)) for number in range(1, 7)]
+        await asyncio.sleep(0)
+        others[1].cancel()
+        may_end.set()
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
+    found = asyncio.run(run())
+    assert calls == [[0], [1, 2, 3], [4, 5, 6]]
+    assert [found[number] for number in (0, 4, 6)] == [0, 40, 60]
+    assert all(isinstance(found[number], ValueError) for number in (1, 3, 5))
+    assert isinstance(found[2], asyncio.CancelledError)
+
+
+def test_a_call_that_fails_fails_all_who_asked_and_the_next_goes_on() -> None:
+    failing = [True]
+
+    def answer(questions: Sequence[int]) -> Sequence[int | Exception]:
+        if failing.pop():
+            raise ValueError("no database")
+        return questions
+
+    async def run() -> int:
+        together = Together(answer, most=3)
+        with pytest.raises(ValueError, match="no database"):
+            await together.ask(1)
+        failing.append(False)
+        return await together.ask(2)
+
+    assert asyncio.run(run()) == 2
+
+
+def test_a_key_is_looked_up_once_for_a_few_seconds_and_a_revoked_one_ends_with_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, text = store.create_key("anna", {"read"})
+    looks: list[str] = []
+    real = store.authenticate
+    monkeypatch.setattr(store, "authenticate", lambda given: looks.append(given) or real(given))
+    now = [100.0]
+
+    async def run() -> None:
+        reader = KeyReader(store, lambda: now[0])
+        assert [found.id for found in await asyncio.gather(*(reader.key(text) for _ in range(5))) if found] == [key.id] * 5
+        assert len(looks) == 1
+        store.revoke_key(key.id)
+        now[0] += KEY_SECONDS - 0.1
+        assert await reader.key(text) is not None
+        assert len(looks) == 1
+        now[0] += 0.2
+        assert await reader.key(text) is None
+        assert await reader.key(text) is None
+        assert len(looks) == 3, "a key that is not good is not remembered"
+
+    asyncio.run(run())
+
+
+def test_a_key_that_expires_is_not_known_longer(store: Store) -> None:
+    _, text = store.create_key("anna", {"read"}, datetime.now(UTC) + timedelta(seconds=0.5))
+
+    async def run() -> None:
+        reader = KeyReader(store, lambda: 0.0)
+        assert await reader.key(text) is not None
+        await asyncio.sleep(0.6)
+        assert await reader.key(text) is None
+
+    asyncio.run(run())
+
+
+def test_submissions_at_once_are_answered_each_as_alone(serve, store: Store) -> None:
+    client = serve()
+    answers: dict[int, object] = {}
+
+    def send(number: int) -> None:
+        # Four keys; under the last one the bodies differ.
+        key = number % 4
+        body = REQUEST | {"seed": number if key == 3 else 0, "trials": 3}
+        answers[number] = client.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"key-{key}"})
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for key in range(3):
+        assert len({answers[number].json()["id"] for number in range(key, 16, 4)}) == 1
+    differing = [answers[number] for number in range(3, 16, 4)]
+    assert sorted(answer.status_code for answer in differing) == [202, 422, 422, 422]
+    assert problem_of(next(a for a in differing if a.status_code == 422), 422)["errors"][0]["field"] == "Idempotency-Key"
+    assert len(store.jobs()) == 4
+
+
+def test_a_job_reads_as_it_is_after_a_write_that_was_answered(client, store: Store) -> None:
+    job_id = submit(client)["id"]
+    for verb, state in (("pause", "PAUSED"), ("resume", "QUEUED"), ("cancel", "CANCELLED")):
+        client.post(f"/v1/jobs/{job_id}/{verb}")
+        assert client.get(f"/v1/jobs/{job_id}").json()["state"] == state
