@@ -6,11 +6,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from api.views import event_view
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
-from storage.records import EventRecord
+from storage.records import EventRecord, JobNews
 from storage.store import Store
 
 POLL_SECONDS = 0.2
@@ -27,11 +28,26 @@ log = logging.getLogger(__name__)
 class _Feed:
     """What is known of a job that somebody follows."""
 
-    followers: int = 0
-    last: int = 0
+    last: int
     """Sequence up to which the cache goes."""
+    followers: int = 0
+    over: bool = False
+    """Whether nothing comes after `last`."""
     cache: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=CACHED))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, news: JobNews | None) -> bool:
+        """Add what the database tells, None being that the job is gone; return whether it was anything."""
+        for event in news.events if news else ():
+            self.cache.append(_encoded(event))
+            self.last = event.sequence
+        was_over = self.over
+        self.over = news is None or (news.state in ENDED and news.version <= self.last)
+        anything = bool(news and news.events) or self.over is not was_over
+        if anything:
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
+        return anything
 
 
 class EventHub:
@@ -56,12 +72,13 @@ class EventHub:
         if self._task is not None:
             self._task.cancel()
 
-    async def stream(self, job_id: str, after: int) -> AsyncIterator[bytes]:
+    async def stream(self, job_id: str, after: int, version: int) -> AsyncIterator[bytes]:
         """Events of the job beyond `after`, each once and in order, until the job has ended and all were given.
 
-        Outages of the database are waited for: the client hears comments meanwhile.
+        `version` is that of the job as it was just read: what is older is history, which no follower waits for. Outages of
+        the database are waited for: the client hears comments meanwhile.
         """
-        feed = self._feeds.setdefault(job_id, _Feed(last=after))
+        feed = self._feeds.setdefault(job_id, _Feed(version))
         feed.followers += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._follow())
@@ -71,7 +88,6 @@ class EventHub:
                 changed = feed.changed
                 try:
                     parts = await self._next(job_id, feed, after)
-                    is_over = not parts and await self._is_over(job_id, after)
                 except DatabaseUnavailableError:
                     yield b": the database is away\n\n"
                     await asyncio.sleep(OUTAGE_SECONDS)
@@ -79,13 +95,14 @@ class EventHub:
                 if parts:
                     after = parts[-1][0]
                     yield b"".join(part for _, part in parts)
-                    continue
-                if is_over:
+                elif feed.over:
                     return
-                try:
-                    await asyncio.wait_for(changed.wait(), KEEPALIVE_SECONDS)
-                except TimeoutError:
-                    yield b": still here\n\n"
+                else:
+                    try:
+                        async with asyncio.timeout(KEEPALIVE_SECONDS):
+                            await changed.wait()
+                    except TimeoutError:
+                        yield b": still here\n\n"
         finally:
             feed.followers -= 1
             if not feed.followers:
@@ -93,39 +110,32 @@ class EventHub:
 
     async def _next(self, job_id: str, feed: _Feed, after: int) -> list[tuple[int, bytes]]:
         """From the cache where it goes back that far, else a page of the database."""
+        if after >= feed.last:
+            return []
         if feed.cache and feed.cache[0][0] <= after + 1:
-            return [part for part in feed.cache if part[0] > after]
+            return list(islice(feed.cache, after + 1 - feed.cache[0][0], None))
         return [_encoded(event) for event in await asyncio.to_thread(self._store.events, job_id, after, PAGE)]
 
-    async def _is_over(self, job_id: str, after: int) -> bool:
-        job = (await asyncio.to_thread(self._store.exact_jobs, [job_id])).get(job_id)
-        return job is None or (job.state in ENDED and job.version <= after)
-
     async def _follow(self) -> None:
-        """Look at all followed jobs at once, fetch what is new of each, and wake its streams."""
+        """Look at all followed jobs at once, and wake the streams of those that have news."""
         while not self.closed and self._feeds:
+            pause = self._poll_seconds
             try:
-                counts = await asyncio.to_thread(self._store.event_counts, list(self._feeds))
-                for job_id, count in counts.items():
-                    feed = self._feeds.get(job_id)
-                    if feed is not None and count > feed.last:
-                        await self._fetch(job_id, feed)
+                known = {job_id: feed.last for job_id, feed in self._feeds.items()}
+                news = await asyncio.to_thread(self._store.news, known, PAGE)
+                for job_id in known:
+                    feed, found = self._feeds.get(job_id), news.get(job_id)
+                    if feed is not None and feed.last == known[job_id] and feed.take(found) and found and not feed.over:
+                        # A job that has more news than fit one look is looked at again at once.
+                        pause = 0.0 if found.version > feed.last else pause
             except DatabaseUnavailableError as error:
                 log.error("%s", error)
-                await asyncio.sleep(OUTAGE_SECONDS)
+                pause = OUTAGE_SECONDS
             except Exception:
                 # Whatever it is, the streams of all jobs hang on this task.
                 log.exception("events could not be read")
-                await asyncio.sleep(OUTAGE_SECONDS)
-            await asyncio.sleep(self._poll_seconds)
-
-    async def _fetch(self, job_id: str, feed: _Feed) -> None:
-        events = await asyncio.to_thread(self._store.events, job_id, feed.last, PAGE)
-        for event in events:
-            feed.cache.append(_encoded(event))
-            feed.last = event.sequence
-        changed, feed.changed = feed.changed, asyncio.Event()
-        changed.set()
+                pause = OUTAGE_SECONDS
+            await asyncio.sleep(pause)
 
 
 def _encoded(event: EventRecord) -> tuple[int, bytes]:

@@ -4,6 +4,8 @@ import json
 import math
 from typing import Any
 
+from sqlalchemy import Row
+
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -96,7 +98,7 @@ def attempt_record(row: AttemptRow) -> AttemptRecord:
     )
 
 
-def event_record(row: EventRow) -> EventRecord:
+def event_record(row: EventRow | Row[Any]) -> EventRecord:
     """Return an event as a value."""
     return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=row.payload)
 

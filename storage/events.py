@@ -1,16 +1,16 @@
 """Events: numbered without a gap, in the transaction of the change that they tell."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from search_spaces.plain import to_plain
 from storage.codec import clean, event_record
 from storage.leases import fenced
-from storage.records import EventRecord, Lease
+from storage.records import EventRecord, JobNews, Lease
 from storage.tables import EventRow, JobRow
 
 
@@ -35,10 +35,24 @@ def add_event(session: Session, now: datetime, lease: Lease, kind: str, payload:
 
 def events(session: Session, job_id: str, after: int, limit: int) -> list[EventRecord]:
     """See `Store.events`."""
-    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.sequence > after)
-    return [event_record(row) for row in session.scalars(query.order_by(EventRow.sequence).limit(limit))]
+    query = select(*_COLUMNS).where(EventRow.job_id == job_id, EventRow.sequence > after)
+    return [event_record(row) for row in session.execute(query.order_by(EventRow.sequence).limit(limit))]
 
 
-def event_counts(session: Session, job_ids: Collection[str]) -> dict[str, int]:
-    """See `Store.event_counts`."""
-    return dict(session.execute(select(JobRow.id, JobRow.event_count).where(JobRow.id.in_(job_ids))).all())
+def news(session: Session, known: Mapping[str, int], limit: int) -> dict[str, JobNews]:
+    """See `Store.news`."""
+    rows = session.execute(select(JobRow.id, JobRow.state, JobRow.event_count).where(JobRow.id.in_(known))).all()
+    changed = [row.id for row in rows if row.event_count > known[row.id]]
+    found: dict[str, list[EventRecord]] = {row.id: [] for row in rows}
+    if changed:
+        parts = [
+            and_(EventRow.job_id == job_id, EventRow.sequence > known[job_id], EventRow.sequence <= known[job_id] + limit)
+            for job_id in changed
+        ]
+        for row in session.execute(select(*_COLUMNS).where(or_(*parts)).order_by(EventRow.job_id, EventRow.sequence)):
+            found[row.job_id].append(event_record(row))
+    return {row.id: JobNews(state=row.state, version=row.event_count, events=tuple(found[row.id])) for row in rows}
+
+
+_COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)
+"""Rows of these cost less than objects of the mapper, of which there would be one for each event."""

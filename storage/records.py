@@ -264,3 +264,13 @@ class EventRecord:
     time: datetime
     kind: str
     payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNews:
+    """How a job stands, and its events beyond those that are known."""
+
+    state: JobState
+    version: int
+    """The sequence of its last event."""
+    events: tuple[EventRecord, ...]

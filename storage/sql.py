@@ -23,6 +23,7 @@ from storage.records import (
     AttemptRecord,
     EventRecord,
     Figures,
+    JobNews,
     JobRecord,
     Lease,
     Owner,
@@ -164,8 +165,8 @@ class SqlStore(Store):
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
         return self._read(events.events, job_id, after, limit)
 
-    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
-        return self._read(events.event_counts, job_ids)
+    def news(self, known: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
+        return self._read(events.news, known, limit)
 
     def figures(self) -> Figures:
         return self._database.glance(lambda session: figures.figures(session, self._now(session)))

@@ -16,6 +16,7 @@ from storage.records import (
     AttemptRecord,
     EventRecord,
     Figures,
+    JobNews,
     JobRecord,
     Lease,
     Owner,
@@ -226,8 +227,11 @@ class Store(ABC):
         """Events of a job with a sequence above `after`, in order."""
 
     @abstractmethod
-    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
-        """The sequence of the last event of each of these jobs, as far as they are there."""
+    def news(self, known: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
+        """What is new of jobs, as far as they are there: `known` has the sequence of each one's last event that is known.
+
+        All of it is of one moment; of each job there are at most `limit` events.
+        """
 
     @abstractmethod
     def figures(self) -> Figures:

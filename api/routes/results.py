@@ -109,9 +109,9 @@ def stream_events(
         return Response(status_code=204)
     hub: EventHub = request.app.state.hub
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    # Whoever claims to know events that are not there yet would make every stream of the job wait for them.
-    after = min(after, job.version)
-    return StreamingResponse(hub.stream(job_id, after), media_type="text/event-stream", headers=headers)
+    # Whoever claims to know events that are not there yet is told from the last one on.
+    stream = hub.stream(job_id, min(after, job.version), job.version)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
 def _require_kept(job: JobRecord, after: int) -> None:

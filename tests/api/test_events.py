@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.testclient import TestClient
@@ -12,6 +12,7 @@ from api.events import KEEPALIVE_SECONDS, EventHub
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
+from storage.records import EventRecord
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 
@@ -63,11 +64,12 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
     job_id = store.create_job({}).id
     lease = store.acquire(job_id, current_owner())
     reads: list[int] = []
-    real: Callable = store.events
-    monkeypatch.setattr(store, "events", lambda *arguments: reads.append(1) or real(*arguments))
+    for name in ("events", "news", "exact_jobs"):
+        real: Callable = getattr(store, name)
+        monkeypatch.setattr(store, name, lambda *arguments, real=real: reads.append(1) or real(*arguments))
 
     async def follow(hub: EventHub) -> list[int]:
-        return sequences(b"".join([part async for part in hub.stream(job_id, 0)]).decode())
+        return sequences(b"".join([part async for part in hub.stream(job_id, 0, 2)]).decode())
 
     async def run() -> list[list[int]]:
         hub = EventHub(store, poll_seconds=0.02)
@@ -84,7 +86,8 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
 
     found = asyncio.run(run())
     assert found == [list(range(1, 24))] * 50
-    assert len(reads) < 60, "each stream read the database by itself"
+    # 50 streams that are woken 20 times.
+    assert len(reads) < 200, "each stream read the database by itself"
 
 
 def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +104,11 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
 
         return asked
 
-    for name in ("events", "exact_jobs", "event_counts"):
+    for name in ("events", "news"):
         monkeypatch.setattr(store, name, unless_away(getattr(store, name)))
 
     async def follow(hub: EventHub) -> list[bytes]:
-        return [part async for part in hub.stream(job_id, 0)]
+        return [part async for part in hub.stream(job_id, 0, 2)]
 
     async def run() -> list[bytes]:
         hub = EventHub(store, poll_seconds=0.02)
@@ -141,3 +144,38 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(client: TestClient, store
         thread.join()
     assert found == {"1000000": [3], "1": [2, 3]}
     assert time.monotonic() - began < KEEPALIVE_SECONDS / 2
+
+
+def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) -> None:
+    job_id = store.create_job({}).id
+    lease = store.acquire(job_id, current_owner())
+    for number in range(100):
+        store.add_event(lease, "note", {"number": number})
+    version = store.job(job_id).version
+    pages: list[int] = []
+    real = store.events
+
+    def slow(name: str, after: int, limit: int) -> list[EventRecord]:
+        pages.append(after)
+        time.sleep(0.05)
+        return real(name, after, min(limit, 2))
+
+    store.events = slow  # type: ignore[method-assign]
+
+    async def run() -> tuple[list[int], list[int], int]:
+        hub = EventHub(store, poll_seconds=0.01)
+        old = asyncio.create_task(all_of(hub.stream(job_id, 0, version)))
+        live = asyncio.create_task(all_of(hub.stream(job_id, version, version)))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        found = await live
+        meanwhile = len(pages)
+        return await old, found, meanwhile
+
+    async def all_of(parts: AsyncIterator[bytes]) -> list[int]:
+        return sequences(b"".join([part async for part in parts]).decode())
+
+    old, live, meanwhile = asyncio.run(run())
+    assert old == list(range(1, version + 2))
+    assert live == [version + 1]
+    assert meanwhile < len(pages), "who follows waited for who reads history"

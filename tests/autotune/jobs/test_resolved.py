@@ -21,7 +21,7 @@ OTHERS = {
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
-    monkeypatch.setattr(resolved, "resolve", lambda request, model=None: made.append(request) or resolve(request, model))
+    monkeypatch.setattr(resolved, "resolve", lambda *asked: made.append(asked[0]) or resolve(*asked))
     return made
 
 
