@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any
 from autotune.measured import report
 
 if TYPE_CHECKING:
+    from autotune.client import Client
     from autotune.tuning import TuneResult, tune
 
-__all__ = ["TuneResult", "report", "tune"]
+__all__ = ["Client", "TuneResult", "report", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `tune` and `TuneResult` on first use, since they bring the whole search with them."""
+    """Load on first use: `tune` and `TuneResult` bring the whole search with them, `Client` brings httpx2."""
+    if name == "Client":
+        from autotune.client import Client
+
+        return Client
     if name in ("tune", "TuneResult"):
         from autotune import tuning
 

@@ -1,0 +1,56 @@
+"""What there is to choose from, and what a space holds."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+from autotune.client.fields import KnobValue, Model, SubmissionFields, submission_body
+from autotune.client.transport import Transport
+from autotune.client.views import Descriptions, Names, Plain, Space, Validation
+
+
+class CatalogCalls:
+    """Calls that are about no job."""
+
+    _transport: Transport
+
+    def models(self) -> tuple[str, ...]:
+        """Models by name."""
+        return self._transport.get(Names, "/v1/models").items
+
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters by name; several nodes of one are NAME:NODES."""
+        return self._transport.get(Names, "/v1/clusters").items
+
+    def spaces(self) -> tuple[str, ...]:
+        """Search spaces by name."""
+        return self._transport.get(Names, "/v1/spaces").items
+
+    def engines(self) -> tuple[Plain, ...]:
+        """What each engine honours and refuses."""
+        return self._transport.get(Descriptions, "/v1/engines").items
+
+    def knobs(self) -> tuple[Plain, ...]:
+        """Every knob: name, unit, domain, default, description."""
+        return self._transport.get(Descriptions, "/v1/knobs").items
+
+    def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
+        """Count the legal configurations that a submission would search, and what each rule refuses.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Space, "/v1/spaces/count", submission_body(model, fields))
+
+    def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Unpack[SubmissionFields]) -> Validation:
+        """Whether a configuration is legal under a submission, and which rule refuses it with which remedy.
+
+        Args:
+            model: as in `submit`.
+            config: knob -> value; knobs that are left out have the space's own values.
+            fields: as in `submit`.
+
+        Raises:
+            InvalidRequestError: a field is refused, or there is no such knob or value.
+        """
+        body = submission_body(model, fields) | {"config": dict(config)}
+        return self._transport.post(Validation, "/v1/spaces/validate", body)

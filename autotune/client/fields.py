@@ -1,0 +1,99 @@
+"""The fields of a submission, and a model as the service takes it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from autotune.errors import RequestError
+
+Model = str | Path | Mapping[str, Any]
+"""A preset's name, a `module:factory` that the server allows, the path of a Hugging Face config.json, or {config: …}."""
+KnobValue = bool | int | float | str
+
+_GIVE = "give a preset, the path of a Hugging Face config.json, or module:factory"
+
+
+class SubmissionFields(TypedDict, total=False):
+    """What a job may cost and how it searches. What is left out, or None, has the default of `autotune sweep`."""
+
+    cluster: str | None
+    """`local`, or a preset as NAME:NODES."""
+    ranks: int | None
+    """Ranks of a trial."""
+    space: str | None
+    """A preset's name."""
+    pins: Mapping[str, KnobValue | Sequence[KnobValue]]
+    """Knob -> the only value, or the values, that are tried."""
+    objective: str | None
+    """throughput or memory."""
+    strategy: str | None
+    seed: int | None
+    trials: int | None
+    """Search trials that may start on a device."""
+    max_seconds: float | None
+    """Seconds of active time after which no search trial starts."""
+    trial_timeout: float | None
+    """Seconds after which a trial is killed."""
+    global_batch_size: int | None
+    """Samples in an optimizer step, over all ranks."""
+    sequence_length: int | None
+    """Tokens in a sample."""
+    memory_limit_bytes: int | None
+    """Bytes a rank may allocate."""
+    headroom: float | None
+    """Share of the limit that the winner leaves free."""
+    baseline: Mapping[str, KnobValue] | None
+    """Knob -> value of your present configuration: becomes trial 0."""
+    engine: str | None
+    runner: str | None
+    confirm_repeats: int | None
+    """Rounds at most in which the finalists are measured again."""
+    allow_unstable: bool | None
+    """Whether a trial whose measurement did not settle may win."""
+    priority: int
+    """Higher ones go first; between -100 and 100."""
+
+
+def submission_body(model: Model, fields: SubmissionFields) -> dict[str, Any]:
+    """The body of a request: fields that are None left out, a model's file read.
+
+    Raises:
+        RequestError: the file cannot be read.
+        TypeError: a field does not exist.
+    """
+    for name in fields:
+        if name not in SubmissionFields.__annotations__:
+            raise TypeError(f"{name!r} is no field of a submission; use some of {', '.join(SubmissionFields.__annotations__)}")
+    return {"model": model_body(model), **{name: value for name, value in fields.items() if value is not None}}
+
+
+def model_body(model: Model) -> str | dict[str, Any]:
+    """The model as the service takes it. A text is a path where it has a slash or ends in `.json`, and a name elsewhere.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    if isinstance(model, Mapping):
+        return dict(model)
+    if isinstance(model, str) and not (model.endswith(".json") or "/" in model or "\\" in model):
+        return model
+    file = Path(model).expanduser()
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("model", f"{file} cannot be read ({error.strerror})", _GIVE) from None
+    except ValueError as error:
+        raise RequestError("model", f"{file} is not JSON ({error})", _GIVE) from None
+    if not isinstance(config, dict):
+        raise RequestError("model", f"{file} holds no JSON object", _GIVE)
+    return {"name": _name(config, file), "config": config}
+
+
+def _name(config: Mapping[str, Any], file: Path) -> str:
+    """`_name_or_path` where it was saved with one; else the folder (or the file, where it has a name of its own)."""
+    stated = config.get("_name_or_path")
+    if isinstance(stated, str) and stated.strip("/"):
+        return stated.rstrip("/").rsplit("/", 1)[-1]
+    return (file.resolve().parent.name if file.name == "config.json" else file.stem) or "uploaded"

@@ -1,0 +1,179 @@
+"""Jobs: submit, list, read, steer."""
+
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Unpack
+
+from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
+from autotune.client.fields import Model, SubmissionFields, submission_body
+from autotune.client.problems import told
+from autotune.client.transport import Transport
+from autotune.client.views import Job, JobPage
+from autotune.errors import RequestError
+
+JOBS = "/v1/jobs"
+PAGE = 100
+POLL_SECONDS = (0.2, 2.0)
+"""Between two looks of `wait`: at first, and at most."""
+
+
+class JobCalls:
+    """Calls about jobs. A job is given by its whole id, or as a `Job`."""
+
+    _transport: Transport
+    _outage_seconds: float
+
+    def submit(self, model: Model, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]) -> Job:
+        """Submit a tuning job. It is sent again where the connection breaks, and opens one job however often that happens.
+
+        Args:
+            model: a preset's name, a `module:factory` that the service allows, the path of a Hugging Face config.json (or of
+                its folder), which is read here and sent along, or {"name": …, "config": …} with its content.
+            idempotency_key: your own name of this submission, up to 128 visible characters: submitting again under it opens no
+                second job, from another process or on another day too. None: a random one.
+            fields: see `SubmissionFields`; what is left out has the default of `autotune sweep`.
+
+        Raises:
+            RequestError: the model's file cannot be read.
+            InvalidRequestError: a field is refused, or the key was used before with other fields.
+            ServiceError: any other; see `autotune.client.errors`.
+        """
+        return self._transport.post(Job, JOBS, submission_body(model, fields), _key(idempotency_key))
+
+    def job(self, job: str | Job) -> Job:
+        """One job as it is now.
+
+        Raises:
+            NotFoundError: there is none of this id, or it is not yours.
+        """
+        return self._transport.get(Job, job_path(job))
+
+    def jobs(
+        self, *, state: str | Sequence[str] | None = None, submitter: str | None = None, limit: int | None = None
+    ) -> Iterator[Job]:
+        """The newest jobs first, page by page as they are asked for.
+
+        Args:
+            state: one state or several; None: all.
+            submitter: whose jobs; other people's for administrators alone. None: yours, or all for an administrator.
+            limit: jobs at most; None: all.
+        """
+        states = [state] if isinstance(state, str) else list(state or ())
+        found = self._pages({"state": states, **({} if submitter is None else {"submitter": submitter})}, limit)
+        return itertools.islice(found, limit)
+
+    def pause(self, job: str | Job) -> Job:
+        """Let running trials end, and wait until the job is resumed.
+
+        Raises:
+            ConflictError: the job has ended.
+        """
+        return self._ask(job, "pause")
+
+    def resume(self, job: str | Job) -> Job:
+        """Let a paused or failed job wait for a worker again.
+
+        Raises:
+            ConflictError: the job is neither paused nor failed.
+        """
+        return self._ask(job, "resume")
+
+    def stop(self, job: str | Job) -> Job:
+        """Let running trials end, and be content with the best so far.
+
+        Raises:
+            ConflictError: the job has ended.
+        """
+        return self._ask(job, "stop")
+
+    def cancel(self, job: str | Job) -> Job:
+        """Kill running trials, and end.
+
+        Raises:
+            ConflictError: the job has ended otherwise.
+        """
+        return self._ask(job, "cancel")
+
+    def clone(self, job: str | Job, *, idempotency_key: str | None = None) -> Job:
+        """Submit the same request once more; `idempotency_key` as in `submit`."""
+        return self._transport.post(Job, f"{job_path(job)}/clone", None, _key(idempotency_key))
+
+    def extend(self, job: str | Job, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
+        """Set the budget, in all: what was spent counts. It may be made smaller too.
+
+        Args:
+            job: a `Job` is changed only if nothing has happened to it since it was read; an id in any case.
+            trials: search trials in all; None: as it is.
+            max_seconds: seconds of active time in all; None: as it is.
+
+        Raises:
+            ConflictError: the job has ended, or has changed since it was read.
+        """
+        given = {"trials": trials, "max_seconds": max_seconds}
+        body = {name: value for name, value in given.items() if value is not None}
+        headers = {"If-Match": job.etag} if isinstance(job, Job) else {}
+        # A change of one version, sent twice, would be refused the second time.
+        return self._transport.patch(Job, job_path(job), body, headers, repeatable=not headers)
+
+    def wait(self, job: str | Job, timeout: float | None = None) -> Job:
+        """Wait until the job has ended: SUCCEEDED, FAILED or CANCELLED. A paused one has not.
+
+        Args:
+            job: the job.
+            timeout: seconds to wait; None: for as long as it takes.
+
+        Raises:
+            WaitTimeoutError: it had not ended by then.
+            UnreachableError, UnavailableError: the service was away for longer than `outage_seconds`.
+        """
+        began = heard = time.monotonic()
+        pause, most = POLL_SECONDS
+        while True:
+            try:
+                found = self.job(job)
+                heard = time.monotonic()
+                if found.ended:
+                    return found
+            except (UnreachableError, UnavailableError):
+                if time.monotonic() - heard > self._outage_seconds:
+                    raise
+            left = float("inf") if timeout is None else began + timeout - time.monotonic()
+            if left <= 0:
+                raise WaitTimeoutError(f"job: {job_id(job)} has not ended after {timeout:g} s; wait longer, or stop it")
+            time.sleep(min(pause, left))
+            pause = min(1.5 * pause, most)
+
+    def _ask(self, job: str | Job, wanted: str) -> Job:
+        return self._transport.post(Job, f"{job_path(job)}/{wanted}")
+
+    def _pages(self, filters: dict[str, object], most: int | None) -> Iterator[Job]:
+        size = PAGE if most is None else max(1, min(most, PAGE))
+        page = self._transport.get(JobPage, JOBS, {**filters, "limit": size})
+        yield from page.items
+        while page.next is not None:
+            page = self._transport.get(JobPage, JOBS, {**filters, "limit": size, "cursor": page.next})
+            yield from page.items
+
+
+def job_id(job: str | Job) -> str:
+    """The job's whole id."""
+    return job.id if isinstance(job, Job) else job
+
+
+def job_path(job: str | Job) -> str:
+    """Where the job is.
+
+    Raises:
+        RequestError: the text cannot be an id.
+    """
+    text = job_id(job)
+    if re.fullmatch(r"[A-Za-z0-9-]{1,100}", text) is None:
+        raise RequestError("job", f"{told(text)!r} is no id of a job", "give a whole id, such as 20300131-120000-abcd")
+    return f"{JOBS}/{text}"
+
+
+def _key(key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": secrets.token_urlsafe(24) if key is None else key}

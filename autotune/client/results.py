@@ -1,0 +1,68 @@
+"""What a job has found: trials, attempts, the best, exports, events."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.client.events import follow_events, known_events
+from autotune.client.jobs import PAGE, job_path
+from autotune.client.problems import one_line
+from autotune.client.transport import Transport
+from autotune.client.views import Attempt, AttemptList, Event, Export, Job, Trial, TrialPage
+
+
+class ResultCalls:
+    """Calls about what a job has found. A job is given by its whole id, or as a `Job`."""
+
+    _transport: Transport
+    _outage_seconds: float
+
+    def trials(self, job: str | Job, *, first: int = 0) -> Iterator[Trial]:
+        """The trials that there are now, by number from `first` on, refused ones included."""
+        cursor: int | None = first
+        while cursor is not None:
+            page = self._transport.get(TrialPage, f"{job_path(job)}/trials", {"cursor": cursor, "limit": PAGE})
+            yield from page.items
+            cursor = page.next
+
+    def attempts(self, job: str | Job, trial: int | Trial) -> tuple[Attempt, ...]:
+        """The attempts of a trial, oldest first, superseded ones included."""
+        number = trial.number if isinstance(trial, Trial) else int(trial)
+        return self._transport.get(AttemptList, f"{job_path(job)}/trials/{number}/attempts").items
+
+    def best(self, job: str | Job) -> dict[str, Any]:
+        """The best configuration so far: the document that docs/best-config.md explains.
+
+        Raises:
+            NotFoundError: nothing may win yet.
+        """
+        document: dict[str, Any] = self._transport.send("GET", f"{job_path(job)}/best").json()
+        return document
+
+    def export(self, job: str | Job, format: str = "json") -> Export:
+        """The best configuration as the file of a framework: json or deepspeed.
+
+        Raises:
+            NotFoundError: there is no such format, or nothing may win yet.
+        """
+        answer = self._transport.send("GET", f"{job_path(job)}/export", params={"format": format})
+        return Export(text=answer.content.decode(), note=one_line(answer.headers.get("autotune-note", "")))
+
+    def events(self, job: str | Job, after: int = 0, follow: bool = True) -> Iterator[Event]:
+        """What happens to the job, each event once and in order, until it has ended.
+
+        A connection that breaks and a service that restarts are waited for, for up to `outage_seconds`. A paused job has not
+        ended: it may be resumed.
+
+        Args:
+            job: the job.
+            after: sequence of the last event that is known already.
+            follow: whether to wait for further events; else those alone are given that there are now.
+
+        Raises:
+            NotFoundError: there is no such job.
+            UnreachableError, UnavailableError: the service was away for too long.
+        """
+        path = f"{job_path(job)}/events"
+        if not follow:
+            return known_events(self._transport, path, after)
+        return follow_events(self._transport, path, after, self._outage_seconds)

@@ -1,0 +1,200 @@
+"""Requests to one service: what is tried again, and which errors come out."""
+
+import json
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+
+from autotune.client.errors import ServiceError, UnreachableError
+from autotune.client.problems import error_of, one_line, told
+from autotune.client.views import decode
+from autotune.errors import RequestError
+from autotune.network import is_loopback
+
+T = TypeVar("T")
+
+TRIES = 5
+FIRST_PAUSE_SECONDS = 0.1
+"""Before the second try; twice as long before each further one."""
+SILENCE_SECONDS = 45.0
+"""After which a stream is given up: the service gives a sign of life every 15 s."""
+_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+"""The request did not leave this machine."""
+_NOW_NOT = (502, 503, 504)
+
+
+class Transport:
+    """May be used from several threads."""
+
+    def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
+        """Connects to nothing yet.
+
+        Raises:
+            RequestError: address or key cannot be ones.
+        """
+        self.url = checked_url(url)
+        self.has_key = bool(api_key)
+        self._timeout = timeout
+        headers = {"Authorization": f"Bearer {_checked_key(api_key)}"} if api_key else {}
+        parts = urlsplit(self.url)
+        # What the environment says of proxies is not meant for this machine's own services.
+        local = is_loopback(parts.hostname or "")
+        # Certificates take 0.1 s to load: where no TLS is spoken, a context that trusts nobody does.
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if local and parts.scheme == "http" else True
+        self._http = httpx2.Client(headers=headers, timeout=timeout, trust_env=not local, verify=verify)
+
+    def close(self) -> None:
+        """Close every connection. May be called twice."""
+        self._http.close()
+
+    def get(self, kind: type[T], path: str, params: Mapping[str, Any] | None = None) -> T:
+        """Ask, and return the answer as the dataclass `kind`."""
+        return self._decoded(kind, self.send("GET", path, params=params))
+
+    def post(
+        self, kind: type[T], path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> T:
+        """Send what may be sent twice, and return the answer as the dataclass `kind`."""
+        return self._decoded(kind, self.send("POST", path, body=body, headers=headers))
+
+    def patch(self, kind: type[T], path: str, body: Mapping[str, Any], headers: Mapping[str, str], repeatable: bool) -> T:
+        """Send a change, and return the answer as the dataclass `kind`."""
+        return self._decoded(kind, self.send("PATCH", path, body=body, headers=headers, repeatable=repeatable))
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+    ) -> httpx2.Response:
+        """Send a request until it is answered.
+
+        Tried again, after pauses that grow: where the connection breaks or the service is away (502, 503, 504), if the request
+        may be sent twice; in any case where it never left, or was turned away as one too many (429).
+
+        Raises:
+            ServiceError: what the answer says, or that there is none.
+        """
+        content = None if body is None else encoded(body)
+        sent = {**(headers or {}), **({"Content-Type": "application/json"} if content is not None else {})}
+        for pause in pauses():
+            try:
+                answer = self._http.request(method, self.url + path, params=params, content=content, headers=sent)
+            except httpx2.TransportError as error:
+                if pause is None or not (repeatable or isinstance(error, _UNSENT)):
+                    raise self._unreachable(error) from None
+            else:
+                if not answer.is_error and not answer.is_redirect:
+                    return self._ours(answer)
+                wait = _retry_after(answer, self._timeout)
+                again = answer.status_code == 429 or (repeatable and answer.status_code in _NOW_NOT)
+                if pause is None or not again or wait is None:
+                    raise error_of(answer, self.url, self.has_key)
+                pause = max(pause, wait)
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[Iterator[str] | None]:
+        """Open a stream of events, without trying again: the data of its messages as they come; None: there are no more.
+
+        Raises:
+            ServiceError: as `send`; within the block UnreachableError where the stream breaks or falls silent.
+        """
+        timeout = httpx2.Timeout(self._timeout, read=SILENCE_SECONDS)
+        try:
+            with self._http.sse(self.url + path, headers=headers, timeout=timeout) as source:
+                answer = source.response
+                if answer.is_error or answer.is_redirect:
+                    answer.read()
+                    raise error_of(answer, self.url, self.has_key)
+                yield None if self._ours(answer).status_code == 204 else (item.data for item in source if item.data)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from None
+
+    def _ours(self, answer: httpx2.Response) -> httpx2.Response:
+        if "autotune-api-version" not in answer.headers:
+            problem = f"{self.url} answers, but is no autotune service"
+            raise ServiceError(f"url: {problem}; check AUTOTUNE_URL or --url", answer.status_code)
+        return answer
+
+    def _decoded(self, kind: type[T], answer: httpx2.Response) -> T:
+        try:
+            return decode(kind, answer.json())
+        except (KeyError, TypeError, ValueError) as error:
+            problem = one_line(f"{type(error).__name__}: {error}")
+            raise ServiceError(
+                f"answer: of {self.url} cannot be read ({problem}); use the client of the service's version", answer.status_code
+            ) from error
+
+    def _unreachable(self, error: httpx2.TransportError) -> UnreachableError:
+        reason = one_line(str(error)) or type(error).__name__
+        remedy = "start `autotune serve`, or check AUTOTUNE_URL or --url"
+        return UnreachableError(f"url: {self.url} gives no answer ({reason}); {remedy}")
+
+
+def pauses() -> Iterator[float | None]:
+    """Seconds to wait after each try; None: it was the last one."""
+    for number in range(TRIES - 1):
+        # Spread, so that clients that were cut off together do not come back together.
+        yield FIRST_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1.5)
+    yield None
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """The body as JSON.
+
+    Raises:
+        RequestError: it holds what JSON cannot say.
+    """
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        remedy = "give finite numbers, texts, lists and mappings"
+        raise RequestError("request", f"cannot be written as JSON ({error})", remedy) from None
+
+
+def checked_url(url: str) -> str:
+    """The address without a slash at its end.
+
+    Raises:
+        RequestError: it is no address of a service. A password in it is not repeated.
+    """
+    remedy = "give one such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url.strip())
+        parts.port  # noqa: B018  raises where it is no number
+    except ValueError as error:
+        raise RequestError("url", f"is no address ({error})", remedy) from None
+    if "@" in parts.netloc:
+        raise RequestError("url", "holds a user or a password", "leave them out, and give an API key (AUTOTUNE_API_KEY)")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise RequestError("url", f"{told(url)!r} is no address of a service", remedy)
+    if parts.query or parts.fragment:
+        raise RequestError("url", f"{told(url)!r} has more than an address", remedy)
+    return url.strip().rstrip("/")
+
+
+def _checked_key(key: str) -> str:
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        # The key itself is not repeated: what is wrong is likely a part of a right one.
+        raise RequestError("api_key", "is no API key", "give the text that `autotune keys create` printed")
+    return key
+
+
+def _retry_after(answer: httpx2.Response, most: float) -> float | None:
+    """Seconds that the service asks to wait; None: longer than a request may last."""
+    text = answer.headers.get("retry-after", "0")
+    seconds = float(text) if text.isascii() and text.isdigit() else 0.0
+    return seconds if seconds <= most else None

@@ -1,0 +1,232 @@
+"""What the service answers with, as values. Fields of a newer service that are not known here are left out."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Plain = Mapping[str, Any]
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+"""States of a job of which nothing happens any more by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A tuning job."""
+
+    id: str
+    state: str
+    """QUEUED, RUNNING, PAUSING, PAUSED, STOPPING, CANCELLING, SUCCEEDED, FAILED or CANCELLED."""
+    reason: str
+    """Why it ended, in a word; empty while it is open."""
+    message: str
+    model: str
+    submitter: str
+    """Who asked for it; empty: whoever uses the machine or the database itself."""
+    priority: int
+    """Higher ones go first."""
+    created: datetime
+    updated: datetime
+    active_seconds: int
+    """Seconds that workers have held it."""
+    version: int
+    """Grows with every change that has an event."""
+    request: Plain
+    """The fields that were given, and the defaults of the others."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing happens to it any more by itself; a failed one may be resumed."""
+        return self.state in ENDED
+
+    @property
+    def etag(self) -> str:
+        """What `If-Match` is sent with, so that a change is made to this version alone."""
+        return f'"{self.version}-{self.active_seconds}"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Jobs, newest first."""
+
+    items: tuple[Job, ...]
+    next: str | None
+    """`cursor` of the next page; None: this is the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One measurement that a job wants or has."""
+
+    number: int
+    """0, 1, 2, … in the order of proposal; 0 is the baseline."""
+    purpose: str
+    """search, screen or confirm."""
+    fidelity: str
+    repeat: int
+    counted: bool
+    """Whether it counts against the budget of trials."""
+    outcome: str | None
+    """OK, INFEASIBLE, INVALID, WRONG, FAILED, TIMEOUT, LOST, PREEMPTED, PRUNED or CANCELLED; None: wanted or running."""
+    config: Plain
+    """Knob -> value."""
+    attempts: int
+    created: datetime
+    started: datetime | None
+    """None: no attempt was started; with an outcome: it was refused before it cost a device."""
+    finished: datetime | None
+    result: Plain | None
+    """What was measured (docs/measurement.md): `samples_per_second` with its interval, `peak_memory_bytes` of the highest
+    rank, `step_seconds`, `message`, … Numbers that are not finite are None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPage:
+    """Trials by number."""
+
+    items: tuple[Trial, ...]
+    next: int | None
+    """`cursor` of the next page; None: there is none now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One execution of a trial."""
+
+    trial: int
+    number: int
+    """1, 2, … within the trial."""
+    state: str
+    """running, accepted, retried, superseded or abandoned."""
+    outcome: str | None
+    started: datetime
+    finished: datetime | None
+    result: Plain | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptList:
+    """The attempts of a trial, oldest first."""
+
+    items: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a job."""
+
+    sequence: int
+    """1, 2, 3, … within the job, without a gap."""
+    time: datetime
+    kind: str
+    """job_created, job_acquired, job_released, job_asked, job_changed, trial_added, trial_refused, attempt_started,
+    attempt_finished, attempt_abandoned, reference_set, or another one."""
+    payload: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Events in order."""
+
+    items: tuple[Event, ...]
+    next: int
+    """`after` of the next page, which may be empty still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What a search space holds."""
+
+    space: str
+    hash: str
+    domains: Mapping[str, tuple[Any, ...]]
+    raw: int
+    """Points of the Cartesian product."""
+    legal: int
+    """Distinct legal configurations."""
+    merged: int
+    """Points that say the same as a legal one."""
+    refused: Mapping[str, int]
+    """Rule -> points that it refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A rule that refuses a configuration."""
+
+    rule: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Whether a configuration is legal."""
+
+    legal: bool
+    config: Plain
+    """In canonical form."""
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names of presets."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptions:
+    """Descriptions as plain data."""
+
+    items: tuple[Plain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The best configuration as a framework's file."""
+
+    text: str
+    """The file's content."""
+    note: str
+    """What the format cannot say; empty: nothing."""
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """Return the dataclass `kind` from what JSON held.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or of another type.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"is no object, where {kind.__name__} was expected")
+    hints = _hints(kind)  # type: ignore[arg-type]
+    return kind(**{field.name: _value(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _value(arguments[0], value)
+    if origin is tuple:
+        return tuple(_value(arguments[0], item) for item in value)
+    if origin is Mapping:
+        return {name: _value(arguments[1], item) for name, item in value.items()}
+    if kind is datetime:
+        return datetime.fromisoformat(value)
+    if dataclasses.is_dataclass(kind):
+        return decode(kind, value)  # type: ignore[arg-type]
+    if kind is not Any and isinstance(kind, type) and not isinstance(value, kind):
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value

@@ -1,0 +1,218 @@
+"""The client against the service's document: every operation has a method, and what is sent and read is what it says."""
+
+import dataclasses
+import json
+import re
+import types
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qs, urlsplit
+
+import jsonschema
+import pytest
+import served
+
+from autotune import Client
+from autotune.client import SubmissionFields, views
+
+DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+OPERATIONS = {
+    operation["operationId"]: (method.upper(), path, operation)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+    if isinstance(operation, dict)
+}
+NEED_NO_METHOD = {"live", "ready", "metrics"}
+"""Operations for those who run the service, not for those who use it."""
+
+JOB = "20300131-120000-abcd"
+FIELDS: dict[str, Any] = {
+    "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
+    "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
+    "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
+    "confirm_repeats": 2, "allow_unstable": True, "priority": 5,
+}  # fmt: skip
+MODEL = {"name": "mine", "config": {"model_type": "llama"}}
+CALLS: dict[str, Callable[[Client], Any]] = {
+    "submit_job": lambda client: client.submit(MODEL, idempotency_key="mine", **FIELDS),
+    "list_jobs": lambda client: list(client.jobs(state=["RUNNING", "PAUSED"], submitter="anna", limit=5)),
+    "get_job": lambda client: client.job(JOB),
+    "pause_job": lambda client: client.pause(JOB),
+    "resume_job": lambda client: client.resume(JOB),
+    "stop_job": lambda client: client.stop(JOB),
+    "cancel_job": lambda client: client.cancel(JOB),
+    "clone_job": lambda client: client.clone(JOB),
+    "change_budget": lambda client: client.extend(sample(views.Job), trials=5, max_seconds=7.5),
+    "list_trials": lambda client: list(client.trials(JOB, first=3)),
+    "list_attempts": lambda client: client.attempts(JOB, 2),
+    "get_best": lambda client: client.best(JOB),
+    "export_best": lambda client: client.export(JOB, "deepspeed"),
+    "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),
+    "stream_events": lambda client: list(client.events(JOB, after=2)),
+    "list_models": lambda client: client.models(),
+    "list_clusters": lambda client: client.clusters(),
+    "list_spaces": lambda client: client.spaces(),
+    "list_engines": lambda client: client.engines(),
+    "list_knobs": lambda client: client.knobs(),
+    "count_space": lambda client: client.count_space(MODEL, **FIELDS),
+    "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
+}
+VIEWS: dict[type, str] = {
+    views.Job: "JobView", views.JobPage: "JobPage", views.Trial: "TrialView", views.TrialPage: "TrialPage",
+    views.Attempt: "AttemptView", views.AttemptList: "AttemptList", views.Event: "EventView", views.EventPage: "EventPage",
+    views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
+    views.Descriptions: "PlainList",
+}  # fmt: skip
+
+
+def test_every_operation_has_a_method() -> None:
+    missing = OPERATIONS.keys() - CALLS.keys() - NEED_NO_METHOD
+    assert not missing, f"the client has no method for {', '.join(sorted(missing))}; add one here and in autotune/client"
+    assert (CALLS.keys() | NEED_NO_METHOD) <= OPERATIONS.keys(), "the document lacks what is listed here"
+
+
+@pytest.mark.parametrize("operation_id", CALLS)
+def test_what_is_sent_and_read_is_what_the_document_says(operation_id: str) -> None:
+    seen: list[served.Request] = []
+
+    def answer(request: served.Request) -> served.Answer:
+        seen.append(request)
+        return _answer(operation_id, len(seen))
+
+    with served.answering(answer) as url, Client(url) as client:
+        CALLS[operation_id](client)
+    assert seen
+    for request in seen:
+        _check(operation_id, request)
+
+
+@pytest.mark.parametrize("kind", VIEWS, ids=lambda kind: kind.__name__)
+def test_the_values_are_those_of_the_document(kind: type) -> None:
+    schema = SCHEMAS[VIEWS[kind]]
+    hints = get_type_hints(kind)
+    assert {field.name for field in dataclasses.fields(kind)} == schema["properties"].keys()
+    stated = {name: _read(part) for name, part in schema["properties"].items()}
+    assert {name: _of(hint) for name, hint in hints.items()} == stated
+    assert set(schema["required"]) == set(hints), "a field that may be missing cannot be read"
+
+
+def test_every_answer_has_a_value() -> None:
+    answers = {
+        content["schema"]["$ref"].rpartition("/")[2]
+        for operation_id, (_, _, operation) in OPERATIONS.items()
+        if operation_id not in NEED_NO_METHOD
+        for status, response in operation["responses"].items()
+        if status.startswith("2")
+        for content in response.get("content", {}).values()
+        if "$ref" in content.get("schema", {})
+    }
+    assert answers <= set(VIEWS.values())
+
+
+def test_the_fields_of_a_submission_are_those_of_the_document() -> None:
+    assert {"model", *SubmissionFields.__annotations__} == SCHEMAS["JobSubmission"]["properties"].keys()
+    assert FIELDS.keys() == SubmissionFields.__annotations__.keys(), "the call above leaves fields out"
+    assert SCHEMAS["ConfigSubmission"]["properties"].keys() - SCHEMAS["JobSubmission"]["properties"].keys() == {"config"}
+
+
+def test_a_field_that_does_not_exist() -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="'trails' is no field of a submission; use"):
+        client.submit("llama-tiny", trails=3)  # type: ignore[call-arg]
+
+
+def sample(kind: type[Any]) -> Any:
+    """A value of the kind, from its schema."""
+    return views.decode(kind, _sample({"$ref": f"#/components/schemas/{VIEWS[kind]}"}))
+
+
+def _check(operation_id: str, request: served.Request) -> None:
+    method, template, operation = OPERATIONS[operation_id]
+    parts = urlsplit(request.path)
+    assert request.method == method
+    assert re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), parts.path)
+    known = {(item["in"], item["name"].lower()): item for item in operation.get("parameters", ())}
+    for name, values in parse_qs(parts.query).items():
+        item = known.pop(("query", name))
+        for value in values:
+            _fits(value, item["schema"])
+    ours = {name for kind, name in known if kind == "header"} & request.headers.keys()
+    further = {"idempotency-key", "if-match", "if-none-match", "last-event-id"} & request.headers.keys()
+    assert further == ours, "a header is sent that the document does not have"
+    if "requestBody" in operation:
+        _fits(json.loads(request.body), operation["requestBody"]["content"]["application/json"]["schema"])
+    else:
+        assert request.body == b""
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> None:
+    """A text of a query stands for what it says, and for a list of one."""
+    told = [value, [value], *([int(value)] if isinstance(value, str) and value.isdigit() else [])]
+    validator = jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+    assert any(validator.is_valid(item) for item in told), list(validator.iter_errors(value))
+
+
+def _answer(operation_id: str, number: int) -> served.Answer:
+    """An answer as the document has it: the first page names a second one, which is the last."""
+    _, _, operation = OPERATIONS[operation_id]
+    if operation_id == "stream_events":
+        event = _sample({"$ref": "#/components/schemas/EventView"}) | {"sequence": 3}
+        stream = (200, served.STREAM, f"id: 3\nevent: x\ndata: {json.dumps(event)}\n\n".encode())
+        return stream if number == 1 else (204, served.STREAM, b"")
+    (status,) = [status for status in operation["responses"] if status.startswith("2")]
+    ((_, content),) = operation["responses"][status]["content"].items()
+    told = _sample(content["schema"]) if "schema" in content else {}
+    if number > 1:
+        told = {"items": [], "next": told["next"] if operation_id == "list_events" else None}
+    return int(status), served.JSON, json.dumps(told).encode()
+
+
+def _sample(schema: Mapping[str, Any]) -> Any:
+    if "$ref" in schema:
+        return _sample(SCHEMAS[schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return _sample(schema["anyOf"][0])
+    if schema["type"] == "object":
+        return {name: _sample(part) for name, part in schema.get("properties", {}).items()}
+    if schema["type"] == "array":
+        return [_sample(schema["items"])] if schema["items"] else []
+    text = "2030-01-31T12:00:00Z" if schema.get("format") == "date-time" else JOB
+    return {"string": text, "integer": 3, "boolean": True, "number": 1.5}[schema["type"]]
+
+
+def _read(schema: Mapping[str, Any]) -> Any:
+    """What a schema says, in the words of `_of`."""
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    if "anyOf" in schema:
+        first, null = schema["anyOf"]
+        assert null == {"type": "null"}
+        return ("or none", _read(first))
+    match schema.get("type"):
+        case "array":
+            return ("list", _read(schema["items"]))
+        case "object":
+            further = schema["additionalProperties"]
+            return ("mapping", "any" if further is True else _read(further))
+        case "string":
+            return "time" if schema.get("format") == "date-time" else "string"
+        case None:
+            return "any"
+        case other:
+            return other
+
+
+def _of(hint: Any) -> Any:
+    """What a field's type says."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        assert arguments[1] is type(None)
+        return ("or none", _of(arguments[0]))
+    if origin is tuple:
+        return ("list", _of(arguments[0]))
+    if origin is Mapping:
+        return ("mapping", _of(arguments[1]))
+    words = {str: "string", int: "integer", bool: "boolean", float: "number", datetime: "time", Any: "any"}
+    return words.get(hint) or VIEWS[hint]
