@@ -28,7 +28,7 @@ parity: $(STAMP)
 	$(BIN)/python benchmarks/loss_curves.py --markdown docs/loss-curves.md
 
 chaos: $(STAMP)
-	AUTOTUNE_CHAOS_KILLS=10 $(BIN)/python -m pytest -m chaos
+	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md $(BIN)/python -m pytest -m chaos
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md

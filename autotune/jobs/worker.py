@@ -25,6 +25,8 @@ POLL_SECONDS = 0.5
 """How soon a job that comes into an empty queue is seen."""
 OUTAGE_SECONDS = 5.0
 """How long a worker waits before it asks a database again that was away."""
+TRIES = 3
+"""How often a worker makes ranks for a job before it gives the job up."""
 
 MakeRunner = Callable[[Session], Runner]
 log = logging.getLogger(__name__)
@@ -88,40 +90,47 @@ class Worker:
             try:
                 session = session_of(self._store.job(lease.job_id))
                 require_startable(session)
-                self._runner_for(session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
-                self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
+                self._fail(keeper, error)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
                 return
             try:
                 ended = self._run_held(session, keeper, StopSignal(worker=stop))
             except (LeaseLostError, DatabaseUnavailableError):
                 raise
-            except Exception:
+            except Exception as error:
                 # The job has been left FAILED with the reason; what its ranks do is not known.
-                log.exception("job %s: failed", lease.job_id, extra={"job": lease.job_id})
+                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError)
+                log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id}, exc_info=not ours)
                 self.close()
                 return
         log.info("job %s: %s %s", ended.id, ended.state, ended.reason, extra={"job": ended.id})
 
     def _run_held(self, session: Session, keeper: LeaseKeeper, stop: StopSignal) -> JobRecord:
-        """Run the job on the ranks that are kept; once on new ones where these cannot go on, as when Ray itself has died."""
-        try:
-            return self._run_once(session, keeper, stop, keeps_broken=True)
-        except RunnerError as error:
-            log.warning("job %s: %s; once more on new ranks", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
-        try:
-            self.close()
-            self._runner_for(session)
-        except Exception as error:
-            self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
-            raise
-        return self._run_once(session, keeper, stop)
+        """Run the job. Ranks that do not start, or break for good, as when Ray itself dies, are no fault of the job's: they are
+        made anew, up to `TRIES` times in all.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                runner = self._runner_for(session)
+            except Exception as error:
+                if not left or not isinstance(error, RunnerError):
+                    self._fail(keeper, error)
+                    raise
+                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                continue
+            try:
+                with Journal(keeper.lease.job_id) as journal:
+                    return run_held_job(session, self._store, keeper, runner, stop, journal, keeps_broken=left > 0)
+            except RunnerError as error:
+                if not left:
+                    raise
+                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                self.close()
+        raise AssertionError("unreachable")
 
-    def _run_once(self, session: Session, keeper: LeaseKeeper, stop: StopSignal, keeps_broken: bool = False) -> JobRecord:
-        with Journal(keeper.lease.job_id) as journal:
-            runner = self._runner_for(session)
-            return run_held_job(session, self._store, keeper, runner, stop, journal, keeps_broken)
+    def _fail(self, keeper: LeaseKeeper, error: Exception) -> None:
+        self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
 
     def _runner_for(self, session: Session) -> Runner:
         request = session.request

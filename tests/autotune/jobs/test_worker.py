@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,32 +113,38 @@ class Breaking(ReplayRunner):
     _ran = False
 
 
+def broken() -> Runner:
+    return Breaking(table.measured)
+
+
+def unstartable() -> Runner:
+    raise RunnerError("Ray does not start")
+
+
 @pytest.mark.parametrize(
-    ("second", "state", "abandoned"),
+    ("ranks", "state", "abandoned"),
     [
-        (table.runner(), JobState.SUCCEEDED, 1),
-        (Breaking(table.measured), JobState.FAILED, 2),
-        (RunnerError("Ray does not start"), JobState.FAILED, 1),
+        ([broken, table.runner], JobState.SUCCEEDED, 1),
+        ([unstartable, unstartable, table.runner], JobState.SUCCEEDED, 0),
+        ([broken, unstartable, table.runner], JobState.SUCCEEDED, 1),
+        ([broken, broken, broken], JobState.FAILED, 3),
+        ([broken, unstartable, unstartable], JobState.FAILED, 1),
+        ([unstartable, unstartable, broken], JobState.FAILED, 1),
     ],
 )
-def test_ranks_that_break_for_good_are_made_anew_once(
-    store: Store, tmp_path: Path, second: Runner | Exception, state: JobState, abandoned: int
+def test_ranks_that_break_are_made_anew_a_few_times(
+    store: Store, tmp_path: Path, ranks: list[Callable[[], Runner]], state: JobState, abandoned: int
 ) -> None:
     job_id, other = submit(store, tmp_path), submit(store, tmp_path, seed=1)
-    runners = iter([Breaking(table.measured), second, table.runner()])
-
-    def make_runner(_session: Session) -> Runner:
-        runner = next(runners)
-        if isinstance(runner, Exception):
-            raise runner
-        return runner
-
-    Worker(store, make_runner).run(StopSignal(), most_jobs=2)
+    makers = iter([*ranks, table.runner])
+    Worker(store, lambda _session: next(makers)()).run(StopSignal(), most_jobs=2)
     assert (store.job(job_id).state, store.job(job_id).owner) == (state, None)
     assert sum(a.state is AttemptState.ABANDONED for a in store.attempts(job_id)) == abandoned
     assert store.job(other).state is JobState.SUCCEEDED
     if state is JobState.SUCCEEDED:
         assert sum(trial.counted for trial in store.trials(job_id)) == 6
+    else:
+        assert store.job(job_id).reason == "RunnerError"
 
 
 def test_a_row_that_cannot_be_read_fails_the_job_alone(store: Store, tmp_path: Path) -> None:
