@@ -13,17 +13,32 @@ from autotune.client.errors import (
     WaitTimeoutError,
 )
 from autotune.client.fields import SubmissionFields
-from autotune.client.views import Attempt, Event, Export, Job, Refusal, Space, Trial, Validation
+from autotune.client.views import (
+    Attempt,
+    Delivery,
+    Event,
+    Export,
+    Job,
+    NewWebhook,
+    Refusal,
+    Space,
+    Trial,
+    Usage,
+    Validation,
+    Webhook,
+)
 
 __all__ = [
     "Attempt",
     "Client",
     "ConflictError",
+    "Delivery",
     "Event",
     "Export",
     "ForbiddenError",
     "InvalidRequestError",
     "Job",
+    "NewWebhook",
     "NotFoundError",
     "Refusal",
     "ServiceError",
@@ -33,6 +48,8 @@ __all__ = [
     "UnauthorizedError",
     "UnavailableError",
     "UnreachableError",
+    "Usage",
     "Validation",
     "WaitTimeoutError",
+    "Webhook",
 ]

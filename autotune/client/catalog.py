@@ -5,7 +5,7 @@ from typing import Unpack
 
 from autotune.client.fields import KnobValue, Model, SubmissionFields, submission_body
 from autotune.client.transport import Transport
-from autotune.client.views import Descriptions, Names, Plain, Space, Validation
+from autotune.client.views import Descriptions, Names, Plain, Space, Usage, Validation
 
 
 class CatalogCalls:
@@ -32,6 +32,10 @@ class CatalogCalls:
     def knobs(self) -> tuple[Plain, ...]:
         """Every knob: name, unit, domain, default, description."""
         return self._transport.get(Descriptions, "/v1/knobs").items
+
+    def usage(self, submitter: str | None = None) -> Usage:
+        """What the jobs of a submitter take today; None: yours. Others' are shown to administrators."""
+        return self._transport.get(Usage, "/v1/usage", None if submitter is None else {"submitter": submitter})
 
     def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
         """Count the legal configurations that a submission would search, and what each rule refuses.

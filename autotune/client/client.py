@@ -7,12 +7,13 @@ from autotune.client.catalog import CatalogCalls
 from autotune.client.jobs import JobCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import Transport
+from autotune.client.webhooks import WebhookCalls
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 OUTAGE_SECONDS = 60.0
 
 
-class Client(JobCalls, ResultCalls, CatalogCalls):
+class Client(JobCalls, ResultCalls, CatalogCalls, WebhookCalls):
     """Speaks to a service (`autotune serve`). May be used from several threads, and as a context manager.
 
     Reading, and whatever may be sent twice, is sent again where the connection breaks, where the service restarts or has too

@@ -63,6 +63,10 @@ class Transport:
         """Send what may be sent twice, and return the answer as the dataclass `kind`."""
         return self._decoded(kind, self.send("POST", path, body=body, headers=headers))
 
+    def once(self, kind: type[T], path: str, body: Mapping[str, Any]) -> T:
+        """Send what must not be sent twice, and return the answer as the dataclass `kind`."""
+        return self._decoded(kind, self.send("POST", path, body=body, repeatable=False))
+
     def patch(self, kind: type[T], path: str, body: Mapping[str, Any], headers: Mapping[str, str], repeatable: bool) -> T:
         """Send a change, and return the answer as the dataclass `kind`."""
         return self._decoded(kind, self.send("PATCH", path, body=body, headers=headers, repeatable=repeatable))

@@ -127,6 +127,9 @@ def answering(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
         def do_PATCH(self) -> None:
             self.do_GET()
 
+        def do_DELETE(self) -> None:
+            self.do_GET()
+
         def log_message(self, *_: object) -> None:
             pass
 

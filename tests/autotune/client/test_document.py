@@ -58,13 +58,20 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_engines": lambda client: client.engines(),
     "list_knobs": lambda client: client.knobs(),
     "count_space": lambda client: client.count_space(MODEL, **FIELDS),
+    "get_usage": lambda client: client.usage("anna"),
+    "create_webhook": lambda client: client.create_webhook("https://example.com/hook"),
+    "list_webhooks": lambda client: client.webhooks(),
+    "delete_webhook": lambda client: client.delete_webhook("0123456789ab"),
+    "list_deliveries": lambda client: client.deliveries("0123456789ab", limit=5),
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
 VIEWS: dict[type, str] = {
     views.Job: "JobView", views.JobPage: "JobPage", views.Trial: "TrialView", views.TrialPage: "TrialPage",
     views.Attempt: "AttemptView", views.AttemptList: "AttemptList", views.Event: "EventView", views.EventPage: "EventPage",
     views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
-    views.Descriptions: "PlainList",
+    views.Descriptions: "PlainList", views.Usage: "UsageView", views.Webhook: "WebhookView", views.NewWebhook: "NewWebhookView",
+    views.WebhookList: "WebhookList", views.DeliveryTry: "TryView", views.Delivery: "DeliveryView",
+    views.DeliveryList: "DeliveryList",
 }  # fmt: skip
 
 
@@ -162,6 +169,8 @@ def _answer(operation_id: str, number: int) -> served.Answer:
         stream = (200, served.STREAM, f"id: 3\nevent: x\ndata: {json.dumps(event)}\n\n".encode())
         return stream if number == 1 else (204, served.STREAM, b"")
     (status,) = [status for status in operation["responses"] if status.startswith("2")]
+    if status == "204":
+        return 204, served.JSON, b""
     ((_, content),) = operation["responses"][status]["content"].items()
     told = _sample(content["schema"]) if "schema" in content else {}
     if number > 1:
