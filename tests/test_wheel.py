@@ -132,6 +132,18 @@ def test_a_project_with_packages_of_our_names(installed: Path, project: Path, ru
     assert (project / "forward").exists()
 
 
+def test_the_client_beside_packages_of_our_names(installed: Path, project: Path) -> None:
+    script = (
+        "import api, executor, storage\n"
+        "from autotune import Client\n"
+        "client = Client('http://127.0.0.1:1')\n"
+        "assert {api.OWNER, executor.OWNER, storage.OWNER} == {'theirs'}\n"
+        "print(Client.__module__, client)\n"
+    )
+    told = _run(str(installed.parent / "python"), "-c", script, cwd=project, env={**os.environ, "PYTHONPATH": str(project)})
+    assert told == "autotune.client.client Client('http://127.0.0.1:1')\n"
+
+
 def _autotune(installed: Path, project: Path, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(project), "AUTOTUNE_DB": str(project / "jobs.db"), "NO_COLOR": "1"}
     return _run(str(installed), *words, cwd=project, env=environment)

@@ -2,11 +2,12 @@
 
 import importlib.metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from autotune.cli import database_app, service_app
+from autotune.cli import database_app, options, service_app
+from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Bytes, Database, Job, Json, Pins
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 
@@ -49,61 +50,35 @@ def _root(
 
 @app.command()
 def sweep(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]"),
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")] = None,
-    space: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]"),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")] = None,
-    strategy: Annotated[str | None, typer.Option(metavar="NAME", help="tpe, random or grid. [default: tpe]")] = None,
-    objective: Annotated[str | None, typer.Option(metavar="NAME", help="throughput or memory. [default: throughput]")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]"),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")] = None,
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    ranks: options.Ranks = None,
+    space: options.Space = None,
+    trials: options.Trials = None,
+    strategy: options.Strategy = None,
+    objective: options.Objective = None,
+    seed: options.Seed = None,
+    global_batch_size: options.GlobalBatchSize = None,
+    seq_len: options.SeqLen = None,
     memory_limit: Bytes = None,
-    headroom: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]"),
-    ] = None,
+    headroom: options.Headroom = None,
     set_: Pins = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Start no search trial after so many seconds.")
-    ] = None,
-    trial_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]"),
-    ] = None,
+    max_seconds: options.MaxSeconds = None,
+    trial_timeout: options.TrialTimeout = None,
     trial_seconds: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Seconds of timed steps in a trial, at most. [default: 5]"),
     ] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")] = None,
+    baseline: options.Baseline = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the best configuration is written.")] = Path(
         "best-config.json"
     ),
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp or fsdp2. [default: native]")] = None,
-    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")] = None,
-    allow_unstable: Annotated[
-        bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")
-    ] = False,
-    confirm_repeats: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]"),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")
-    ] = None,
+    engine: options.Engine = None,
+    runner: options.Runner = None,
+    allow_unstable: options.AllowUnstable = False,
+    confirm_repeats: options.ConfirmRepeats = None,
+    config: options.Config = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
     db: Database = None,
     json: Json = False,
@@ -111,35 +86,17 @@ def sweep(
     """Tune a model: real trials, the best configuration as JSON."""
     from autotune.cli.sweep import SweepOptions, sweep_command
 
-    fields: dict[str, Any] = {
-        "model": model,
-        "cluster": cluster,
-        "ranks": ranks,
-        "space": space,
-        "trials": trials,
-        "strategy": strategy,
-        "objective": objective,
-        "seed": seed,
-        "global_batch_size": global_batch_size,
-        "sequence_length": seq_len,
-        "memory_limit_bytes": memory_limit,
-        "headroom": headroom,
-        "max_seconds": max_seconds,
-        "trial_timeout": trial_timeout,
-        "data_path": str(data) if data else None,
-        "engine": engine,
-        "runner": runner,
-        "confirm_repeats": confirm_repeats,
-    }
-    given = {name: value for name, value in fields.items() if value is not None}
-    if allow_unstable:
-        given["allow_unstable"] = True
-    if trial_seconds is not None:
-        given["fidelity"] = {"max_seconds": trial_seconds}
+    fields = options.given(
+        model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
+        seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
+        headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
+        engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable,
+        fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
+    )  # fmt: skip
     end(
         lambda: sweep_command(
             SweepOptions(
-                fields=given,
+                fields=fields,
                 pins=tuple(set_ or ()),
                 baseline=baseline,
                 out=out,
@@ -152,30 +109,7 @@ def sweep(
     )
 
 
-@app.command()
-def show(
-    job: Job = None,
-    jobs: Annotated[bool, typer.Option("--jobs", help="List the newest jobs instead.")] = False,
-    db: Database = None,
-    json: Json = False,
-) -> None:
-    """Show a job: its state, its trials, the best configuration."""
-    from autotune.cli.show import list_command, show_command
-
-    end(lambda: list_command(db, json) if jobs else show_command(job, db, json))
-
-
-@app.command()
-def export(
-    job: Job = None,
-    format_: Annotated[str, typer.Option("--format", metavar="NAME", help="json or deepspeed.")] = "json",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out.")] = None,
-    db: Database = None,
-) -> None:
-    """Write a job's best configuration in a framework's format."""
-    from autotune.cli.export import export_command
-
-    end(lambda: export_command(job, format_, out, db))
+app.registered_commands += jobs_app.registered_commands  # here, because `--help` lists commands in this order
 
 
 @app.command()

@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from autotune.cli.rows import add_trial_row, describe, rate_text, trial_table
+from autotune.cli.rows import add_trial_row, rate_text, trial_line, trial_table
 from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
@@ -25,6 +25,7 @@ class LiveTable(LoopListener):
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
+        self._knobs = [knob for knob, values in session.space.domains.items() if len(values) > 1]
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = time.monotonic()
         self._book: Book | None = None
@@ -63,7 +64,7 @@ class LiveTable(LoopListener):
         self._book = book
         self._running.pop(trial.number, None)
         if self._live is None:
-            self._console.print(self._line(trial), highlight=False, soft_wrap=True)
+            self._console.print(trial_line(trial, self._knobs), highlight=False, soft_wrap=True)
         self._draw()
 
     def _announce(self, book: Book) -> None:
@@ -85,7 +86,7 @@ class LiveTable(LoopListener):
         table = trial_table()
         best = self._best(book)
         for trial in book.trials:
-            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number, state="wanted")
+            add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number, state="wanted")
         self._console.print(table)
 
     def _draw(self) -> None:
@@ -94,9 +95,9 @@ class LiveTable(LoopListener):
         table, best = trial_table(), self._best(self._book)
         ended = [trial for trial in self._book.trials if trial.outcome is not None]
         for trial in ended[-ROWS:]:
-            add_trial_row(table, self._session, trial, best=best is not None and trial.number == best.number)
+            add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number)
         for trial, state in self._running.values():
-            add_trial_row(table, self._session, trial, state=state)
+            add_trial_row(table, self._knobs, trial, state=state)
         self._live.update(Group(table, self._summary(self._book, best)), refresh=True)
 
     def _summary(self, book: Book, best: TrialRecord | None) -> Text:
@@ -115,12 +116,3 @@ class LiveTable(LoopListener):
     def _best(self, book: Book) -> TrialRecord | None:
         ranked = self._session.ranking.ranked(book.searched)
         return ranked[0] if ranked else None
-
-    def _line(self, trial: TrialRecord) -> str:
-        result = trial.result
-        outcome = trial.outcome.value if trial.outcome else ""
-        kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
-        told = f"{rate_text(result.samples_per_second)} samples/s" if result and result.samples_per_second else ""
-        message = result.message if result and result.message else ""
-        parts = [f"trial {trial.number}{kind}: {outcome}", told, describe(trial.config, self._session), message]
-        return "  ".join(part for part in parts if part)

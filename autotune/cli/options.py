@@ -1,6 +1,7 @@
 """Options that several commands have."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -11,13 +12,57 @@ Database = Annotated[
     str | None,
     typer.Option("--db", metavar="URL", help="Database: a URL or a file. Default: AUTOTUNE_DB, else your data folder."),
 ]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="A service instead of a database. Default: AUTOTUNE_URL, unless --db is given."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
 Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or the beginning of it; the latest when left out.")]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id or the beginning of it.")]
 Pins = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
 ]
-Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
 Bytes = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
 ]
+Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
+
+# A tuning request: what `sweep` and `submit` share.
+
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")]
+Cluster = Annotated[
+    str | None, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]")
+]
+Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
+Space = Annotated[
+    str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]")
+]
+Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
+Strategy = Annotated[str | None, typer.Option(metavar="NAME", help="tpe, random or grid. [default: tpe]")]
+Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput or memory. [default: throughput]")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")]
+GlobalBatchSize = Annotated[
+    int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
+]
+SeqLen = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
+Headroom = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]")
+]
+MaxSeconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Start no search trial after so many seconds.")]
+TrialTimeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]")
+]
+Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")]
+Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp or fsdp2. [default: native]")]
+Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
+AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
+ConfirmRepeats = Annotated[
+    int | None, typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]")
+]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")]
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields of a request that were given as options; a switch that was left out is none."""
+    return {name: value for name, value in fields.items() if value is not None and value is not False}

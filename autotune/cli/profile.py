@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
+from autotune.cli.fields import import_folders
 from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of
 from autotune.cli.status import Status
-from autotune.cli.sweep import import_folders
 from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields
 from autotune.jobs.session import Session, prepare

@@ -1,9 +1,10 @@
-"""Trials as rows of a table."""
+"""Trials as rows of a table, and as lines."""
+
+from collections.abc import Collection, Iterable
 
 from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
-from autotune.jobs.session import Session
 from search_spaces.knobs import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval
@@ -27,8 +28,8 @@ def trial_table() -> Table:
     return table
 
 
-def add_trial_row(table: Table, session: Session, trial: TrialRecord, best: bool = False, state: str = "") -> None:
-    """One trial; `state` is shown while it has no outcome."""
+def add_trial_row(table: Table, knobs: Collection[str], trial: TrialRecord, best: bool = False, state: str = "") -> None:
+    """One trial, with the values of these knobs; `state` is shown while it has no outcome."""
     result = trial.result
     outcome = trial.outcome
     refused = outcome is not None and trial.started is None
@@ -36,7 +37,7 @@ def add_trial_row(table: Table, session: Session, trial: TrialRecord, best: bool
     repeat = f" ×{trial.repeat}" if trial.purpose is Purpose.CONFIRM else ""
     table.add_row(
         f"{trial.number}{repeat}",
-        describe(trial.config, session),
+        describe(trial.config, knobs),
         rate_text(result.samples_per_second) if result else "",
         bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
         told,
@@ -44,16 +45,35 @@ def add_trial_row(table: Table, session: Session, trial: TrialRecord, best: bool
     )
 
 
-def describe(config: TrialConfig, session: Session) -> str:
-    """The values of the knobs that are searched and matter here, in the order of the knobs."""
+def trial_line(trial: TrialRecord, knobs: Collection[str]) -> str:
+    """A trial that has its outcome, on one line."""
+    result = trial.result
+    outcome = trial.outcome.value if trial.outcome else ""
+    kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
+    told = f"{rate_text(result.samples_per_second)} samples/s" if result and result.samples_per_second else ""
+    message = result.message if result and result.message else ""
+    parts = [f"trial {trial.number}{kind}: {outcome}", told, describe(trial.config, knobs), message]
+    return "  ".join(part for part in parts if part)
+
+
+def describe(config: TrialConfig, knobs: Collection[str]) -> str:
+    """The values of these knobs that are no defaults, and always of the two that everybody asks for, in their order."""
     defaults = TrialConfig()
-    searched = [knob for knob, values in session.space.domains.items() if len(values) > 1]
     shown = [
         knob
         for knob in config.values()
-        if knob in ("zero_stage", "micro_batch_size") or (knob in searched and getattr(config, knob) != getattr(defaults, knob))
+        if knob in ("zero_stage", "micro_batch_size") or (knob in knobs and getattr(config, knob) != getattr(defaults, knob))
     ]
     return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in shown)
+
+
+def varying_knobs(trials: Iterable[TrialRecord]) -> set[str]:
+    """The knobs in which the trials differ."""
+    values: dict[str, set[object]] = {}
+    for trial in trials:
+        for knob, value in trial.config.values().items():
+            values.setdefault(knob, set()).add(value)
+    return {knob for knob, found in values.items() if len(found) > 1}
 
 
 def rate_text(interval: Interval | None) -> str:

@@ -1,79 +1,78 @@
-"""`autotune show`: a job, or the newest ones."""
+"""`autotune show`: a job."""
 
 import json
+import math
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from autotune.cli.desk import open_desk
 from autotune.cli.result import print_result
-from autotune.cli.rows import add_trial_row, trial_table
+from autotune.cli.rows import add_trial_row, trial_table, varying_knobs
 from autotune.cli.sizes import duration_text
 from autotune.cli.status import Status
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.session import session_of
-from autotune.tuning import result_of
+from autotune.errors import NoBestError
 from search_spaces.plain import to_plain
-from storage.sql import default_database_url, open_store
+from storage.records import JobRecord, TrialRecord
 
 
-def show_command(job_id: str | None, database: str | None, as_json: bool) -> Status:
+def show_command(wanted: str | None, url: str | None, database: str | None, as_json: bool) -> Status:
     """State, trials and best of one job."""
-    with open_store(database or default_database_url()) as store:
-        book = read_book(store, store.job(job_id).id)
-    session = session_of(book.job)
-    result = result_of(session, book)
+    with open_desk(url, database) as desk:
+        job = desk.job(wanted)
+        trials = list(desk.trials(job.id))
+        try:
+            best = desk.best(job.id)
+        except NoBestError:
+            best = None
     if as_json:
-        sys.stdout.write(json.dumps(_document(book, result.best_config), indent=2) + "\n")
+        sys.stdout.write(json.dumps(_document(job, trials, best), indent=2) + "\n")
         return Status.OK
     console = Console()
-    job = book.job
+    counted = sum(trial.counted for trial in trials)
     console.print(
-        f"job {job.id}: {job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}, "
-        f"{session.model.name} on {session.cluster.name} with {session.world_size} ranks, {book.spent} trials in "
-        f"{duration_text(job.active_seconds)}, opened {job.created:%Y-%m-%d %H:%M} UTC",
+        f"job {job.id}: {state_text(job)}, {place_text(job)}, {counted} trials in {duration_text(job.active_seconds)}, "
+        f"opened {job.created:%Y-%m-%d %H:%M} UTC",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     if job.message:
-        console.print(f"  {job.message}", highlight=False, soft_wrap=True)
-    _print_trials(book, console, result.best_config)
-    print_result(result.best_config, console)
+        console.print(f"  {job.message}", highlight=False, markup=False, soft_wrap=True)
+    _print_trials(trials, console, best)
+    print_result(best, console)
     return Status.OK
 
 
-def list_command(database: str | None, as_json: bool) -> Status:
-    """The newest jobs."""
-    with open_store(database or default_database_url()) as store:
-        jobs = store.jobs()
-    if as_json:
-        rows = [{"id": job.id, "state": job.state, "reason": job.reason, "model": job.request.get("model")} for job in jobs]
-        sys.stdout.write(json.dumps(to_plain(rows), indent=2) + "\n")
-        return Status.OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "state", "reason", "model", "opened (UTC)"):
-        table.add_column(name)
-    for job in jobs:
-        opened = f"{job.created:%Y-%m-%d %H:%M}"
-        table.add_row(job.id, job.state.value.lower(), job.reason, str(job.request.get("model")), opened)
-    Console().print(table, highlight=False)
-    return Status.OK
+def state_text(job: JobRecord) -> str:
+    """`succeeded (BUDGET)`."""
+    return f"{job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}"
 
 
-def _print_trials(book: Book, console: Console, best: dict[str, object] | None) -> None:
-    session = session_of(book.job)
-    number = best["best"]["trial"] if best else None  # type: ignore[index]
-    table = trial_table()
-    for trial in book.trials:
-        add_trial_row(table, session, trial, best=trial.number == number, state="wanted")
+def place_text(job: JobRecord) -> str:
+    """`llama-tiny on local with 2 ranks`, as far as the request tells."""
+    request = job.request
+    model = (request.get("resolved_model") or {}).get("name") or request.get("model", "")
+    cluster = request.get("resolved_cluster") or {}
+    ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
+    return f"{model} on {cluster.get('name') or request.get('cluster', '')}" + (f" with {ranks} ranks" if ranks else "")
+
+
+def _print_trials(trials: Sequence[TrialRecord], console: Console, best: dict[str, Any] | None) -> None:
+    number = best["best"]["trial"] if best else None
+    table, knobs = trial_table(), varying_knobs(trials)
+    for trial in trials:
+        add_trial_row(table, knobs, trial, best=trial.number == number, state="wanted")
     console.print(table, highlight=False)
-    for trial in book.trials:
+    for trial in trials:
         if trial.result is not None and trial.result.message:
-            console.print(f"  trial {trial.number}: {trial.result.message}", highlight=False, soft_wrap=True)
+            told = f"  trial {trial.number}: {trial.result.message}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
-def _document(book: Book, best: dict[str, object] | None) -> dict[str, object]:
-    job = book.job
+def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "job": {
             "id": job.id, "state": job.state.value, "reason": job.reason, "message": job.message,
@@ -83,9 +82,18 @@ def _document(book: Book, best: dict[str, object] | None) -> dict[str, object]:
             {
                 "number": trial.number, "purpose": trial.purpose.value, "repeat": trial.repeat, "counted": trial.counted,
                 "outcome": trial.outcome.value if trial.outcome else None, "config": trial.config.values(),
-                "result": to_plain(trial.result),
+                "result": _finite(to_plain(trial.result)),
             }
-            for trial in book.trials
+            for trial in trials
         ],
         "best_config": best,
     }  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """The value as JSON can say it: a loss that is not finite is null."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -48,6 +48,7 @@ def end(command: Callable[[], Status]) -> None:
 def status_of(error: Exception) -> Status | None:
     """The status of an error of ours; None: it is none of ours."""
     # Here, not above: `autotune --help` must not load these packages.
+    from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
     from autotune.errors import AutotuneError, NoBestError, NothingFeasibleError
     from executor.errors import DataError, ExecutorError, FactoryError
     from search_spaces.errors import SearchSpaceError
@@ -60,8 +61,11 @@ def status_of(error: Exception) -> Status | None:
             return Status.FAILURE
         case AutotuneError() | SearchSpaceError() | StorageError() | FactoryError() | DataError():
             return Status.USAGE
-        case ExecutorError():
+        case ExecutorError() | UnreachableError() | UnavailableError():
             return Status.FAILURE
+        case ServiceError():
+            # What the service refuses is the user's to mend; where it fails itself, the class is the base.
+            return Status.FAILURE if type(error) is ServiceError else Status.USAGE
         case _:
             return None
 

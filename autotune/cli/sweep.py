@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shlex
 import signal
 import sys
@@ -14,22 +13,20 @@ from typing import Any
 
 from rich.console import Console
 
+from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.live import LiveTable
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.jobs.config_file import read_config_file
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import JobRequest, request_from_fields
-from autotune.jobs.session import Session, prepare, read_baseline
+from autotune.jobs.session import Session, prepare
 from autotune.jobs.stop import StopSignal
 from autotune.output import require_writable
 from autotune.runners import make_runner
 from autotune.tuning import TuneResult, finish, open_job, resume_job
 from executor.runners.runner import Runner
-from search_spaces.huggingface import is_factory_reference
 from search_spaces.outcome import JobState
-from search_spaces.spaces import parse_pins
 from storage.records import JobRecord
 from storage.sql import default_database_url, open_store
 
@@ -93,19 +90,8 @@ def _start(session: Session, console: Console, options: SweepOptions, job: JobRe
 
 
 def _request(options: SweepOptions) -> JobRequest:
-    fields = {**(read_config_file(options.config) if options.config else {}), **options.fields}
-    fields["pins"] = {**fields.get("pins", {}), **parse_pins(options.pins)}
-    if options.baseline is not None:
-        fields["baseline"] = read_baseline(options.baseline)
-    if is_factory_reference(str(fields.get("model", ""))):
-        fields.setdefault("python_path", import_folders())
-    return request_from_fields(fields)
-
-
-def import_folders() -> tuple[str, ...]:
-    """Where a `module:factory` is looked for: the current folder, then PYTHONPATH, as `python -m` does."""
-    further = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    return (str(Path.cwd()), *(str(Path(folder).absolute()) for folder in further))
+    fields = request_fields(options.fields, options.pins, options.baseline, options.config)
+    return request_from_fields(with_import_folders(fields))
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ class Client(JobCalls, ResultCalls, CatalogCalls, WebhookCalls):
             RequestError: address or key cannot be ones.
         """
         key = os.environ.get("AUTOTUNE_API_KEY") if api_key is None else api_key
-        self._transport = Transport(url or os.environ.get("AUTOTUNE_URL") or DEFAULT_URL, key or None, timeout)
+        address = os.environ.get("AUTOTUNE_URL") or DEFAULT_URL if url is None else url
+        self._transport = Transport(address, key or None, timeout)
         self._outage_seconds = outage_seconds
 
     @property

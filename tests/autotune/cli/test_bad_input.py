@@ -215,7 +215,7 @@ def test_the_default_database_is_in_the_users_data_folder(
 ) -> None:
     monkeypatch.delenv("AUTOTUNE_DB")
     monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
-    assert command("show", "--jobs").status == 0
+    assert command("jobs").status == 0
     assert (folder / "data" / "autotune" / "autotune.db").exists()
     assert not os.path.lexists(folder / "jobs.db")
 

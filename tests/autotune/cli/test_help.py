@@ -10,11 +10,12 @@ from called import Command
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "doctor", "clean")
+SWEEPS = ("sweep", "show", "export", "reproduce", "space", "engines", "profile", "doctor", "clean")
+JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend")
 SERVICE = ("serve", "worker", "keys", "db")
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS, *SERVICE])
+@pytest.mark.parametrize("name", ["", *SWEEPS, *JOBS, *SERVICE])
 def test_help_is_golden(command: Command, name: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
     answer = command(*filter(None, [name]), "--help")
@@ -31,7 +32,9 @@ def test_without_a_command_help_comes_on_standard_error(command: Command) -> Non
     assert answer.err == (GOLDEN / "help.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", ["--help", "sweep --help", "profile --help", "--version", "engines", "engines --markdown"])
+@pytest.mark.parametrize(
+    "words", ["--help", "sweep --help", "submit --help", "profile --help", "--version", "engines", "engines --markdown"]
+)
 def test_help_loads_nothing_heavy(words: str) -> None:
     script = (
         "import atexit, sys\n"

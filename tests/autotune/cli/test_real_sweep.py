@@ -70,13 +70,13 @@ def _reproduce(command: Command, best: dict[str, Any]) -> None:
 
 def _jobs_and_clean(command: Command, best: dict[str, Any]) -> None:
     job = best["job"]["id"]
-    assert [row["id"] for row in json.loads(command("show", "--jobs", "--json").out)] == [job]
+    assert [row["id"] for row in json.loads(command("jobs", "--json").out)] == [job]
     resumed = command("sweep", "--resume", job)
     assert (resumed.status, len(resumed.err.splitlines())) == (2, 1)
     assert "has ended" in resumed.err
     assert "would remove" in command("clean", job).err
     assert command("clean", "--all", "--yes").status == 0
-    assert json.loads(command("show", "--jobs", "--json").out) == []
+    assert json.loads(command("jobs", "--json").out) == []
 
 
 def test_json_is_one_document_and_a_file_gives_the_options(command: Command, folder: Path) -> None:

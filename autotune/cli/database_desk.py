@@ -1,0 +1,101 @@
+"""Jobs in a database, without a service."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.best_config import build_best_config
+from autotune.cli.desk import Desk
+from autotune.cli.fields import with_import_folders
+from autotune.errors import RequestError
+from autotune.exports import Export, exporter
+from autotune.jobs.book import read_book
+from autotune.jobs.request import request_from_fields, request_to_row
+from autotune.jobs.session import resolve, session_of
+from autotune.tuning import ENDED
+from search_spaces.outcome import JobState
+from storage.records import Ask, EventRecord, JobRecord, Submission, TrialRecord
+from storage.sql import default_database_url, open_store
+
+POLL_SECONDS = 0.2
+PAGE = 500
+OVER = (*ENDED, JobState.FAILED)
+"""States in which nothing happens any more by itself."""
+
+
+class DatabaseDesk(Desk):
+    """See `Desk`."""
+
+    def __init__(self, database: str | None, words: tuple[str, ...] = ()) -> None:
+        self.words = words
+        self._store = open_store(database or default_database_url())
+
+    def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
+        """See `Desk.submit`. Whether this machine could run it does not matter: a worker does."""
+        given = with_import_folders({**fields})
+        if data := given.get("data_path"):
+            given["data_path"] = str(Path(data).expanduser().absolute())
+        session = resolve(request_from_fields(given))
+        return self._store.submit(request_to_row(session.request), Submission(priority=priority))[0]
+
+    def job(self, job: str | None) -> JobRecord:
+        """See `Desk.job`."""
+        return self._store.job(job)
+
+    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
+        """See `Desk.jobs`."""
+        return iter(self._store.jobs(limit, states=states, submitter=submitter))
+
+    def ask(self, job: str, wanted: Ask) -> JobRecord:
+        """See `Desk.ask`."""
+        return self._store.ask(self._store.job(job).id, wanted)
+
+    def clone(self, job: str) -> JobRecord:
+        """See `Desk.clone`."""
+        former = self._store.job(job)
+        return self._store.submit(former.request, Submission(priority=former.priority))[0]
+
+    def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
+        """See `Desk.extend`."""
+        found = self._store.job(job)
+        if found.state in ENDED:
+            raise RequestError("job", f"{found.id} has ended ({found.state})", "clone it")
+        budget = {"trials": trials, "max_seconds": max_seconds}
+        changes = {name: value for name, value in budget.items() if value is not None}
+        return self._store.change_request(found.id, None, changes)
+
+    def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
+        """See `Desk.trials`."""
+        job_id = self._store.job(job).id
+        while page := self._store.trial_page(job_id, first, PAGE):
+            yield from page
+            first = page[-1].number + 1
+
+    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+        """See `Desk.events`."""
+        job_id = self._store.job(job).id
+        while True:
+            events = self._store.events(job_id, after, PAGE)
+            yield from events
+            if events:
+                after = events[-1].sequence
+                continue
+            found = self._store.job(job_id)
+            if found.state in OVER and found.version <= after:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def best(self, job: str | None) -> dict[str, Any]:
+        """See `Desk.best`."""
+        book = read_book(self._store, self._store.job(job).id)
+        return build_best_config(session_of(book.job), book)
+
+    def export(self, job: str | None, format_name: str) -> Export:
+        """See `Desk.export`."""
+        make = exporter(format_name)
+        return make(self.best(job))
+
+    def close(self) -> None:
+        """See `Desk.close`."""
+        self._store.close()

@@ -1,0 +1,99 @@
+"""Where jobs are submitted and looked at: a service or a database, the same to the commands."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.exports.export import Export
+from search_spaces.outcome import JobState
+from storage.records import Ask, EventRecord, JobRecord, TrialRecord
+
+
+class Desk(ABC):
+    """Jobs, wherever they are kept.
+
+    - A job is named by its id, or by a beginning of it that no other job has; None: the one opened last.
+    - A service leaves out of a record what is its own affair: the job's holder, reference losses, what its request resolved to.
+
+    Raises:
+        LookupError: there is no such job.
+        ValueError: a field is refused, or what is asked does not fit the state that the job is in.
+        NoBestError, UnknownFormatError: of the best configuration and its exports.
+        OSError: the service, or the database, cannot be reached or used.
+    """
+
+    words: tuple[str, ...] = ()
+    """Options with which another command finds the same jobs."""
+
+    @abstractmethod
+    def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
+        """Submit a job with these fields of a request. Files are read here; the job needs none of them afterwards."""
+
+    @abstractmethod
+    def job(self, job: str | None) -> JobRecord:
+        """The job as it is now."""
+
+    @abstractmethod
+    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
+        """The newest jobs first, in one of the states (none given: in any); None: of every submitter whom one may see."""
+
+    @abstractmethod
+    def ask(self, job: str, wanted: Ask) -> JobRecord:
+        """Ask for a change; asking for what is done already changes nothing."""
+
+    @abstractmethod
+    def clone(self, job: str) -> JobRecord:
+        """Submit the job's request once more."""
+
+    @abstractmethod
+    def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
+        """Set the budget of a job that has not ended."""
+
+    @abstractmethod
+    def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
+        """The trials that there are, by number from `first` on."""
+
+    @abstractmethod
+    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+        """Events beyond `after`, each once and in order, until the job has ended."""
+
+    @abstractmethod
+    def best(self, job: str | None) -> dict[str, Any]:
+        """The best-config document."""
+
+    @abstractmethod
+    def export(self, job: str | None, format_name: str) -> Export:
+        """The best configuration as the file of a framework."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection."""
+
+    def __enter__(self) -> "Desk":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_desk(url: str | None, database: str | None) -> Desk:
+    """The service or the database that was named: an option wins, then AUTOTUNE_URL, then the default database.
+
+    Raises:
+        RequestError: both are named, or the address is none.
+        DatabaseUnavailableError: the database cannot be opened.
+    """
+    if url is not None and database is not None:
+        raise RequestError("url", "and --db are both given", "give the one that has the job")
+    address = os.environ.get("AUTOTUNE_URL") if url is None and database is None else url
+    # Each is imported where it is asked for: one needs SQLAlchemy, the other httpx2.
+    if address is not None and (address or url is not None):
+        from autotune.cli.service_desk import ServiceDesk
+
+        return ServiceDesk(address, words=() if url is None else ("--url", url))
+    from autotune.cli.database_desk import DatabaseDesk
+
+    return DatabaseDesk(database, words=() if database is None else ("--db", database))

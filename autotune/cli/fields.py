@@ -1,0 +1,39 @@
+"""The fields of a tuning request from a command line: a file's, and the options, which win."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.jobs.config_file import read_config_file
+from autotune.jobs.session import read_baseline
+from search_spaces.huggingface import is_factory_reference
+from search_spaces.spaces import parse_pins
+
+
+def request_fields(
+    options: Mapping[str, Any], pins: tuple[str, ...], baseline: Path | None, config: Path | None
+) -> dict[str, Any]:
+    """Return the fields by the request's own names.
+
+    Raises:
+        RequestError, SearchSpaceError: a file cannot be read, or a field, a knob or its value does not exist.
+    """
+    fields = {**(read_config_file(config) if config else {}), **options}
+    fields["pins"] = {**fields.get("pins", {}), **parse_pins(pins)}
+    if baseline is not None:
+        fields["baseline"] = read_baseline(baseline)
+    return fields
+
+
+def with_import_folders(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with where a `module:factory` is looked for."""
+    if is_factory_reference(str(fields.get("model", ""))):
+        fields.setdefault("python_path", import_folders())
+    return fields
+
+
+def import_folders() -> tuple[str, ...]:
+    """Where a `module:factory` is looked for: the current folder, then PYTHONPATH, as `python -m` does."""
+    further = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return (str(Path.cwd()), *(str(Path(folder).absolute()) for folder in further))

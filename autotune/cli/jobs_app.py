@@ -1,0 +1,163 @@
+"""Commands about jobs that others run, each on a service or on a database; what each does is in the module of its name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.options import Database, Job, Json, OneJob, Url
+from autotune.cli.status import end
+
+jobs_app = typer.Typer()
+
+
+@jobs_app.command()
+def submit(
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    ranks: options.Ranks = None,
+    space: options.Space = None,
+    trials: options.Trials = None,
+    strategy: options.Strategy = None,
+    objective: options.Objective = None,
+    seed: options.Seed = None,
+    global_batch_size: options.GlobalBatchSize = None,
+    seq_len: options.SeqLen = None,
+    memory_limit: options.Bytes = None,
+    headroom: options.Headroom = None,
+    set_: options.Pins = None,
+    max_seconds: options.MaxSeconds = None,
+    trial_timeout: options.TrialTimeout = None,
+    baseline: options.Baseline = None,
+    engine: options.Engine = None,
+    runner: options.Runner = None,
+    allow_unstable: options.AllowUnstable = False,
+    confirm_repeats: options.ConfirmRepeats = None,
+    config: options.Config = None,
+    priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Submit a tuning job for a worker to run; standard output has its id."""
+    from autotune.cli.submit import SubmitOptions, submit_command
+
+    fields = options.given(
+        model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
+        seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
+        headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
+        confirm_repeats=confirm_repeats, allow_unstable=allow_unstable,
+    )  # fmt: skip
+    end(
+        lambda: submit_command(
+            SubmitOptions(
+                fields=fields, pins=tuple(set_ or ()), baseline=baseline, config=config, priority=priority, watch=watch,
+                url=url, database=db, json=json,
+            )
+        )
+    )  # fmt: skip
+
+
+@jobs_app.command()
+def jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="NAME", help="Jobs in this state, such as running. May be repeated. [default: all]"),
+    ] = None,
+    submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: of all]")] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Jobs at most.")] = 50,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """List the newest jobs."""
+    from autotune.cli.jobs import list_command
+
+    end(lambda: list_command(url, db, tuple(state or ()), submitter, limit, json))
+
+
+@jobs_app.command()
+def watch(job: Job = None, url: Url = None, db: Database = None) -> None:
+    """Follow a job to its end: trials as they end, and the best so far. Ctrl-C detaches; the job goes on."""
+    from autotune.cli.watch import watch_command
+
+    end(lambda: watch_command(job, url, db))
+
+
+@jobs_app.command()
+def show(job: Job = None, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Show a job: its state, its trials, the best configuration."""
+    from autotune.cli.show import show_command
+
+    end(lambda: show_command(job, url, db, json))
+
+
+@jobs_app.command()
+def export(
+    job: Job = None,
+    format_: Annotated[str, typer.Option("--format", metavar="NAME", help="json or deepspeed.")] = "json",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out.")] = None,
+    url: Url = None,
+    db: Database = None,
+) -> None:
+    """Write a job's best configuration in a framework's format."""
+    from autotune.cli.export import export_command
+
+    end(lambda: export_command(job, format_, out, url, db))
+
+
+@jobs_app.command()
+def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Let a job's running trials end, and go on when it is resumed."""
+    from autotune.cli.jobs import ask_command
+
+    end(lambda: ask_command("pause", job, url, db, json))
+
+
+@jobs_app.command()
+def resume(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Let a paused or failed job wait for a worker again."""
+    from autotune.cli.jobs import ask_command
+
+    end(lambda: ask_command("resume", job, url, db, json))
+
+
+@jobs_app.command()
+def stop(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Let a job's running trials end, and be content with the best so far."""
+    from autotune.cli.jobs import ask_command
+
+    end(lambda: ask_command("stop", job, url, db, json))
+
+
+@jobs_app.command()
+def cancel(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Kill a job's running trials, and end it."""
+    from autotune.cli.jobs import ask_command
+
+    end(lambda: ask_command("cancel", job, url, db, json))
+
+
+@jobs_app.command()
+def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
+    """Submit a job's request once more; standard output has the new id."""
+    from autotune.cli.jobs import clone_command
+
+    end(lambda: clone_command(job, url, db, json))
+
+
+@jobs_app.command()
+def extend(
+    job: OneJob,
+    trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Search trials in all.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds in all.")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Set the budget of a job that has not ended; what was spent counts."""
+    from autotune.cli.jobs import extend_command
+
+    end(lambda: extend_command(job, trials, max_seconds, url, db, json))

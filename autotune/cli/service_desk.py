@@ -1,0 +1,177 @@
+"""Jobs of a service."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from autotune.cli.desk import Desk
+from autotune.client import Client, Event, Job, NotFoundError, ServiceError, SubmissionFields, Trial
+from autotune.errors import NoBestError, RequestError, UnknownFormatError
+from autotune.exports.export import Export
+from search_spaces.huggingface import is_factory_reference
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.plain import from_plain
+from search_spaces.preset_files import preset_tables
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.records import Ask, EventRecord, JobRecord, TrialRecord
+
+WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
+TIME_LENGTH = 15
+"""Characters of an id that are the time of its opening."""
+NEWER = "use the `autotune` of the service's version"
+
+
+class ServiceDesk(Desk):
+    """See `Desk`."""
+
+    def __init__(self, url: str, words: tuple[str, ...] = ()) -> None:
+        self.words = words
+        self._client = Client(url)
+
+    def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
+        """See `Desk.submit`. A model's file is sent along; no other file can be."""
+        further = dict(fields)
+        model = further.pop("model", None)
+        if model is None:
+            raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
+        for name in further:
+            if name not in SubmissionFields.__annotations__:
+                raise RequestError(name, "is the service's own affair", "leave it out, or submit to a database (--db)")
+        submission = cast(SubmissionFields, {**further, "priority": priority})
+        return _job(self._client.submit(_named(model), **submission))
+
+    def job(self, job: str | None) -> JobRecord:
+        """See `Desk.job`."""
+        return _job(self._found(job))
+
+    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
+        """See `Desk.jobs`."""
+        return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit))
+
+    def ask(self, job: str, wanted: Ask) -> JobRecord:
+        """See `Desk.ask`."""
+        client = self._client
+        calls = {Ask.PAUSE: client.pause, Ask.RESUME: client.resume, Ask.STOP: client.stop, Ask.CANCEL: client.cancel}
+        return _job(calls[wanted](self._id(job)))
+
+    def clone(self, job: str) -> JobRecord:
+        """See `Desk.clone`."""
+        return _job(self._client.clone(self._id(job)))
+
+    def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
+        """See `Desk.extend`."""
+        return _job(self._client.extend(self._id(job), trials=trials, max_seconds=max_seconds))
+
+    def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
+        """See `Desk.trials`."""
+        job_id = self._id(job)
+        return (_trial(job_id, trial) for trial in self._client.trials(job_id, first=first))
+
+    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+        """See `Desk.events`."""
+        job_id = self._id(job)
+        return (_event(job_id, event) for event in self._client.events(job_id, after))
+
+    def best(self, job: str | None) -> dict[str, Any]:
+        """See `Desk.best`."""
+        try:
+            return self._client.best(self._id(job))
+        except NotFoundError as error:
+            raise _translated(error) from error
+
+    def export(self, job: str | None, format_name: str) -> Export:
+        """See `Desk.export`."""
+        try:
+            made = self._client.export(self._id(job), format_name)
+        except NotFoundError as error:
+            raise _translated(error) from error
+        return Export(text=made.text, notes=(made.note,) if made.note else ())
+
+    def close(self) -> None:
+        """See `Desk.close`."""
+        self._client.close()
+
+    def _id(self, job: str | None) -> str:
+        return job if job is not None and WHOLE_ID.fullmatch(job) else self._found(job).id
+
+    def _found(self, job: str | None) -> Job:
+        """The job; a service knows whole ids alone, so that the beginning of one is looked for among the jobs."""
+        if job is None:
+            newest = next(self._client.jobs(limit=1), None)
+            if newest is None:
+                raise NotFoundError(f"there is no job yet at {self._client.url}; submit one with `autotune submit`")
+            return newest
+        if WHOLE_ID.fullmatch(job):
+            return self._client.job(job)
+        fitting = self._fitting(job) if job else []
+        if len(fitting) > 1:
+            raise NotFoundError(f"{job!r} begins several job ids ({fitting[0].id}, {fitting[1].id}, …); give more of it")
+        if not fitting:
+            raise NotFoundError(f"there is no job {job!r} at {self._client.url}; list them with `autotune jobs`")
+        return fitting[0]
+
+    def _fitting(self, beginning: str) -> list[Job]:
+        """Up to two jobs whose ids begin so. Ids begin with the time of opening: older ones need not be looked at."""
+        found: list[Job] = []
+        timed = min(len(beginning), TIME_LENGTH)
+        for job in self._client.jobs():
+            if job.id.startswith(beginning):
+                found.append(job)
+            if len(found) == 2 or job.id[:timed] < beginning[:timed]:
+                break
+        return found
+
+
+def _named(model: str) -> str | Path:
+    """The model as the client takes it: what is here and no preset is a path."""
+    if model in preset_tables("models") or is_factory_reference(model):
+        return model
+    return Path(model) if Path(model).expanduser().exists() else model
+
+
+def _translated(error: NotFoundError) -> Exception:
+    for problem in error.problems:
+        kind = {"job": NoBestError, "format": UnknownFormatError}.get(problem.field)
+        if kind is not None:
+            return kind(problem.field, problem.message, problem.remedy)
+    return error
+
+
+def _job(job: Job) -> JobRecord:
+    try:
+        state = JobState(job.state)
+    except ValueError:
+        raise ServiceError(f"state: {job.state!r} of job {job.id} is not known here; {NEWER}") from None
+    return JobRecord(
+        id=job.id, created=job.created, updated=job.updated, state=state, reason=job.reason, message=job.message,
+        request=job.request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
+        priority=job.priority, version=job.version,
+    )  # fmt: skip
+
+
+def _trial(job_id: str, trial: Trial) -> TrialRecord:
+    try:
+        known = TrialConfig().values().keys()
+        return TrialRecord(
+            job_id=job_id,
+            number=trial.number,
+            config=TrialConfig().replace({name: value for name, value in trial.config.items() if name in known}),
+            purpose=Purpose(trial.purpose),
+            fidelity=trial.fidelity,
+            repeat=trial.repeat,
+            counted=trial.counted,
+            outcome=None if trial.outcome is None else Outcome(trial.outcome),
+            result=None if trial.result is None else from_plain(TrialResult, {"attempt": "", **trial.result}),
+            attempts=trial.attempts,
+            created=trial.created,
+            started=trial.started,
+            finished=trial.finished,
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ServiceError(f"trial: {trial.number} of job {job_id} cannot be read ({error}); {NEWER}") from error
+
+
+def _event(job_id: str, event: Event) -> EventRecord:
+    return EventRecord(job_id=job_id, sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)

@@ -1,0 +1,146 @@
+"""`autotune watch`: a job's events to its end. Leaving it changes nothing for the job."""
+
+import itertools
+import shlex
+
+from rich.console import Console
+from rich.status import Status as StatusLine
+
+from autotune.cli.desk import Desk, open_desk
+from autotune.cli.result import print_result
+from autotune.cli.rows import rate_text, trial_line
+from autotune.cli.show import place_text, state_text
+from autotune.cli.status import Status
+from autotune.errors import NoBestError
+from autotune.jobs.request import Objective
+from autotune.objective import Ranking
+from search_spaces.outcome import JobState, Purpose, StopReason
+from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord
+
+PAGE = 100
+"""Trials that are read at a time, where many have ended already."""
+
+
+def watch_command(job: str | None, url: str | None, database: str | None) -> Status:
+    """Follow a job to its end."""
+    with open_desk(url, database) as desk:
+        return watch_job(desk, desk.job(job))
+
+
+def watch_job(desk: Desk, job: JobRecord) -> Status:
+    """Print what happens to the job until it has ended, and then what it found. Ctrl-C detaches, and says so."""
+    console = Console(stderr=True)
+    watch = Watch(desk, job, console)
+    try:
+        with console.status("") as line:
+            watch.follow(line)
+        ended = desk.job(job.id)
+        best = _best(desk, job.id)
+    except KeyboardInterrupt:
+        again = shlex.join(["autotune", "watch", job.id, *desk.words])
+        _say(console, f"detached; job {job.id} goes on; watch it again with:\n  {again}")
+        return Status.INTERRUPTED
+    print_result(best, Console())
+    if ended.reason == StopReason.NOTHING_FEASIBLE:
+        return Status.NOTHING_FEASIBLE
+    return Status.OK if ended.state is JobState.SUCCEEDED else Status.FAILURE
+
+
+class Watch:
+    """What is known of a job that is followed."""
+
+    def __init__(self, desk: Desk, job: JobRecord, console: Console) -> None:
+        self._desk, self._job, self._console = desk, job, console
+        request = job.request
+        self._budget = request.get("trials")
+        self._ranking = Ranking(
+            objective=Objective(request.get("objective", Objective.THROUGHPUT)),
+            memory_limit_bytes=request.get("memory_limit_bytes"),
+            headroom=request.get("headroom", 0.0),
+            allow_unstable=bool(request.get("allow_unstable")),
+        )
+        self._read: dict[int, TrialRecord] = {}
+        """Trials that were read before their events came."""
+        self._first: TrialRecord | None = None
+        self._knobs: set[str] = set()
+        """In which the trials have differed so far."""
+        self._spent = 0
+        self._best: TrialRecord | None = None
+        self._running: set[int] = set()
+
+    def follow(self, line: StatusLine) -> None:
+        """Print each event that matters, and keep the line at the bottom of a terminal up to date."""
+        request = self._job.request
+        budget = f"{self._budget} trials by {request.get('strategy', '')}"
+        _say(self._console, f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}")
+        for event in self._desk.events(self._job.id):
+            told = self._told(event)
+            if told:
+                _say(self._console, told)
+            line.update(self._summary())
+
+    def _told(self, event: EventRecord) -> str:
+        payload = event.payload
+        match event.kind:
+            case EventKind.ATTEMPT_STARTED:
+                self._running.add(payload["trial"])
+            case EventKind.ATTEMPT_ABANDONED:
+                self._running.discard(payload["trial"])
+            case EventKind.TRIAL_REFUSED:
+                return self._ended(payload["trial"])
+            case EventKind.ATTEMPT_FINISHED:
+                self._running.discard(payload["trial"])
+                if payload["state"] == AttemptState.ACCEPTED:
+                    return self._ended(payload["trial"])
+                if payload["state"] == AttemptState.RETRIED:
+                    return f"trial {payload['trial']}: {payload['outcome']}, tried again  {payload.get('message', '')}".rstrip()
+            case EventKind.JOB_ACQUIRED:
+                return "running" if payload.get("taken_from") is None else "running: another worker has taken it over"
+            case EventKind.JOB_ASKED:
+                return str(payload["state"]).lower()
+            case EventKind.JOB_RELEASED:
+                message = f": {payload['message']}" if payload.get("message") else ""
+                return f"{str(payload['state']).lower()}{message}"
+            case EventKind.JOB_CHANGED:
+                self._budget = payload.get("trials", self._budget)
+                return "changed: " + " ".join(f"{name}={value}" for name, value in payload.items())
+        return ""
+
+    def _ended(self, number: int) -> str:
+        trial = self._trial(number)
+        self._first = self._first or trial
+        self._knobs |= trial.config.differences(self._first.config).keys()
+        self._spent += trial.counted
+        better = trial.purpose is Purpose.SEARCH and self._is_best(trial)
+        if better:
+            self._best = trial
+        return trial_line(trial, self._knobs) + ("  ★ best so far" if better else "")
+
+    def _is_best(self, trial: TrialRecord) -> bool:
+        rivals = [trial] if self._best is None else [self._best, trial]
+        return self._ranking.ranked(rivals)[:1] == [trial]
+
+    def _trial(self, number: int) -> TrialRecord:
+        """The trial, which has its outcome: those after it are read along, and kept as far as they have theirs."""
+        if number not in self._read:
+            page = itertools.islice(self._desk.trials(self._job.id, number), PAGE)
+            self._read |= {trial.number: trial for trial in page if trial.outcome is not None}
+        return self._read.pop(number)
+
+    def _summary(self) -> str:
+        parts = [f"{self._spent} of {self._budget} trials"]
+        if self._best is not None and self._best.result is not None:
+            parts.append(f"best {rate_text(self._best.result.samples_per_second)} samples/s (trial {self._best.number})")
+        parts += [f"trial {number} runs" for number in sorted(self._running)[:4]]
+        return ", ".join(parts).replace("[", "\\[")
+
+
+def _best(desk: Desk, job_id: str) -> dict[str, object] | None:
+    try:
+        return desk.best(job_id)
+    except NoBestError:
+        return None
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

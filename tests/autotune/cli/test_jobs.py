@@ -1,0 +1,273 @@
+"""The commands about jobs, on a service and on a database."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import served
+import table
+from called import Answer, Command
+
+from autotune.jobs.stop import StopSignal
+from autotune.jobs.worker import Worker
+from search_spaces.outcome import JobState
+from storage.owners import current_owner
+from storage.sql import open_store
+from storage.store import Store
+
+SUBMIT = (
+    "submit",
+    "config.json",
+    "--ranks",
+    2,
+    "--trials",
+    3,
+    "--global-batch-size",
+    8,
+    "--seq-len",
+    64,
+    "--confirm-repeats",
+    0,
+)
+
+
+@pytest.fixture
+def kept(folder: Path) -> Iterator[Store]:
+    """The store of the database that the commands use, or that the service they use is on."""
+    with open_store(str(folder / "jobs.db")) as store:
+        yield store
+
+
+@pytest.fixture(params=["database", "service"])
+def place(request: pytest.FixtureRequest, folder: Path, kept: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where the commands find jobs."""
+    if request.param == "database":
+        yield "database"
+        return
+    with served.service(str(folder / "jobs.db")) as url:
+        monkeypatch.setenv("AUTOTUNE_URL", url)
+        monkeypatch.setenv("AUTOTUNE_DB", str(folder / "other.db"))
+        yield "service"
+    assert not (folder / "other.db").exists()
+
+
+@contextmanager
+def working(store: Store, seconds: float = 0.0) -> Iterator[None]:
+    """A worker in a thread, which answers trials from a table."""
+    stop = StopSignal()
+    worker = Worker(store, lambda _session: table.runner(seconds_per_trial=seconds), poll_seconds=0.02)
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.request()
+        stop.request()
+        thread.join(20)
+
+
+def good(answer: Answer) -> Answer:
+    assert answer.status == 0, answer.err
+    return answer
+
+
+@pytest.mark.usefixtures("place")
+def test_from_submission_to_export(command: Command, folder: Path, kept: Store) -> None:
+    submitted = good(command(*SUBMIT, "--priority", 5, "--set", "zero_stage=0,1"))
+    (job,) = submitted.out.split()
+    assert submitted.err == f"job {job}: queued, waits for a worker\n"
+    (listed,) = json.loads(good(command("jobs", "--json")).out)
+    assert (listed["id"], listed["state"], listed["priority"], listed["trials"]) == (job, "QUEUED", 5, 3)
+    with working(kept):
+        watched = good(command("watch", job[:-1]))
+    lines = watched.err.splitlines()
+    assert lines[0].startswith(f"job {job}: ")
+    assert " on local with 2 ranks, 3 trials by tpe, " in lines[0]
+    assert lines[1] == "running"
+    assert [line.split(":")[0] for line in lines[2:5]] == ["trial 0", "trial 1", "trial 2"]
+    assert "zero_stage=0 micro_batch_size=1  ★ best so far" in lines[2]
+    assert lines[-1] == "succeeded: 3 of 3 trials are spent"
+    assert "Best configuration of 3 trials" in watched.out
+    shown = good(command("show")).out
+    assert f"job {job}: succeeded (BUDGET)" in shown
+    assert "ok ★" in shown
+    document = json.loads(good(command("show", job, "--json")).out)
+    assert [trial["number"] for trial in document["trials"]] == [0, 1, 2]
+    best = json.loads(good(command("export")).out)
+    assert document["best_config"]["best"] == best["best"]
+    good(command("export", job[:-1], "--format", "deepspeed", "--out", "ds.json"))
+    assert json.loads((folder / "ds.json").read_text())["zero_optimization"]["stage"] == best["best"]["config"]["zero_stage"]
+    assert good(command("watch", job)).err.splitlines()[-1] == lines[-1], "a job that has ended is told too"
+
+
+@pytest.mark.usefixtures("place")
+def test_steering(command: Command) -> None:
+    (job,) = good(command(*SUBMIT)).out.split()
+    assert good(command("pause", job)).err == f"job {job}: paused (paused)\n"
+    assert good(command("extend", job, "--trials", 9, "--max-seconds", 90)).err == (
+        f"job {job}: paused (paused); its budget is 9 trials, 90 s\n"
+    )
+    assert good(command("resume", job[:-1])).err == f"job {job}: queued, waits for a worker\n"
+    assert json.loads(good(command("stop", job, "--json")).out)["reason"] == "STOPPED"
+    (clone,) = good(command("clone", job)).out.split()
+    assert good(command("cancel", clone)).err == f"job {clone}: cancelled (cancelled)\n"
+    table = good(command("jobs", "--state", "cancelled", "--state", "paused")).out
+    assert table.splitlines()[1].split()[:3] == [clone, "cancelled", "cancelled"]
+    assert job not in table
+    assert job not in good(command("jobs", "--limit", 1)).out
+    watched = command("watch", clone)
+    assert (watched.status, watched.out) == (1, "")
+    assert watched.err.splitlines()[-1] == "cancelled"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -> None:
+    (folder / "job.toml").write_text('model = "config.json"\ntrials = 9\nseq-len = 32\n[set]\nzero_stage = [1, 2]\n')
+    (folder / "baseline.json").write_text('{"zero_stage": 2}')
+    good(command("submit", "--config", "job.toml", "--trials", 4, "--baseline", "baseline.json", "--memory-limit", "2GB"))
+    request = kept.job().request
+    assert (request["trials"], request["sequence_length"], request["memory_limit_bytes"]) == (4, 32, 2 * 10**9)
+    assert request["resolved_domains"]["zero_stage"] == [1, 2]
+    assert request["baseline"] == {"zero_stage": 2}
+
+
+@pytest.mark.usefixtures("place")
+def test_nothing_may_win(command: Command, kept: Store) -> None:
+    (job,) = good(command(*SUBMIT)).out.split()
+    answer = command("export", job)
+    assert (answer.status, answer.out) == (1, "")
+    assert "has no configuration that may win; raise the memory limit" in answer.err
+    assert json.loads(good(command("show", "--json")).out)["best_config"] is None
+
+
+@pytest.mark.usefixtures("place")
+def test_a_job_with_nothing_feasible(command: Command, kept: Store) -> None:
+    good(command(*SUBMIT))
+    lease = kept.acquire(kept.job().id, current_owner())
+    kept.release(lease, JobState.SUCCEEDED, "NOTHING_FEASIBLE", "nothing fits")
+    assert command("watch").status == 3
+
+
+BAD: dict[str, tuple[str, ...]] = {
+    "submit": ("model: is missing; give a preset",),
+    "submit llama-9b": ("llama-9b: no model preset has this name; did you mean",),
+    "submit none.json": ("none.json", "; give ", "config.json"),
+    "submit llama-tiny --trials 0": ("trials: ", "1"),
+    "submit llama-tiny --strategy genetic": ("strategy: 'genetic' is not known; use one of tpe",),
+    "submit llama-tiny --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
+    "submit llama-tiny --priority 101": ("'--priority'", "100", "see `autotune submit --help`"),
+    "submit llama-tiny --config none.toml": ("config: none.toml cannot be read", "give the path"),
+    "submit llama-tiny --watch --json": ("json: is one document, and --watch prints what happens; leave one",),
+    "jobs --state asleep": ("state: 'asleep' is no state of a job; use some of queued",),
+    "jobs --limit 0": ("'--limit'", "see `autotune jobs --help`"),
+    "jobs --url http://127.0.0.1:1 --db x": ("url: and --db are both given; give",),
+    "jobs --url 127.0.0.1": ("url: '127.0.0.1' is no address of a service; give one such as",),
+    "jobs --db none/jobs.db": ("none: is not a folder that exists; make it",),
+    "watch": ("there is no job yet", "; "),
+    "show nobody": ("there is no job 'nobody'", "; "),
+    "export nobody": ("there is no job 'nobody'", "; "),
+    "pause": ("missing argument 'JOB'", "see `autotune pause --help`"),
+    "pause nobody": ("there is no job 'nobody'", "; "),
+    "cancel 20300101-000000-aaaa": ("there is no job '20300101-000000-aaaa'", "; "),
+    "clone nobody": ("there is no job 'nobody'", "; "),
+    "extend nobody": ("trials: and --max-seconds are missing; give one of them",),
+    "extend nobody --max-seconds 0": ("max_seconds: 0.0 is not a positive number of seconds; give",),
+    "extend nobody --trials 0": ("'--trials'", "see `autotune extend --help`"),
+}
+
+
+@pytest.mark.usefixtures("place")
+def test_bad_input(command: Command, kept: Store) -> None:
+    """One line with field and remedy, and nothing was opened; in one test, since each start of a service takes a second."""
+    for words, says in BAD.items():
+        answer = command(*words.split())
+        assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+        assert answer.err.startswith("autotune: ")
+        for part in says:
+            assert part in answer.err
+    assert kept.jobs() == []
+
+
+def test_a_service_that_does_not_answer(command: Command) -> None:
+    url = f"http://127.0.0.1:{served.free_port()}"
+    for words in (("jobs",), ("watch",), ("submit", "llama-tiny")):
+        answer = command(*words, "--url", url)
+        assert (answer.status, answer.out, answer.err.count("\n")) == (1, "", 1)
+        assert f"autotune: url: {url} gives no answer (" in answer.err
+        assert "; start `autotune serve`, or check AUTOTUNE_URL or --url" in answer.err
+
+
+def test_keys(command: Command, folder: Path, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, reader = kept.create_key("anna", {"read"})
+    _, writer = kept.create_key("anna", {"read", "submit"})
+    _, other = kept.create_key("ben", {"read", "submit"})
+    with served.service(str(folder / "jobs.db"), require_keys=True) as url:
+        monkeypatch.setenv("AUTOTUNE_URL", url)
+        answer = command("jobs")
+        assert (answer.status, answer.out) == (2, "")
+        assert answer.err.startswith(f"autotune: api_key: {url} asks for an API key; set AUTOTUNE_API_KEY, or make one with")
+        monkeypatch.setenv("AUTOTUNE_API_KEY", reader[:-1])
+        answer = command("jobs")
+        assert answer.err.startswith(f"autotune: api_key: {url} does not take it (unknown, revoked or expired); make one")
+        monkeypatch.setenv("AUTOTUNE_API_KEY", reader)
+        assert good(command("jobs", "--json")).out == "[]\n"
+        answer = command(*SUBMIT)
+        assert (answer.status, answer.out) == (2, "")
+        assert answer.err == "autotune: Authorization: this key lacks the scope submit; use one that has it\n"
+        monkeypatch.setenv("AUTOTUNE_API_KEY", writer)
+        (job,) = good(command(*SUBMIT)).out.split()
+        monkeypatch.setenv("AUTOTUNE_API_KEY", other)
+        answer = command("cancel", job)
+        assert answer.status == 2
+        assert f"there is no job '{job}'" in answer.err
+
+
+@pytest.mark.usefixtures("place")
+def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str) -> None:
+    (job,) = good(command(*SUBMIT, "--trials", 9)).out.split()
+    named = ("--db", "jobs.db") if place == "database" else ("--url", os.environ["AUTOTUNE_URL"])
+    with working(kept, 0.3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from autotune.cli import main; main()", "watch", job, *named],
+            env={**os.environ, "PYTHONPATH": str(served.ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        seen = ""
+        while "trial 1: OK" not in seen:
+            seen += process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, "")
+        assert err.splitlines()[-2:] == [
+            f"detached; job {job} goes on; watch it again with:", f"  autotune watch {job} {' '.join(named)}"
+        ]  # fmt: skip
+        assert "Traceback" not in err
+        again = good(command("watch", job, *named))
+    assert "succeeded: 9 of 9 trials are spent" in again.err
+    assert [trial.outcome for trial in kept.trials(job)] == ["OK"] * 9
+
+
+def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
+    """A laptop has neither torch nor SQLAlchemy, or does not wish to wait for them."""
+    script = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'ray', 'sqlalchemy', 'optuna', 'fastapi')\n"
+        "atexit.register(lambda: print([name for name in heavy if name in sys.modules]))\n"
+        "from autotune.cli import main\n"
+        "main()\n"
+    )
+    with served.service(str(folder / "jobs.db")) as url:
+        for words in ("submit llama-tiny --ranks 2", "show"):
+            answer = subprocess.run(
+                [sys.executable, "-c", script, *words.split(), "--url", url],
+                env={**os.environ, "PYTHONPATH": str(served.ROOT)}, capture_output=True, text=True,
+            )  # fmt: skip
+            assert answer.returncode == 0, answer.stderr
+            assert answer.stdout.splitlines()[-1] == "[]"
