@@ -4,45 +4,17 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from search_spaces.outcome import JobState
 from storage.errors import LeaseHeldError
 from storage.owners import current_owner
-from storage.records import AttemptState, EventRecord
-from storage.sql import SqlStore, open_store
+from storage.sql import open_store
+from tests.storage.whole import check_whole, every_event
 
 ROUNDS = 20
-
-
-def every_event(store: SqlStore, job_id: str) -> list[EventRecord]:
-    return store.events(job_id, limit=1_000_000)
-
-
-def check_whole(store: SqlStore, job_id: str, address: str) -> None:
-    """Every trial, attempt, measurement and event is there with all that was written in its transaction."""
-    trials, attempts, events = store.trials(job_id), store.attempts(job_id), every_event(store, job_id)
-    told = Counter(event.kind for event in events)
-
-    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
-    assert [trial.number for trial in trials] == list(range(told["trial_added"]))
-    assert len(attempts) == told["attempt_started"]
-    assert sum(a.state is AttemptState.ABANDONED for a in attempts) == told["attempt_abandoned"]
-    assert sum(a.result is not None for a in attempts) == told["attempt_finished"]
-    for trial in trials:
-        mine = [a for a in attempts if a.trial_number == trial.number]
-        assert [a.number for a in mine] == list(range(1, trial.attempts + 1))
-        assert trial.counted == bool(mine)
-        assert sum(a.state is AttemptState.ACCEPTED for a in mine) == (trial.outcome is not None)
-    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
-    with engine.connect() as connection:
-        ranks = connection.execute(text("SELECT count(*) FROM rank_measurements")).scalar()
-    engine.dispose()
-    assert ranks == 2 * told["attempt_finished"]
 
 
 def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, workers: Callable) -> None:
