@@ -1,5 +1,6 @@
 """The best configuration as a document: made from a job's rows, written, read."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
     if verdict is None:
         problem = f"{book.job.id} has no configuration that may win"
         raise NoBestError("job", problem, "raise the memory limit or the number of trials, and look at `autotune show`")
+    verdict = dataclasses.replace(
+        verdict, best=book.whole(verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
+    )
     spread = book.spread(session.prior)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -45,7 +49,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "objective": _objective(session),
         "best": _entry(verdict.best, book, spread),
         "baseline": _baseline(verdict, session, book, spread),
-        "alternatives": [_entry(t, book, spread) for t in pareto_front(book.searched, session.ranking)],
+        "alternatives": [_entry(book.whole(t), book, spread) for t in pareto_front(book.searched, session.ranking)],
         "launch": launch_of(verdict.best.config, session),
         "verified": "native-only",
         "provenance": provenance(session, book, verdict),

@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from autotune.jobs.agenda import Want, ending, next_wants
-from autotune.jobs.book import Book, read_book
+from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.listener import LoopListener
@@ -15,7 +16,7 @@ from autotune.jobs.stop import StopSignal
 from autotune.objective import rate
 from executor.errors import RunnerError
 from executor.runners.runner import Runner
-from search_spaces.outcome import RETRIES, JobState, Outcome
+from search_spaces.outcome import RETRIES, JobState, Outcome, Purpose
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import JobStateError, StorageError
 from storage.owners import current_owner
@@ -96,11 +97,14 @@ class TuningLoop:
         self._runner = runner
         self._stop = stop
         self._listener = listener
+        self._reader = BookReader(store, keeper.lease.job_id)
         self._running: dict[str, TrialRecord] = {}
         self._lost_nodes: set[str] = set()
         self._ended: list[int] = []
         self._spread = session.prior
         self._referenced = False
+        self._looked_at = 0
+        self._best_rate: float | None = None
         self._asked: JobState | None = None
         self.known_request: Mapping[str, Any] = {}
         """The job's request as it was read last: what decisions rest on."""
@@ -126,7 +130,7 @@ class TuningLoop:
 
     def recall(self) -> Book:
         """Read what is known: the rows are the only truth."""
-        book = read_book(self._store, self._keeper.lease.job_id)
+        book = self._reader.read()
         self._spread = book.spread(self._session.prior)
         self._referenced = bool(book.job.reference_losses)
         self.known_request = book.job.request
@@ -181,9 +185,19 @@ class TuningLoop:
         return self._store.add_trial(self._keeper.lease, want.config, want.purpose, repeat=want.repeat, refusal=refused)
 
     def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
-        rates = [rate(known) for known in self._session.ranking.ranked(book.searched)]
-        best, lost = max(rates, default=None), tuple(sorted(self._lost_nodes))
-        return self._session.trial_request(token, trial.config, book.job.reference_losses, best, lost)
+        lost = tuple(sorted(self._lost_nodes))
+        return self._session.trial_request(token, trial.config, book.job.reference_losses, self._rate_to_beat(book), lost)
+
+    def _rate_to_beat(self, book: Book) -> float | None:
+        """The best rate so far; of closed trials only those are looked at that are new since the last time."""
+        new = [*islice(book.closed.searched, self._looked_at, book.searched_count)]
+        self._looked_at = book.searched_count
+        self._best_rate = self._best_of(new, self._best_rate)
+        return self._best_of([trial for trial in book.later if trial.purpose is Purpose.SEARCH], self._best_rate)
+
+    def _best_of(self, trials: list[TrialRecord], best: float | None) -> float | None:
+        rates = [rate(trial) for trial in trials if self._session.ranking.may_win(trial)]
+        return max(rates if best is None else [*rates, best], default=None)
 
     def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
         """Store a result: the trial has its outcome now, or is wanted again."""
@@ -200,7 +214,7 @@ class TuningLoop:
         """Tell the listener of the trials that ended since the last time."""
         ended, self._ended = self._ended, []
         for number in ended:
-            self._listener.on_trial(book.trial(number), book)
+            self._listener.on_trial(book.whole(book.trial(number)), book)
 
     def _note_node(self, event: NodeEvent) -> None:
         if event.kind == "added":

@@ -39,7 +39,7 @@ def provenance(session: Session, book: Book, verdict: Verdict) -> dict[str, Any]
 def history_hash(book: Book) -> str:
     """16 hexadecimal digits over every trial: what was tried, in which order, and what came of it."""
     rows = [
-        [t.number, t.config.hash, t.purpose.value, t.repeat, t.outcome.value if t.outcome else None, rate(t), peak_bytes(t)]
+        [t.number, t.config_hash, t.purpose.value, t.repeat, t.outcome.value if t.outcome else None, rate(t), peak_bytes(t)]
         for t in book.trials
     ]
     return stable_hash(rows)

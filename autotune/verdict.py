@@ -91,7 +91,7 @@ def _gain(book: Book, spread: Spread, ranking: Ranking, best: TrialRecord, basel
 
 
 def _is_cleared(book: Book, ranking: Ranking, config: TrialConfig) -> bool:
-    confirmations = book.confirmations(config).values()
     return all(
-        trial.outcome in CLEARED and (trial.outcome is not Outcome.OK or ranking.may_win(trial)) for trial in confirmations
+        trial.outcome in CLEARED and (trial.outcome is not Outcome.OK or ranking.may_win(trial))
+        for trial in book.confirmations(config).values()
     )

@@ -9,6 +9,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
@@ -16,8 +17,10 @@ T = TypeVar("T")
 
 def to_plain(value: Any) -> Any:
     """Return `value` with every dataclass as a dict, every enum as its value and every tuple as a list."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: to_plain(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -27,6 +30,19 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+_AS_THEY_ARE = frozenset((bool, int, float, str, type(None)))
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@cache
+def _types(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: field.type for field in dataclasses.fields(kind)}
+
+
 def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the dataclass `kind` from what `to_plain` gave. Unknown keys are ignored, missing ones take their default.
 
@@ -34,11 +50,13 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
         TypeError: a field without a default is missing.
         ValueError: a value is not one of its enum's, or the dataclass refuses it.
     """
-    known = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = _types(kind)  # type: ignore[arg-type]
     return kind(**{name: _decode(known[name], value) for name, value in data.items() if name in known})
 
 
 def _decode(kind: Any, value: Any) -> Any:
+    if type(value) is kind:
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, value)

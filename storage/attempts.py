@@ -4,7 +4,7 @@ import secrets
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import Purpose
@@ -27,7 +27,8 @@ def start_attempt(session: Session, now: datetime, lease: Lease, trial_number: i
         raise UnknownTrialError(f"job {job.id} has no trial {trial_number}; add it first")
     if trial.outcome is not None:
         raise UnknownTrialError(f"trial {trial_number} of job {job.id} ended {trial.outcome}; only wanted trials are attempted")
-    abandon(session, now, job, trial_number)
+    if trial.attempt_count:
+        abandon(session, now, job, trial_number)
     trial.attempt_count += 1
     trial.counted = trial.counted or trial.purpose is Purpose.SEARCH
     attempt = AttemptRow(
@@ -54,7 +55,8 @@ def finish_attempt(session: Session, now: datetime, lease: Lease, result: TrialR
         return attempt.state is not AttemptState.SUPERSEDED
     attempt.state = _state_after(attempt.state, retry)
     attempt.outcome, attempt.finished, attempt.result = result.outcome, now, to_plain(result)
-    session.add_all(_rank_row(attempt.token, measurement) for measurement in result.ranks)
+    if result.ranks:
+        session.execute(insert(RankRow), [_rank_row(attempt.token, measurement) for measurement in result.ranks])
     if attempt.state is AttemptState.ACCEPTED:
         settle(session.get_one(TrialRow, (job.id, attempt.trial_number)), attempt.started, now, result)
     payload = {"state": attempt.state, "outcome": result.outcome, "message": result.message}
@@ -92,7 +94,9 @@ def _named(attempt: AttemptRow) -> dict[str, Any]:
     return {"trial": attempt.trial_number, "attempt": attempt.number}
 
 
-def _rank_row(attempt: str, measurement: RankMeasurement) -> RankRow:
-    columns = {column.name for column in RankRow.__table__.columns}
-    values = {name: value for name, value in to_plain(measurement).items() if name in columns}
-    return RankRow(attempt=attempt, **values | {"host": clean(measurement.host)})
+def _rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
+    values = {name: value for name, value in to_plain(measurement).items() if name in _RANK_COLUMNS}
+    return values | {"attempt": attempt, "host": clean(measurement.host)}
+
+
+_RANK_COLUMNS = frozenset(column.name for column in RankRow.__table__.columns)

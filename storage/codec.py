@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from search_spaces.plain import from_plain
-from search_spaces.trial import TrialResult
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
@@ -68,7 +68,8 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
     return TrialRecord(
         job_id=row.job_id,
         number=row.number,
-        config=from_plain(TrialConfig, row.config),
+        config=config_of(row.config),
+        config_hash=_hash_of(row),
         purpose=row.purpose,
         fidelity=row.fidelity,
         repeat=row.repeat,
@@ -80,6 +81,68 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
         started=row.started,
         finished=row.finished,
     )
+
+
+RESULT_FIGURES = ("message", "rule", "within_relative_error", "unstable")
+"""What `slim_record` takes from a result beside the columns of its trial."""
+
+
+def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
+    """Return a trial of which the row has the figures of its accepted result alone; `shared` is the same for all rows."""
+    return TrialRecord(
+        job_id=shared.setdefault(row.job_id, row.job_id),
+        number=row.number,
+        config=config_of({name: shared.setdefault((type(value), value), value) for name, value in row.config.items()}),
+        config_hash=_hash_of(row),
+        purpose=row.purpose,
+        fidelity=shared.setdefault(row.fidelity, row.fidelity),
+        repeat=row.repeat,
+        counted=row.counted,
+        outcome=row.outcome,
+        result=_slim_result(row),
+        attempts=row.attempt_count,
+        created=row.created,
+        started=row.started,
+        finished=row.finished,
+    )
+
+
+def config_of(values: dict[str, Any]) -> TrialConfig:
+    """Return a configuration as a value."""
+    return from_plain(TrialConfig, values)
+
+
+def _hash_of(row: TrialRow | Row[Any]) -> str:
+    # A row from before a knob was there has a hash without it.
+    return row.config_hash if len(row.config) == len(KNOB_NAMES) else config_of(row.config).hash
+
+
+def _slim_result(row: Row[Any]) -> TrialResult | None:
+    if row.refusal is not None:
+        return _result(row.refusal)
+    if row.outcome is None:
+        return None
+    mean = row.samples_per_second_mean
+    return TrialResult(
+        attempt="",
+        outcome=row.outcome,
+        message=row.result_message or "",
+        rule=row.result_rule,
+        samples_per_second=None if mean is None else _interval(mean, row.samples_per_second_low, row.samples_per_second_high),
+        within_relative_error=float(row.result_within_relative_error or 0.0),
+        peak_memory_bytes=row.peak_memory_bytes,
+        unstable=bool(row.result_unstable),
+        phase_seconds=_EMPTY,
+        environment=_EMPTY,
+    )
+
+
+def _interval(mean: float, low: float, high: float) -> Interval:
+    return Interval(mean=mean, low=low, high=high)
+
+
+_EMPTY: dict[str, Any] = {}
+"""Shared: two dictionaries for each of many trials are more than all else of their results."""
 
 
 def attempt_record(row: AttemptRow) -> AttemptRecord:

@@ -118,7 +118,8 @@ class Database:
         """One transaction. With `done`, which takes the result before the commit begins, it leaves a mark."""
         mark = None
         try:
-            with Session(engine, expire_on_commit=False) as session, session.begin():
+            # Without autoflush a row that is changed in several places is written once, at the end.
+            with Session(engine, expire_on_commit=False, autoflush=False) as session, session.begin():
                 mark = None if done is None else self._backend.mark(session)
                 result = work(session)
                 session.flush()

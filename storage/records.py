@@ -217,6 +217,8 @@ class TrialRecord:
     number: int
     """0, 1, 2, … in the order of proposal; 0 is the baseline."""
     config: TrialConfig
+    config_hash: str
+    """The configuration's hash, kept because it costs more than all else that is asked of a record."""
     purpose: Purpose
     fidelity: str
     """Name of the fidelity: full, or a reduced one."""

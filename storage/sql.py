@@ -1,6 +1,5 @@
 """The store on SQL: SQLite in one file, or PostgreSQL."""
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,8 +68,6 @@ class SqlStore(Store):
         if address.get_backend_name() == "sqlite":
             check_file(Path(place))
         self._clock = clock
-        self._closed: dict[str, list[TrialRecord]] = {}
-        """Job -> its leading trials that have their outcome."""
         self._database = Database(address, busy_seconds, outage_seconds)
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
@@ -109,7 +106,6 @@ class SqlStore(Store):
 
     def delete_job(self, job_id: str) -> None:
         self._write(jobs.delete_job, job_id)
-        self._closed.pop(job_id, None)
 
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
         return self._write(jobs.acquire, job_id, owner, seconds)
@@ -137,12 +133,10 @@ class SqlStore(Store):
         return self._write(trials.add_trial, lease, config, purpose, fidelity, repeat, refusal)
 
     def trials(self, job_id: str) -> list[TrialRecord]:
-        # A closed trial never changes: those at the beginning are read once. The loop reads all rows before each decision.
-        known = self._closed.get(job_id, [])
-        later = self._read(trials.trials, job_id, len(known))
-        closed = list(itertools.takewhile(lambda trial: trial.outcome is not None, later))
-        self._closed[job_id] = [*known, *closed]
-        return [*known, *later]
+        return self._read(trials.trials, job_id)
+
+    def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
+        return self._read(trials.figures_of, job_id, first)
 
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
         return self._read(trials.trials, job_id, first, limit)

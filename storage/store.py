@@ -183,6 +183,14 @@ class Store(ABC):
         """All trials of a job by number, refused ones included; empty for a job that does not exist."""
 
     @abstractmethod
+    def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
+        """All trials of a job with a number of at least `first`, by number, of one moment, with the figures of their results.
+
+        A result has outcome, message, rule, rate, peak, and how far they hold; what goes with each rank and step is left
+        out, so that all trials of a job fit in memory at once.
+        """
+
+    @abstractmethod
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
         """Trials of a job with a number of at least `first`, by number."""
 

@@ -3,18 +3,21 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import Purpose
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.codec import trial_record
+from storage.codec import RESULT_FIGURES, slim_record, trial_record
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import AttemptState, EventKind, Lease, TrialRecord
 from storage.tables import AttemptRow, JobRow, TrialRow
+
+PART = 1000
+"""Rows that are fetched at once."""
 
 
 def add_trial(
@@ -38,20 +41,31 @@ def add_trial(
             tell(session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose})
     if refusal is not None and trial.outcome is None and trial.attempt_count == 0:
         _refuse(session, now, job, trial, refusal)
-    session.flush()
-    return trial_record(trial, accepted_result(session, trial))
+    # What has no outcome, or was refused, has no accepted attempt.
+    is_measured = trial.outcome is not None and trial.refusal is None
+    return trial_record(trial, accepted_result(session, trial) if is_measured else None)
 
 
 def trials(session: Session, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
     """See `Store.trials`; those with a number of at least `first`, at most `limit`."""
-    accepted = and_(
-        AttemptRow.job_id == TrialRow.job_id,
-        AttemptRow.trial_number == TrialRow.number,
-        AttemptRow.state == AttemptState.ACCEPTED,
-    )
-    query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, accepted)
+    query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, _ACCEPTED)
     mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     return [trial_record(trial, result) for trial, result in session.execute(mine)]
+
+
+def figures_of(session: Session, job_id: str, first: int) -> list[TrialRecord]:
+    """See `Store.figures_of`. The database takes results apart, and rows come a part at a time."""
+    query = select(*TrialRow.__table__.columns, *_FIGURES).outerjoin(AttemptRow, _ACCEPTED)
+    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number)
+    shared: dict[Any, Any] = {}
+    return [slim_record(row, shared) for row in session.execute(mine, execution_options={"yield_per": PART})]
+
+
+# Not the column itself: SQLite would take the index of a job's attempts by state, and look through all accepted ones of the job
+# for each of its trials.
+_IS_ACCEPTED = func.coalesce(AttemptRow.state, AttemptState.RUNNING) == AttemptState.ACCEPTED
+_ACCEPTED = and_(AttemptRow.job_id == TrialRow.job_id, AttemptRow.trial_number == TrialRow.number, _IS_ACCEPTED)
+_FIGURES = tuple(AttemptRow.result[name].label(f"result_{name}") for name in RESULT_FIGURES)
 
 
 def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:
@@ -69,7 +83,7 @@ def settle(trial: TrialRow, started: datetime | None, finished: datetime, result
 def accepted_result(session: Session, trial: TrialRow) -> dict[str, Any] | None:
     """The result of the trial's accepted attempt, where there is one."""
     query = select(AttemptRow.result).where(AttemptRow.job_id == trial.job_id, AttemptRow.trial_number == trial.number)
-    return session.scalars(query.where(AttemptRow.state == AttemptState.ACCEPTED)).first()
+    return session.scalars(query.where(_IS_ACCEPTED)).first()
 
 
 def _new_trial(now: datetime, job: JobRow, config: TrialConfig, purpose: Purpose, fidelity: str, repeat: int) -> TrialRow:

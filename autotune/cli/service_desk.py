@@ -154,10 +154,12 @@ def _job(job: Job) -> JobRecord:
 def _trial(job_id: str, trial: Trial) -> TrialRecord:
     try:
         known = TrialConfig().values().keys()
+        config = TrialConfig().replace({name: value for name, value in trial.config.items() if name in known})
         return TrialRecord(
             job_id=job_id,
             number=trial.number,
-            config=TrialConfig().replace({name: value for name, value in trial.config.items() if name in known}),
+            config=config,
+            config_hash=config.hash,
             purpose=Purpose(trial.purpose),
             fidelity=trial.fidelity,
             repeat=trial.repeat,

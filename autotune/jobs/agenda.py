@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from statistics import fmean
 
 from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
@@ -164,10 +163,5 @@ def _seconds_are_spent(session: Session, book: Book) -> bool:
     limit = session.request.max_seconds
     if limit is None:
         return False
-    reserve = FINALISTS * _mean_seconds(book) if session.request.confirm_repeats else 0.0
+    reserve = FINALISTS * book.mean_seconds if session.request.confirm_repeats else 0.0
     return book.job.active_seconds + reserve >= limit
-
-
-def _mean_seconds(book: Book) -> float:
-    durations = [(t.finished - t.started).total_seconds() for t in book.trials if t.started and t.finished]
-    return fmean(durations) if durations else 0.0

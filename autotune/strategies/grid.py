@@ -1,9 +1,9 @@
 """Configurations in the order of the space, whatever the seed."""
 
 from collections.abc import Sequence
-from itertools import islice
 
 from autotune.strategies.strategy import Strategy, known_hashes
+from autotune.strategies.walk import Walk
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -11,6 +11,9 @@ from storage.records import TrialRecord
 
 class GridStrategy(Strategy):
     """Takes the first configurations that are not known; of a huge space only as many are made as are looked at."""
+
+    def __init__(self) -> None:
+        self._walks: dict[str, Walk] = {}
 
     def propose(
         self,
@@ -20,5 +23,5 @@ class GridStrategy(Strategy):
         count: int,
         seed: int,  # noqa: ARG002  a grid has one order
     ) -> list[TrialConfig]:
-        known = known_hashes(history, pending)
-        return list(islice((config for config in candidates.enumerate() if config.hash not in known), count))
+        walk = self._walks.setdefault(candidates.hash, Walk(candidates.enumerate))
+        return walk.unknown(known_hashes(history, pending), count)

@@ -1,9 +1,11 @@
 """Configurations in an order that only the seed decides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 
 from autotune.strategies.strategy import Strategy, known_hashes
+from autotune.strategies.walk import Walk
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
@@ -22,7 +24,7 @@ class RandomStrategy(Strategy):
     """
 
     def __init__(self) -> None:
-        self._orders: dict[tuple[str, int], list[TrialConfig]] = {}
+        self._walks: dict[tuple[str, int], Walk] = {}
 
     def propose(
         self,
@@ -32,27 +34,18 @@ class RandomStrategy(Strategy):
         count: int,
         seed: int,
     ) -> list[TrialConfig]:
-        known = known_hashes(history, pending)
-        chosen: list[TrialConfig] = []
-        for config in self.sequence(candidates, seed):
-            if len(chosen) == count:
-                break
-            if config.hash not in known:
-                known.add(config.hash)
-                chosen.append(config)
-        return chosen
-
-    def sequence(self, candidates: SearchSpace, seed: int) -> Iterator[TrialConfig]:
-        """Every configuration of a small space once; of a large one, draws until nothing new comes."""
-        if candidates.count() <= LARGEST_PERMUTED:
-            return iter(self._order(candidates, seed))
-        return _draws(candidates, seed)
-
-    def _order(self, candidates: SearchSpace, seed: int) -> list[TrialConfig]:
         key = (candidates.hash, seed)
-        if key not in self._orders:
-            self._orders[key] = sorted(candidates.enumerate(), key=lambda config: stable_hash([seed, config.hash]))
-        return self._orders[key]
+        if key not in self._walks:
+            self._walks[key] = Walk(_sequence(candidates, seed))
+        return self._walks[key].unknown(known_hashes(history, pending), count)
+
+
+def _sequence(candidates: SearchSpace, seed: int) -> Callable[[], Iterator[TrialConfig]]:
+    """Every configuration of a small space once; of a large one, draws until nothing new comes."""
+    if candidates.count() > LARGEST_PERMUTED:
+        return partial(_draws, candidates, seed)
+    order = sorted(candidates.enumerate(), key=lambda config: stable_hash([seed, config.hash]))
+    return lambda: iter(order)
 
 
 def _draws(candidates: SearchSpace, seed: int) -> Iterator[TrialConfig]:

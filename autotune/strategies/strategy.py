@@ -41,7 +41,7 @@ class Strategy(ABC):
 
 def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> set[str]:
     """Hashes of the configurations that must not be proposed again."""
-    return {trial.config.hash for trial in history} | {config.hash for config in pending}
+    return {trial.config_hash for trial in history} | {config.hash for config in pending}
 
 
 def make_strategy(name: str, score: Score, choices: Collection[str] = ("tpe", "random", "grid")) -> Strategy:

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement, TrialResult
@@ -11,6 +13,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseHeldError, LeaseLostError, UnknownJobError, UnknownTrialError
 from storage.owners import current_owner
 from storage.records import AttemptState, Lease, Owner
+from storage.sql import SqlStore
 from storage.store import Store
 
 ELSEWHERE = Owner(host="elsewhere", pid=1, started=1.0)
@@ -353,3 +356,44 @@ class TestEvents:
     def test_a_closed_store_may_be_closed_again(self, store: Store) -> None:
         store.close()
         store.close()
+
+
+class TestFigures:
+    def test_they_are_the_trials_without_what_goes_with_each_rank_and_step(self, store: Store, lease: Lease) -> None:
+        for number in range(5):
+            store.add_trial(lease, TrialConfig(micro_batch_size=1 + number), Purpose.SEARCH)
+        refused = TrialResult(attempt="", outcome=Outcome.INVALID, rule="some-rule", message="no")
+        store.add_trial(lease, TrialConfig(zero_stage=3), Purpose.SEARCH, refusal=refused)
+        whole = TrialResult(
+            attempt="", outcome=Outcome.OK, message="told", samples_per_second=Interval(mean=3.0, low=2.0, high=4.0),
+            within_relative_error=float("inf"), peak_memory_bytes=7, unstable=True, losses=(1.0,), step_seconds=(0.1,) * 20,
+            environment={"torch": "2"}, phase_seconds={"setup": 1.0},
+        )  # fmt: skip
+        for number in (0, 2):
+            token = store.start_attempt(lease, number).token
+            store.finish_attempt(lease, dataclasses.replace(whole, attempt=token))
+        slim = dataclasses.replace(whole, losses=(), step_seconds=(), environment={}, phase_seconds={})
+        figures, trials = store.figures_of(lease.job_id), store.trials(lease.job_id)
+        assert [trial.number for trial in figures] == list(range(6))
+        for figure, trial in zip(figures, trials, strict=True):
+            assert figure.config_hash == trial.config_hash == trial.config.hash
+            expected = trial.result if trial.number not in (0, 2) else slim
+            assert figure == dataclasses.replace(trial, result=expected)
+        assert store.figures_of(lease.job_id, 4) == figures[4:]
+        assert store.figures_of("nothing") == []
+
+    def test_sqlite_finds_the_attempt_of_a_trial_by_its_trial(self, tmp_path: Path) -> None:
+        plans: list[str] = []
+        with SqlStore(str(tmp_path / "jobs.db")) as store:
+            engine = store._database._engine
+
+            @event.listens_for(engine, "before_cursor_execute")
+            def explain(connection, cursor, statement, parameters, context, many) -> None:  # type: ignore[no-untyped-def]
+                if "JOIN attempts" in statement:
+                    rows = cursor.connection.execute("EXPLAIN QUERY PLAN " + statement, parameters).fetchall()
+                    plans.extend(row[3] for row in rows if "attempts" in row[3])
+
+            store.figures_of("job")
+            store.trial_page("job", 3, 10)
+        assert len(plans) == 2
+        assert all("job_id=? AND trial_number=?" in plan for plan in plans), plans

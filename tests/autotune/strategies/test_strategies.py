@@ -28,7 +28,8 @@ def strategy(name: str) -> Strategy:
 def trial(number: int, config: TrialConfig, result: TrialResult) -> TrialRecord:
     now = datetime.now(UTC)
     return TrialRecord(
-        job_id="j", number=number, config=config, purpose=Purpose.SEARCH, fidelity="full", repeat=0, counted=True,
+        job_id="j", number=number, config=config, config_hash=config.hash, purpose=Purpose.SEARCH, fidelity="full", repeat=0,
+        counted=True,
         outcome=result.outcome, result=result, attempts=1, created=now, started=now, finished=now,
     )  # fmt: skip
 
