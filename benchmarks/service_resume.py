@@ -1,0 +1,60 @@
+"""One process that resumes a job: `python benchmarks/service_resume.py DATABASE JOB`. Prints what it took, as JSON."""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from autotune.jobs.agenda import next_wants
+from autotune.jobs.keeper import LeaseKeeper
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.session import session_of
+from autotune.jobs.stop import StopSignal
+from autotune.loop import TuningLoop
+from benchmarks.service_rows import measured
+from executor.runners.replay import ReplayRunner
+from storage.owners import current_owner
+from storage.sql import open_store
+
+TURNS = 20
+
+
+def peak_bytes() -> int:
+    """Highest resident set of this process, by the kernel's own account."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def main() -> None:
+    database, job_id = sys.argv[1:]
+    with open_store(database) as store:
+        lease = store.acquire(job_id, current_owner())
+        session = session_of(store.job(job_id))
+        session.strategy.propose(session.space, (), (), 1, 0)  # loads what the strategy needs
+        base = peak_bytes()
+        with LeaseKeeper(store, lease) as keeper:
+            loop = TuningLoop(session, store, keeper, ReplayRunner({}), StopSignal(), LoopListener())
+            began = time.perf_counter()
+            book = loop.recall()
+            recalled = time.perf_counter() - began
+            wanted = next_wants(session, book, (), 1)
+            first = time.perf_counter() - began
+            turns = []
+            for _ in range(TURNS if session.request.strategy != "tpe" else 1):
+                lease = keeper.lease
+                for trial in loop.check(wanted):
+                    attempt = store.start_attempt(lease, trial.number)
+                    store.finish_attempt(lease, measured(attempt.token))
+                began = time.perf_counter()
+                book = loop.recall()
+                wanted = next_wants(session, book, (), 1)
+                turns.append(time.perf_counter() - began)
+        told = {"base": base, "peak": peak_bytes(), "trials": len(book.trials), "recall_seconds": recalled,
+                "first_seconds": first, "turn_seconds": sorted(turns)[len(turns) // 2]}  # fmt: skip
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Who uses the service while it is measured: writers of results, and followers of events, in processes of their own."""
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from queue import Empty
+from typing import Any
+
+from benchmarks.service_http import request
+from benchmarks.service_rows import measured
+from search_spaces.outcome import Purpose
+from search_spaces.trial_config import TrialConfig
+from storage.errors import DatabaseUnavailableError
+from storage.owners import current_owner
+from storage.records import JobRecord
+from storage.sql import open_store
+
+LEASE_SECONDS = 600.0
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class Child:
+    """A function in a process of its own, which gives one answer and says before when it is ready."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._queue: Any = _SPAWN.Queue()
+        self._process = _SPAWN.Process(target=work, args=(*arguments, self._queue), daemon=True)
+        self._process.start()
+
+    def answer(self, seconds: float = 120.0) -> Any:
+        """What it puts next."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                return self._queue.get(timeout=1.0)
+            except Empty:
+                if not self._process.is_alive():
+                    break
+        raise SystemExit(f"a process of the benchmark gave no answer (exit code {self._process.exitcode})")
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def record_results(database: str, job_ids: Sequence[str], rate: float, begin: float, seconds: float, told: Any) -> None:
+    """Starts and finishes attempts of trials that wait, `rate` a second, as a worker does; tells how many and the CPU used."""
+    with open_store(database) as store:
+        leases = [store.acquire(job_id, current_owner(), LEASE_SECONDS) for job_id in job_ids]
+        told.put("ready")
+        time.sleep(max(0.0, begin - time.time()))
+        began, used, late = time.perf_counter(), time.process_time(), 0.0
+        total = int(rate * seconds)
+        for number in range(total):
+            wait = began + number / rate - time.perf_counter()
+            time.sleep(max(0.0, wait))
+            late = max(late, -wait)
+            lease = leases[number % len(leases)]
+            attempt = store.start_attempt(lease, number // len(leases))
+            store.finish_attempt(lease, measured(attempt.token))
+        told.put({"results": total, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "late": late})
+
+
+def write_trials(database: str, seconds: float, told: Any) -> None:
+    """Adds, starts and finishes trials of a job of its own as fast as it can; tells how many and the longest transaction."""
+    with open_store(database) as store:
+        job: JobRecord = store.create_job({"model": "llama-tiny"})
+        lease = store.acquire(job.id, current_owner(), LEASE_SECONDS)
+        told.put("ready")
+        began, used, count, longest, errors = time.perf_counter(), time.process_time(), 0, 0.0, 0
+        while time.perf_counter() < began + seconds:
+            moments = [time.perf_counter()]
+            try:
+                trial = store.add_trial(lease, TrialConfig(reduce_bucket_size=1000 + count), Purpose.SEARCH)
+                moments.append(time.perf_counter())
+                attempt = store.start_attempt(lease, trial.number)
+                moments.append(time.perf_counter())
+                store.finish_attempt(lease, measured(attempt.token))
+                moments.append(time.perf_counter())
+            except DatabaseUnavailableError:
+                errors += 1
+                continue
+            count += 1
+            longest = max(longest, *(after - before for before, after in itertools.pairwise(moments)))
+        span = time.perf_counter() - began
+        told.put({"results": count, "seconds": span, "cpu": time.process_time() - used, "longest": longest, "errors": errors})
+
+
+class _Follower(asyncio.Protocol):
+    """One stream: notes how old each event is when it comes."""
+
+    def __init__(self, lags: list[float]) -> None:
+        self._lags, self._rest = lags, b""
+
+    def data_received(self, data: bytes) -> None:
+        now = time.time()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                moment = datetime.fromisoformat(json.loads(line[6:])["time"])
+                self._lags.append(now - moment.astimezone(UTC).timestamp())
+
+
+def follow(
+    port: int, job_ids: Sequence[str], streams: int, headers: list[str], begin: float, seconds: float, told: Any
+) -> None:
+    """Opens streams of the jobs' events from now on, and tells the lag of each event that came while results were recorded."""
+
+    async def run() -> list[float]:
+        lags: list[float] = []
+        loop = asyncio.get_running_loop()
+        for number in range(streams):
+            path = f"/v1/jobs/{job_ids[number % len(job_ids)]}/events/stream?after=2"
+            transport, _ = await loop.create_connection(lambda: _Follower(lags), "127.0.0.1", port)
+            transport.write(request("GET", path, headers))
+        told.put("ready")
+        await asyncio.sleep(begin - time.time())
+        lags.clear()
+        await asyncio.sleep(seconds + 2.0)
+        return list(lags)
+
+    told.put(asyncio.run(run()))
