@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test gpu parity chaos bench clean
+.PHONY: demo test gpu parity chaos fuzz bench clean
 
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ parity: $(STAMP)
 
 chaos: $(STAMP)
 	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md $(BIN)/python -m pytest -m chaos
+
+fuzz: $(STAMP)
+	AUTOTUNE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -m fuzz
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md

@@ -39,17 +39,17 @@ def create_app(settings: Settings) -> FastAPI:
     """
     may_be_called = networks(settings.webhook_networks)
     store = open_store(settings.database_url)
-    deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
         deliverer.start()
         yield
         app.state.hub.close()
         await asyncio.to_thread(deliverer.close)
         store.close()
 
-    app = with_routes(lifespan)
+    app = with_routes(lifespan, settings.require_keys)
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool = True) -> FastAPI:
     """The interface alone: its routes, and how it tells of errors."""
     app = DocumentedApp(
         title="autotune",
@@ -73,6 +73,7 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         separate_input_output_schemas=False,
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
+    app.asks_for_keys = asks_for_keys
     problems.install(app)
     # They are tried in this order: first what is asked for most.
     for routes in (jobs, results, operations, catalog, webhooks):

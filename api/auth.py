@@ -81,17 +81,17 @@ StoreOf = Annotated[Store, Depends(store_of)]
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 
 
-def visible_job(store: Store, principal: Principal, job_id: str) -> JobRecord:
+def visible_job(store: Store, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
     """The job, if it is the asker's to see.
 
     Raises:
         UnknownJobError: it is not there, or not theirs, which must not tell apart.
     """
-    return if_visible(store.exact_jobs([job_id]).get(job_id), principal, job_id)
+    return if_visible(store.exact_jobs([job_id]).get(job_id), principal, job_id, field)
 
 
-def if_visible(job: JobRecord | None, principal: Principal, job_id: str) -> JobRecord:
+def if_visible(job: JobRecord | None, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
     """What `visible_job` says of a job that was looked for."""
     if job is None or not (principal.sees_all or job.submitter == principal.owner):
-        raise UnknownJobError(f"job_id: there is no job {job_id!r}; list yours with GET /v1/jobs")
+        raise UnknownJobError(f"{field}: there is no job {job_id!r}; list yours with GET /v1/jobs")
     return job

@@ -58,6 +58,9 @@ WITH_A_BODY = (400, 408, 415)
 class DocumentedApp(FastAPI):
     """A FastAPI whose document tells of all refusals, as the problem documents that they are."""
 
+    asks_for_keys = True
+    """Whether operations need a key, as their routes say."""
+
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if self.openapi_schema is None:
@@ -69,11 +72,21 @@ class DocumentedApp(FastAPI):
             schemas |= problem.pop("$defs") | {"Problem": problem}
             for item in document["paths"].values():
                 for method, operation in item.items():
+                    if not self.asks_for_keys:
+                        operation.pop("security", None)
                     _tell_refusals(method, operation)
         return super().openapi()
 
 
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter: it may be left out, and then is null in Python, which no request can write."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    return {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0] if len(kinds) == 1 else schema
+
+
 def _tell_refusals(method: str, operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = _without_null(parameter["schema"])
     answers = operation["responses"]
     parameters = operation.get("parameters", ())
     statuses = {*ANYWHERE, *(int(status) for status in answers if int(status) in REFUSALS)}

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import problem
@@ -18,6 +19,9 @@ from autotune.network import is_loopback
 
 VERSION = "1"
 """Of the interface, told in every answer."""
+
+MOST_FIELDS = 5_000
+"""Of one object in a body."""
 
 # The closing quote may be missing: a text that never ends would else be looked through again from each quote in it.
 _TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
@@ -48,6 +52,9 @@ class Guard:
             except TimeoutError:
                 # Its rest would be read as the next request.
                 refusal = HTTPStatus.REQUEST_TIMEOUT, "body: took too long to arrive; send it again", {"Connection": "close"}
+            except ClientDisconnect:
+                # What has come may read as a whole request, which nobody sent.
+                refusal = HTTPStatus.BAD_REQUEST, "body: broke off", {}
             else:
                 refusal = self._body_refusal(body, headers)
                 receive = _again(body or b"", receive)
@@ -88,13 +95,17 @@ class Guard:
         return name is not None and (is_loopback(name) or name in self.settings.hosts)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None: longer than allowed, whatever its header said."""
+        """The whole body; None: longer than allowed, whatever its header said.
+
+        Raises:
+            ClientDisconnect: the client went away before its end.
+        """
         parts: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                return b"".join(parts)
+                raise ClientDisconnect
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.settings.body_bytes:
@@ -109,7 +120,7 @@ class Guard:
             return None
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: only application/json is read", {}
-        if _depth(body) > self.settings.depth:
+        if _is_deeper(body, self.settings.depth):
             return HTTPStatus.BAD_REQUEST, f"body: nested deeper than {self.settings.depth}", {}
         try:
             _require_json(body)
@@ -134,13 +145,14 @@ def _told(send: Send) -> Send:
     return told
 
 
-def _depth(body: bytes) -> int:
-    """How deep JSON is nested, without parsing it: a parser could run out of stack."""
-    deepest = depth = 0
-    for bracket in _BRACKETS.findall(_TEXTS.sub(b"", body)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _is_deeper(body: bytes, most: int) -> bool:
+    """Whether JSON is nested deeper than allowed, without parsing it: a parser could run out of stack."""
+    depth = 0
+    for bracket in _BRACKETS.finditer(_TEXTS.sub(b"", body)):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > most:
+            return True
+    return False
 
 
 def _require_json(body: bytes) -> None:
@@ -156,6 +168,8 @@ def _require_json(body: bytes) -> None:
 
 
 def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_FIELDS:  # each that is unknown would be told apart
+        raise ValueError(f"an object has more than {MOST_FIELDS:,} fields")
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a field is given twice")

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
 from search_spaces.errors import SearchSpaceError
@@ -65,12 +66,25 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)
 
     @app.exception_handler(HTTPException)
-    def refused(_request: Request, error: HTTPException) -> JSONResponse:
-        return problem(HTTPStatus(error.status_code), str(error.detail), headers=dict(error.headers or {}))
+    def refused(request: Request, error: HTTPException) -> JSONResponse:
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(_methods(request))
+        return problem(HTTPStatus(error.status_code), str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     def broken(_request: Request, _error: Exception) -> JSONResponse:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason")
+
+
+def _methods(request: Request) -> list[str]:
+    """Every method of the path: the router tells those of one route alone."""
+    routes, scope = request.app.routes, {**request.scope, "path_params": {}}
+
+    def matches(method: str) -> bool:
+        return any(route.matches(scope | {"method": method})[0] is Match.FULL for route in routes)
+
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if matches(method)]
 
 
 def problem(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.settings import Settings
 from autotune.errors import RequestError
@@ -20,8 +20,15 @@ from search_spaces.model import ModelSpec
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.trial_config import Value
 
+
+def _whole(value: object) -> object:
+    """5.0 is an integer to JSON Schema, as it is to a client whose language has one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
-Whole = Annotated[int, Field(ge=0, le=2**53)]
+Whole = Annotated[Integer, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 KnobValue = (
     bool
@@ -52,7 +59,7 @@ class JobSubmission(BaseModel):
     """A preset's name, a config.json, or a `module:factory` that the server allows."""
     cluster: Name | None = None
     """`local`, or a preset as NAME:NODES."""
-    ranks: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
     space: Name | None = None
     """A preset's name."""
     pins: Annotated[
@@ -61,19 +68,19 @@ class JobSubmission(BaseModel):
     objective: Name | None = None
     strategy: Name | None = None
     seed: Whole | None = None
-    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Seconds | None = None
     trial_timeout: Seconds | None = None
-    global_batch_size: Annotated[int, Field(ge=1, le=2**32)] | None = None
-    sequence_length: Annotated[int, Field(ge=1, le=2**32)] | None = None
-    memory_limit_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
+    sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
+    memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
     engine: Name | None = None
     runner: Name | None = None
-    confirm_repeats: Annotated[int, Field(ge=0, le=1000)] | None = None
+    confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
     allow_unstable: bool | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     """Higher ones go first."""
 
 

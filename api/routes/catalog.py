@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -21,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["catalog"])
 PATIENCE_SECONDS = 5.0
 
 
-def _counting(request: Request) -> asyncio.Semaphore:
+async def _counting(request: Request) -> asyncio.Semaphore:
     places: asyncio.Semaphore = request.app.state.counting
     return places
 
@@ -37,31 +38,31 @@ class ConfigSubmission(JobSubmission):
 
 
 @router.get("/models", operation_id="list_models")
-def list_models(_: Reader) -> NameList:
+async def list_models(_: Reader) -> NameList:
     """Models by name."""
     return NameList(items=list(preset_tables("models")))
 
 
 @router.get("/clusters", operation_id="list_clusters")
-def list_clusters(_: Reader) -> NameList:
+async def list_clusters(_: Reader) -> NameList:
     """Clusters by name; several nodes of one are NAME:NODES."""
     return NameList(items=["local", *preset_tables("clusters")])
 
 
 @router.get("/spaces", operation_id="list_spaces")
-def list_spaces(_: Reader) -> NameList:
+async def list_spaces(_: Reader) -> NameList:
     """Search spaces by name."""
     return NameList(items=list(preset_tables("spaces")))
 
 
 @router.get("/engines", operation_id="list_engines")
-def list_engines(_: Reader) -> PlainList:
+async def list_engines(_: Reader) -> PlainList:
     """What each engine honours and refuses."""
     return PlainList(items=[capability.plain() for capability in CAPABILITIES.values()])
 
 
 @router.get("/knobs", operation_id="list_knobs")
-def list_knobs(_: Reader) -> PlainList:
+async def list_knobs(_: Reader) -> PlainList:
     """Every knob."""
     knobs = KNOBS.values()
     return PlainList(
@@ -76,7 +77,7 @@ def list_knobs(_: Reader) -> PlainList:
 async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, counting: Counting) -> SpaceView:
     """Count the legal configurations of a request's space, and what each rule refuses. Spaces that take too long are 422."""
     async with _place(counting):
-        return await asyncio.to_thread(_counted, body, settings)
+        return await run_in_threadpool(_counted, body, settings)
 
 
 def _counted(body: JobSubmission, settings: Settings) -> SpaceView:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Principal, Reader, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
-from api.submission import JobSubmission, asked_for, body_hash
+from api.submission import Integer, JobSubmission, asked_for, body_hash
 from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
@@ -45,7 +45,7 @@ class BudgetChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
@@ -70,7 +70,7 @@ async def submit_job(
     return _located(job, response)
 
 
-@router.get("", operation_id="list_jobs")
+@router.get("", operation_id="list_jobs", responses={404: {"description": "The job of the cursor is not there any more."}})
 def list_jobs(
     store: StoreOf,
     principal: Reader,
@@ -83,7 +83,7 @@ def list_jobs(
 ) -> JobPage:
     """The newest jobs first."""
     if cursor is not None:
-        visible_job(store, principal, cursor)
+        visible_job(store, principal, cursor, "cursor")
     whose = submitter if principal.sees_all else principal.owner
     if submitter is not None and submitter != whose:
         return JobPage(items=[], next=None)
