@@ -74,7 +74,10 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
     async def run() -> list[list[int]]:
         hub = EventHub(store, poll_seconds=0.02)
         streams = [asyncio.create_task(follow(hub)) for _ in range(50)]
-        await asyncio.sleep(0.2)
+        before = 0
+        while len(reads) < len(streams) or len(reads) != before:  # each catches up by itself, and then looks once more
+            before = len(reads)
+            await asyncio.sleep(0.2)
         reads.clear()
         for number in range(20):
             await asyncio.to_thread(store.add_event, lease, "note", {"number": number})
