@@ -29,10 +29,10 @@ What came of it:
 {figures}
 
 Asserted of every job: it ended SUCCEEDED, with its whole budget (as extended) unless somebody asked for a stop; every trial has
-exactly one accepted attempt, and search trials are counted once; what clients heard over all their connections, taken up by
-`Last-Event-ID`, equals the rows of the database, 1, 2, 3, … with no gap and no repeat; every submission, sent again until it is
-answered and sometimes twice, is one job. Asserted of the end: no process is left over, nothing in `/dev/shm`,
-and no log has a traceback.
+exactly one accepted attempt (the last one of a job that was stopped may have none), and search trials are counted once; what
+clients heard over all their connections, taken up by `Last-Event-ID`, equals the rows of the database, 1, 2, 3, … with no gap
+and no repeat; every submission, sent again until it is answered and sometimes twice, is one job. Asserted of the end: no
+process is left over, nothing in `/dev/shm`, and no log has a traceback.
 """
 
 
