@@ -38,6 +38,8 @@ EXPECTED = [
     (RESOLVED, ["422"]),
     # Which hosts are on the public internet: 422. An owner has so many webhooks at most: 409.
     (("create_webhook",), ["409", "422"]),
+    # An Idempotency-Key that was used with another body: 422.
+    (("clone_job",), ["404", "422"]),
     # An If-Match of another version (412); a change of nothing (422).
     (("change_budget",), ["404", "409", "412", "422"]),
 ]
