@@ -7,9 +7,9 @@ real classes because the modules that define plain data do not postpone their an
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
@@ -38,11 +38,6 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-@cache
-def _types(kind: type[Any]) -> dict[str, Any]:
-    return {field.name: field.type for field in dataclasses.fields(kind)}
-
-
 def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the dataclass `kind` from what `to_plain` gave. Unknown keys are ignored, missing ones take their default.
 
@@ -50,38 +45,60 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
         TypeError: a field without a default is missing.
         ValueError: a value is not one of its enum's, or the dataclass refuses it.
     """
-    known = _types(kind)  # type: ignore[arg-type]
-    return kind(**{name: _decode(known[name], value) for name, value in data.items() if name in known})
+    decoders = _decoders(kind)  # type: ignore[arg-type]
+    known = {name: value for name, value in data.items() if name in decoders}
+    for name, value in known.items():
+        if (decode := decoders[name]) is not None:
+            known[name] = decode(value)
+    return kind(**known)
 
 
-def _decode(kind: Any, value: Any) -> Any:
-    if type(value) is kind:
-        return value
+_Decoder = Callable[[Any], Any] | None
+"""From plain data to a value; None: as it is."""
+
+
+@cache
+def _decoders(kind: type[Any]) -> dict[str, _Decoder]:
+    return {field.name: _decoder(field.type) for field in dataclasses.fields(kind)}
+
+
+def _decoder(kind: Any) -> _Decoder:
+    """What reads a field of this type; looked up once for each dataclass."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return _decode_union(arguments, value)
+        return _union_decoder(tuple(argument for argument in arguments if argument is not type(None)))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        item = _decoder(arguments[0])
+        return tuple if item is None else lambda values: tuple(map(item, values))
     if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_decode(arguments[0], item) for item in value)
-        return tuple(_decode(part, item) for part, item in zip(arguments, value, strict=True))
+        items = [_decoder(part) for part in arguments]
+        return lambda values: tuple(v if item is None else item(v) for item, v in zip(items, values, strict=True))
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        return {key: _decode(arguments[1], item) for key, item in value.items()}
+        inner = _decoder(arguments[1])
+        return dict if inner is None else lambda values: {key: inner(value) for key, value in values.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
+        return kind
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return from_plain(kind, value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value
+        return partial(from_plain, kind)
+    return _number if kind is float else None
 
 
-def _decode_union(arguments: tuple[Any, ...], value: Any) -> Any:
+def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
     """A union of dataclasses is told apart by its fields: the first kind that has all the keys is taken."""
-    if value is None:
-        return None
-    kinds = [kind for kind in arguments if kind is not type(None)]
-    if isinstance(value, Mapping):
-        for kind in kinds:
-            if dataclasses.is_dataclass(kind) and set(value) <= {field.name for field in dataclasses.fields(kind)}:
-                return _decode(kind, value)
-    return _decode(kinds[0], value) if len(kinds) == 1 else value
+    classes = [(set(_names(kind)), kind) for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    alone = _decoder(kinds[0]) if len(kinds) == 1 else None
+    if alone is not None or not classes:
+        return None if alone is None else lambda value: None if value is None else alone(value)
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            for names, kind in classes:
+                if names.issuperset(value):
+                    return from_plain(kind, value)
+        return value
+
+    return decode
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
