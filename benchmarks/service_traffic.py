@@ -1,25 +1,29 @@
 """Who uses the service while it is measured: writers of results, and followers of events, in processes of their own."""
 
 import asyncio
-import itertools
 import json
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from queue import Empty
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.service_http import request
-from benchmarks.service_rows import measured
+from benchmarks.service_rows import add_wanted, measured
 from search_spaces.outcome import Purpose
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
-from storage.records import JobRecord
+from storage.records import JobRecord, Lease
 from storage.sql import open_store
+from storage.store import Store
 
 LEASE_SECONDS = 600.0
+MOST_RESULTS = 250
+"""Attempts that are made ready for each second of a writer, more than it gets done."""
+T = TypeVar("T")
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -65,29 +69,46 @@ def record_results(database: str, job_ids: Sequence[str], rate: float, begin: fl
         told.put({"results": total, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "late": late})
 
 
-def write_trials(database: str, seconds: float, told: Any) -> None:
-    """Adds, starts and finishes trials of a job of its own as fast as it can; tells how many and the longest transaction."""
+def write_results(database: str, seconds: float, whole: bool, told: Any) -> None:
+    """Records results of a job of its own as fast as it can; tells how many, the longest transaction and the CPU used.
+
+    The attempts run already, as those of workers do; with `whole` each trial is added and started too, which is two more.
+    """
     with open_store(database) as store:
         job: JobRecord = store.create_job({"model": "llama-tiny"})
         lease = store.acquire(job.id, current_owner(), LEASE_SECONDS)
+        tokens = [] if whole else _started(database, store, lease, int(seconds * MOST_RESULTS))
         told.put("ready")
         began, used, count, longest, errors = time.perf_counter(), time.process_time(), 0, 0.0, 0
-        while time.perf_counter() < began + seconds:
-            moments = [time.perf_counter()]
+
+        def timed(write: Callable[[], T]) -> T:
+            nonlocal longest
+            moment = time.perf_counter()
             try:
-                trial = store.add_trial(lease, TrialConfig(reduce_bucket_size=1000 + count), Purpose.SEARCH)
-                moments.append(time.perf_counter())
-                attempt = store.start_attempt(lease, trial.number)
-                moments.append(time.perf_counter())
-                store.finish_attempt(lease, measured(attempt.token))
-                moments.append(time.perf_counter())
+                return write()
+            finally:
+                longest = max(longest, time.perf_counter() - moment)
+
+        while time.perf_counter() < began + seconds and (whole or tokens):
+            try:
+                token = timed(partial(_start, store, lease, count)) if whole else tokens.pop()
+                timed(partial(store.finish_attempt, lease, measured(token)))
+                count += 1
             except DatabaseUnavailableError:
                 errors += 1
-                continue
-            count += 1
-            longest = max(longest, *(after - before for before, after in itertools.pairwise(moments)))
         span = time.perf_counter() - began
         told.put({"results": count, "seconds": span, "cpu": time.process_time() - used, "longest": longest, "errors": errors})
+
+
+def _started(database: str, store: Store, lease: Lease, count: int) -> list[str]:
+    """Attempts that run."""
+    add_wanted(f"sqlite:///{database}", lease.job_id, [TrialConfig(reduce_bucket_size=1000 + n) for n in range(count)])
+    return [store.start_attempt(lease, number).token for number in range(count)]
+
+
+def _start(store: Store, lease: Lease, number: int) -> str:
+    trial = store.add_trial(lease, TrialConfig(reduce_bucket_size=1000 + number), Purpose.SEARCH)
+    return store.start_attempt(lease, trial.number).token
 
 
 class _Follower(asyncio.Protocol):

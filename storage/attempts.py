@@ -56,11 +56,11 @@ def finish_attempt(session: Session, now: datetime, lease: Lease, result: TrialR
     attempt.state = _state_after(attempt.state, retry)
     attempt.outcome, attempt.finished, attempt.result = result.outcome, now, to_plain(result)
     if result.ranks:
-        session.execute(insert(RankRow), [_rank_row(attempt.token, measurement) for measurement in result.ranks])
+        session.execute(insert(RankRow), [rank_row(attempt.token, measurement) for measurement in result.ranks])
     if attempt.state is AttemptState.ACCEPTED:
         settle(session.get_one(TrialRow, (job.id, attempt.trial_number)), attempt.started, now, result)
-    payload = {"state": attempt.state, "outcome": result.outcome, "message": result.message}
-    tell(session, now, job, EventKind.ATTEMPT_FINISHED, _named(attempt) | payload)
+    payload = finished_payload(attempt.trial_number, attempt.number, attempt.state, result)
+    tell(session, now, job, EventKind.ATTEMPT_FINISHED, payload)
     return attempt.state is not AttemptState.SUPERSEDED
 
 
@@ -90,11 +90,17 @@ def _state_after(state: AttemptState, retry: bool) -> AttemptState:
     return AttemptState.RETRIED if retry else AttemptState.ACCEPTED
 
 
+def finished_payload(trial: int, attempt: int, state: AttemptState, result: TrialResult) -> dict[str, Any]:
+    """What the event of a result says."""
+    return {"trial": trial, "attempt": attempt, "state": state, "outcome": result.outcome, "message": result.message}
+
+
 def _named(attempt: AttemptRow) -> dict[str, Any]:
     return {"trial": attempt.trial_number, "attempt": attempt.number}
 
 
-def _rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
+def rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
+    """The columns of what one rank measured."""
     values = {name: value for name, value in to_plain(measurement).items() if name in _RANK_COLUMNS}
     return values | {"attempt": attempt, "host": clean(measurement.host)}
 

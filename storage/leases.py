@@ -2,13 +2,16 @@
 
 from datetime import datetime, timedelta
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from storage.codec import owner_of
 from storage.errors import LeaseHeldError, LeaseLostError, UnknownJobError
 from storage.owners import is_dead
 from storage.records import Lease, Owner
 from storage.tables import JobRow
+
+_WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses))
+"""What a writer seldom needs, and takes long to be read: fetched where it is asked for."""
 
 
 def locked(session: Session, job_id: str) -> JobRow:
@@ -30,13 +33,18 @@ def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
     Raises:
         LeaseLostError: the lease is no longer the job's current one.
     """
-    job = session.get(JobRow, lease.job_id, with_for_update=True)
+    job = session.get(JobRow, lease.job_id, with_for_update=True, options=_WITHOUT_REQUEST)
     if job is None or job.lease_host is None or job.lease_token != lease.token:
-        raise LeaseLostError(
-            f"job {lease.job_id} was taken over or given back, and this process writes it no longer; resume it to go on"
-        )
+        raise lost(lease)
     _count_seconds(job, now)
     return job
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """What a holder is told whose lease is no longer the job's current one."""
+    return LeaseLostError(
+        f"job {lease.job_id} was taken over or given back, and this process writes it no longer; resume it to go on"
+    )
 
 
 def is_held(now: datetime, job: JobRow) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage import attempts, events, figures, jobs, keys, queue, retention, transfer, trials, webhooks, workers
+from storage import attempts, events, figures, jobs, keys, queue, results, retention, transfer, trials, webhooks, workers
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
@@ -145,7 +145,11 @@ class SqlStore(Store):
         return self._write(attempts.start_attempt, lease, trial_number)
 
     def finish_attempt(self, lease: Lease, result: TrialResult, retry: bool = False) -> bool:
-        return self._write(attempts.finish_attempt, lease, result, retry)
+        prepared = results.prepare(result)
+        try:
+            return self._write(results.finish_running, lease, prepared, retry)
+        except results.NotRunningError:
+            return self._write(attempts.finish_attempt, lease, result, retry)
 
     def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:
         return self._read(attempts.attempts, job_id, trial_number)

@@ -1,6 +1,8 @@
 """SQLite: one file, one writer at a time."""
 
+import random
 import sqlite3
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,8 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from storage.backend import Backend, Fault
 
+PAUSES = (0.0005, 0.002)
+"""Seconds between two questions for the writer's lock, which a transaction holds for a few milliseconds."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
     sqlite3.SQLITE_LOCKED: ("is locked by another process", "end that process, or name another database with --db"),
@@ -43,6 +47,7 @@ class Sqlite(Backend):
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("PRAGMA busy_timeout = 0")  # from here on we wait ourselves
             except BaseException:
                 connection.close()
                 raise
@@ -50,7 +55,10 @@ class Sqlite(Backend):
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
             writes = connection.get_execution_options().get("autotune_writes", False)
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+            if not writes:
+                connection.exec_driver_sql("BEGIN")
+            elif not _begun(connection, busy_seconds):
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails as it should, if it still does
 
     def fault(self, error: DatabaseError) -> Fault:
         # SQLite waits for a lock by itself, but not where waiting could deadlock: those come back at once.
@@ -60,6 +68,25 @@ class Sqlite(Backend):
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
         return _REMEDIES.get(_code(error))
+
+
+def _begun(connection: Connection, seconds: float) -> bool:
+    """Take the writer's lock, within `seconds`.
+
+    SQLite itself would ask for it ever more seldom, up to every 100 ms. Where others write all the time somebody then waits in
+    vain for seconds, while the lock lies idle in between. All who wait ask equally often here.
+    """
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+            return True
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                return False
+        time.sleep(random.uniform(*PAUSES))
 
 
 def _code(error: DBAPIError) -> int:

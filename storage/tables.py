@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     MetaData,
     String,
+    Table,
     Text,
     TypeDecorator,
     UniqueConstraint,
@@ -77,6 +78,13 @@ class Base(DeclarativeBase):
         AttemptState: _words(AttemptState),
         DeliveryState: _words(DeliveryState),
     }
+
+
+def table_of(row: type[Base]) -> Table:
+    """The table of a kind of row, for statements that need no objects."""
+    table = row.__table__
+    assert isinstance(table, Table)
+    return table
 
 
 class JobRow(Base):

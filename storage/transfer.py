@@ -34,6 +34,7 @@ from storage.tables import (
     UsageRow,
     UtcDateTime,
     WebhookRow,
+    table_of,
 )
 
 FORMAT = "autotune-rows"
@@ -55,8 +56,8 @@ def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> i
     job = None if job_id is None else find_job(session, job_id).id
     count = 0
     for model in EVERYTHING if job is None else OF_A_JOB:
-        for row in _rows(session, _table(model), job):
-            sink.write(dump_json({"table": _table(model).name, "row": row}) + "\n")
+        for row in _rows(session, table_of(model), job):
+            sink.write(dump_json({"table": table_of(model).name, "row": row}) + "\n")
             count += 1
     sink.write(dump_json({"end": count}) + "\n")
     return count
@@ -90,9 +91,9 @@ def _rows(session: Session, table: Table, job: str | None) -> Iterator[dict[str,
 
 
 def _belongs(table: Table, job: str) -> Any:
-    if table is _table(RankRow):
+    if table is table_of(RankRow):
         return table.c.attempt.in_(select(AttemptRow.token).where(AttemptRow.job_id == job))
-    return (table.c.id if table is _table(JobRow) else table.c.job_id) == job
+    return (table.c.id if table is table_of(JobRow) else table.c.job_id) == job
 
 
 def _head(line: str) -> Mapping[str, Any]:
@@ -129,7 +130,7 @@ def _insert(session: Session, table: Table, rows: list[dict[str, Any]]) -> list[
         if unknown := row.keys() - {column.name for column in table.columns}:
             raise TransferError(f"{table.name}: has no column {min(unknown)!r}; upgrade autotune")
     decoded = [{name: _value(table, name, value) for name, value in row.items()} for row in rows]
-    ids = [str(row["id"]) for row in rows] if table is _table(JobRow) else []
+    ids = [str(row["id"]) for row in rows] if table is table_of(JobRow) else []
     for job_id in ids:
         if session.get(JobRow, job_id) is not None:
             problem = f"job {job_id} is in this database already"
@@ -155,7 +156,7 @@ def _value(table: Table, name: str, value: Any) -> Any:
 
 
 def _known_table(name: str) -> Table:
-    known = {_table(model).name: _table(model) for model in EVERYTHING}
+    known = {table_of(model).name: table_of(model) for model in EVERYTHING}
     if name not in known:
         raise TransferError(f"table {name!r} is not known to this version; upgrade autotune")
     return known[name]
@@ -171,9 +172,3 @@ def _json(line: str, number: int) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise TransferError(f"line {number}: is no JSON object; take a file as `autotune db export` wrote it")
     return item
-
-
-def _table(model: type[Base]) -> Table:
-    table = model.__table__
-    assert isinstance(table, Table)
-    return table

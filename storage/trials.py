@@ -70,14 +70,21 @@ _FIGURES = tuple(AttemptRow.result[name].label(f"result_{name}") for name in RES
 
 def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:
     """Close the trial with the result that it will keep."""
-    rate = result.samples_per_second
     trial.outcome = result.outcome
     trial.started, trial.finished = started, finished
-    trial.peak_memory_bytes = result.peak_memory_bytes
-    if rate is not None:
-        trial.samples_per_second_mean = rate.mean
-        trial.samples_per_second_low = rate.low
-        trial.samples_per_second_high = rate.high
+    for name, value in columns_of(result).items():
+        setattr(trial, name, value)
+
+
+def columns_of(result: TrialResult) -> dict[str, Any]:
+    """The columns of a trial that repeat what its result says."""
+    rate = result.samples_per_second
+    return {
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "samples_per_second_mean": None if rate is None else rate.mean,
+        "samples_per_second_low": None if rate is None else rate.low,
+        "samples_per_second_high": None if rate is None else rate.high,
+    }
 
 
 def accepted_result(session: Session, trial: TrialRow) -> dict[str, Any] | None:
