@@ -1,6 +1,7 @@
 """The service over one store."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,9 +23,10 @@ from api.settings import Settings
 from api.targets import networks
 from api.together import Together
 from autotune.jobs.resolved import Resolver
-from autotune.telemetry import instrument
+from autotune.telemetry import are_traced
 from storage.sql import open_store
 
+QUIET = ("/livez", "/readyz", "/metrics")
 JOBS_AT_ONCE = 500
 """Jobs that one look at the database reads."""
 SUBMITTED_AT_ONCE = 50
@@ -44,7 +46,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
         deliverer.start()
+        # What is there now stays: to look through it for garbage would hold up requests for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         yield
+        gc.unfreeze()
         app.state.hub.close()
         await asyncio.to_thread(deliverer.close)
         store.close()
@@ -59,7 +65,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.known_keys = KnownKeys()
     app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(Timed, metrics=app.state.metrics, log=settings.access_log)
-    instrument(app)
     return app
 
 
@@ -71,6 +76,14 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
         description="Submit tuning jobs, follow them, and take the best configuration away.",
         lifespan=lifespan,
         separate_input_output_schemas=False,
+        # FastAPI's own spans: none of what is asked for every few seconds. Its figures and logs are not ours.
+        telemetry={
+            "tracing": are_traced(),
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+            "exclude": lambda scope: scope["path"] in QUIET,
+        },
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     app.asks_for_keys = asks_for_keys

@@ -6,24 +6,17 @@ Where they go is what OpenTelemetry's own environment variables say: OTEL_EXPORT
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from autotune.errors import RequestError
 
-QUIET = "livez,readyz,metrics"
-"""Paths that are asked for every few seconds, and are no news."""
 WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def instrument(app: Any) -> None:
-    """Make a span of every request to a FastAPI app, if `traces` gave spans somewhere to go."""
+def are_traced() -> bool:
+    """Whether spans of this process go anywhere."""
     from opentelemetry import trace
 
-    if not hasattr(trace.get_tracer_provider(), "add_span_processor"):
-        return  # the API's own provider, which keeps nothing
-    from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
-
-    FastAPIInstrumentor.instrument_app(app, excluded_urls=QUIET)
+    return hasattr(trace.get_tracer_provider(), "add_span_processor")  # the API's own provider keeps nothing
 
 
 @contextmanager
@@ -40,7 +33,6 @@ def traces(service: str) -> Iterator[bool]:
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor  # noqa: F401  so that it is missed here
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor

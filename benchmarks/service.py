@@ -59,7 +59,8 @@ class Load:
 
 def opened(database: str, count: int) -> list[str]:
     """Jobs that the service's key may see."""
-    session = session_of_submission(JobSubmission(**BODIES[1]), Settings(database_url=database))  # type: ignore[arg-type]
+    settings = Settings(database_url=database)
+    session = session_of_submission(JobSubmission(**BODIES[1]), settings, most_steps=10**9)  # type: ignore[arg-type]
     with open_store(database) as store:
         jobs = [store.submit(request_to_row(session.request), Submission(submitter=OWNER))[0] for _ in range(count)]
     configs = list(islice(session.space.enumerate(), 4000))

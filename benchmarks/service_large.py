@@ -53,7 +53,7 @@ def measure_large(database: str, kind: str, trials: int, strategies: tuple[str, 
 def _job(database: str, strategy: str, trials: int) -> str:
     """A job that has tried the first configurations of its space, in the space's order."""
     body = JobSubmission(model="llama-tiny", ranks=2, space="full", strategy=strategy, trials=1_000_000, runner="local")
-    session = session_of_submission(body, Settings(database_url=database))
+    session = session_of_submission(body, Settings(database_url=database), most_steps=10**9)
     with open_store(database) as store:
         job, _ = store.submit(request_to_row(session.request), Submission(submitter=OWNER))
     add_measured(database, job.id, islice(session.space.enumerate(), trials))

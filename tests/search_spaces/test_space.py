@@ -1,5 +1,6 @@
 """The space: counting, listing, drawing and moving agree with brute force on small domains."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import search_spaces
 from search_spaces.capability import Capability, Combination
-from search_spaces.errors import KnobValueError, UnknownNameError
+from search_spaces.errors import KnobValueError, SpaceTooLargeError, UnknownNameError
 from search_spaces.lattice import POSITION
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules import check_config, rules_of
@@ -124,6 +125,7 @@ def first_refusal(space: SearchSpace, config: TrialConfig) -> str | None:
 @given(keywords=spaces())
 def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)
+    is_empty = space.is_empty()  # asked first: it must not depend on what was counted before
     points = list(raw(space))
     distinct = {space.canonical(point) for point in points}
     verdicts = Counter(first_refusal(space, config) for config in distinct)
@@ -131,6 +133,7 @@ def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: d
     listed, census = list(space.enumerate()), space.census()
     assert set(listed) == {config for config in distinct if not space.check(config)}
     assert len(listed) == legal == space.count()
+    assert is_empty == (legal == 0)
     assert (census.raw, census.legal, census.merged) == (len(points), legal, len(points) - len(distinct))
     assert census.refused == dict(verdicts)
     assert census.raw == census.legal + sum(census.refused.values()) + census.merged
@@ -219,6 +222,21 @@ def test_sizes_are_clipped_at_the_parameter_count(make_space: MakeSpace) -> None
     count = space.model.parameter_count
     assert space.canonical(TrialConfig(reduce_bucket_size=count + 1)).reduce_bucket_size == count
     assert space.canonical(TrialConfig(reduce_bucket_size=count - 1)).reduce_bucket_size == count - 1
+
+
+def test_counting_stops_after_the_steps_that_it_may_take(make_space: MakeSpace) -> None:
+    space = dataclasses.replace(make_space(VALUES), most_steps=1000)
+    assert not space.is_empty()
+    with pytest.raises(SpaceTooLargeError, match="space: it takes more than 1,000 steps to count; pin some knobs"):
+        space.count()
+    assert space == make_space(VALUES)
+    assert space.hash == make_space(VALUES).hash
+
+
+def test_more_stages_than_layers_are_judged_without_a_list_of_them(make_space: MakeSpace) -> None:
+    space = make_space({})
+    config = TrialConfig(pipeline_parallel_size=2**53, virtual_stages=2, pipeline_split="even")
+    assert "pipeline-layers" in {refusal.rule for refusal in space.check(config)}
 
 
 def test_sampling_is_uniform(make_space: MakeSpace) -> None:
