@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.submission import shown_fields
 from search_spaces.plain import to_plain
-from storage.records import AttemptRecord, EventRecord, JobRecord, TrialRecord
+from storage.records import AttemptRecord, EventRecord, JobRecord
 
 Plain = dict[str, Any]
 
@@ -164,24 +164,6 @@ def job_view(job: JobRecord) -> JobView:
         active_seconds=int(job.active_seconds),
         version=job.version,
         request=shown_fields(dict(job.request)),
-    )
-
-
-def trial_view(trial: TrialRecord) -> TrialView:
-    """A trial as it is shown."""
-    return TrialView(
-        number=trial.number,
-        purpose=trial.purpose,
-        fidelity=trial.fidelity,
-        repeat=trial.repeat,
-        counted=trial.counted,
-        outcome=trial.outcome,
-        config=trial.config.values(),
-        attempts=trial.attempts,
-        created=trial.created,
-        started=trial.started,
-        finished=trial.finished,
-        result=_result(trial.result),
     )
 
 

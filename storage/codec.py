@@ -83,6 +83,26 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
     )
 
 
+def plain_trial(row: Any) -> dict[str, Any]:
+    """Return a trial as plain data, which is a record's but for its token: what is only passed on is not taken apart."""
+    result = row.result if row.result is not None else row.refusal
+    known = len(row.config) == len(KNOB_NAMES)
+    return {
+        "number": row.number,
+        "purpose": row.purpose.value,
+        "fidelity": row.fidelity,
+        "repeat": row.repeat,
+        "counted": row.counted,
+        "outcome": None if row.outcome is None else row.outcome.value,
+        "config": row.config if known else config_of(row.config).values(),
+        "attempts": row.attempt_count,
+        "created": row.created,
+        "started": row.started,
+        "finished": row.finished,
+        "result": None if result is None else {name: value for name, value in result.items() if name != "attempt"},
+    }
+
+
 RESULT_FIGURES = ("message", "rule", "within_relative_error", "unstable")
 """What `slim_record` takes from a result beside the columns of its trial."""
 

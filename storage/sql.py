@@ -141,6 +141,9 @@ class SqlStore(Store):
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
         return self._read(trials.trials, job_id, first, limit)
 
+    def plain_trials(self, job_id: str, first: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return self._read(trials.plain_trials, job_id, first, limit)
+
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
         return self._write(attempts.start_attempt, lease, trial_number)
 

@@ -195,6 +195,14 @@ class Store(ABC):
         """Trials of a job with a number of at least `first`, by number."""
 
     @abstractmethod
+    def plain_trials(self, job_id: str, first: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """As `trial_page`, as plain data for who only passes it on.
+
+        Each is number, purpose, fidelity, repeat, counted, outcome, config, attempts, created, started, finished, and result,
+        which lacks the attempt's token.
+        """
+
+    @abstractmethod
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
         """Open an attempt with a fresh token; a trial of purpose `search` is counted from now on.
 

@@ -10,7 +10,7 @@ from search_spaces.outcome import Purpose
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.codec import RESULT_FIGURES, slim_record, trial_record
+from storage.codec import RESULT_FIGURES, plain_trial, slim_record, trial_record
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import AttemptState, EventKind, Lease, TrialRecord
@@ -51,6 +51,13 @@ def trials(session: Session, job_id: str, first: int = 0, limit: int | None = No
     query = select(TrialRow, AttemptRow.result).outerjoin(AttemptRow, _ACCEPTED)
     mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     return [trial_record(trial, result) for trial, result in session.execute(mine)]
+
+
+def plain_trials(session: Session, job_id: str, first: int, limit: int) -> list[dict[str, Any]]:
+    """See `Store.plain_trials`."""
+    query = select(*TrialRow.__table__.columns, AttemptRow.result).outerjoin(AttemptRow, _ACCEPTED)
+    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
+    return [plain_trial(row) for row in session.execute(mine)]
 
 
 def figures_of(session: Session, job_id: str, first: int) -> list[TrialRecord]:

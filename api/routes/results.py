@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from api.auth import Reader, StoreOf, visible_job
 from api.events import ENDED, EventHub
 from api.routes.jobs import JobId, Limit
-from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view, trial_view
+from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
 from autotune.best_config import build_best_config
 from autotune.exports import EXPORTERS, exporter
 from autotune.jobs.book import read_book
@@ -28,19 +29,21 @@ LastEventId = Annotated[
 ]
 
 
-@router.get("/trials", operation_id="list_trials")
+@router.get("/trials", operation_id="list_trials", response_model=TrialPage)
 def list_trials(
     job_id: JobId,
     store: StoreOf,
     principal: Reader,
     limit: Limit = 100,
     cursor: Annotated[int, Query(ge=0, le=MOST, description="The `next` of the page before.")] = 0,
-) -> TrialPage:
+) -> Response:
     """Trials by number, refused ones included."""
     visible_job(store, principal, job_id)
-    items = store.trial_page(job_id, cursor, limit + 1)
-    following = items[limit].number if len(items) > limit else None
-    return TrialPage(items=[trial_view(trial) for trial in items[:limit]], next=following)
+    items = store.plain_trials(job_id, cursor, limit + 1)
+    following = items[limit]["number"] if len(items) > limit else None
+    # Written as it was read: to make values of it, and plain data of those again, took three times as long.
+    page = to_json({"items": items[:limit], "next": following}, inf_nan_mode="null")
+    return Response(page, media_type="application/json")
 
 
 @router.get("/trials/{number}/attempts", operation_id="list_attempts")

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import event
 
 from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.plain import to_plain
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseHeldError, LeaseLostError, UnknownJobError, UnknownTrialError
@@ -382,6 +383,20 @@ class TestFigures:
         assert store.figures_of(lease.job_id, 4) == figures[4:]
         assert store.figures_of("nothing") == []
 
+    def test_plain_trials_say_what_records_say(self, store: Store, lease: Lease) -> None:
+        store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
+        attempt = store.start_attempt(lease, 0)
+        store.finish_attempt(lease, TrialResult(attempt=attempt.token, outcome=Outcome.OK, losses=(5.0, float("nan"))))
+        refusal = TrialResult(attempt="", outcome=Outcome.INVALID, rule="r", message="m")
+        store.add_trial(lease, TrialConfig(zero_stage=3), Purpose.SEARCH, refusal=refusal)
+        store.add_trial(lease, TrialConfig(), Purpose.CONFIRM, repeat=1)
+        for record, item in zip(store.trial_page(lease.job_id), store.plain_trials(lease.job_id), strict=True):
+            told = to_plain(record) | {"config": record.config.values(), "result": to_plain(record.result)}
+            if told["result"]:
+                del told["result"]["attempt"]
+            assert repr(item) == repr({name: told[name] for name in item})  # as text: a NaN equals nothing
+        assert [item["number"] for item in store.plain_trials(lease.job_id, 1, 1)] == [1]
+
     def test_sqlite_finds_the_attempt_of_a_trial_by_its_trial(self, tmp_path: Path) -> None:
         plans: list[str] = []
         with SqlStore(str(tmp_path / "jobs.db")) as store:
@@ -395,5 +410,6 @@ class TestFigures:
 
             store.figures_of("job")
             store.trial_page("job", 3, 10)
-        assert len(plans) == 2
+            store.plain_trials("job", 3, 10)
+        assert len(plans) == 3
         assert all("job_id=? AND trial_number=?" in plan for plan in plans), plans
