@@ -26,7 +26,7 @@ from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
 from autotune.jobs.request import request_to_row
 from benchmarks.service_http import Latencies, closed_loop, open_loop, request
-from benchmarks.service_large import measure_large
+from benchmarks.service_large import measure_adviser, measure_large
 from benchmarks.service_place import OWNER, Place, Usage, postgres, service, usage
 from benchmarks.service_report import Claim, Report, milliseconds
 from benchmarks.service_rows import add_wanted
@@ -44,6 +44,8 @@ BODIES = (
     {"model": "llama-3-8b", "cluster": "dgx-h100:2", "space": "3d", "global_batch_size": 512, "sequence_length": 2048},
 )
 """Submissions that take turns, each with a seed of its own."""
+ADVISED = 2_000
+"""Trials of the job that `tpe` goes on with."""
 PARTS = ("reads", "streams", "sqlite", "large")
 
 
@@ -221,9 +223,10 @@ def main() -> int:
         measure_sqlite(arguments.seconds, report)
     if "large" in arguments.parts:
         with tempfile.TemporaryDirectory() as folder:
-            measure_large(f"sqlite:///{folder}/jobs.db", "SQLite", arguments.trials, ("grid", "tpe"), report)
+            measure_large(f"sqlite:///{folder}/jobs.db", "SQLite", arguments.trials, report)
+            measure_adviser(f"sqlite:///{folder}/other.db", "SQLite", min(arguments.trials, ADVISED), report)
         with postgres() as server:
-            measure_large(server.new_database(), "PostgreSQL", arguments.trials, ("random",), report)
+            measure_large(server.new_database(), "PostgreSQL", arguments.trials, report)
     method = (
         f"Written by `make bench`, in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores that the API process, the "
         f"database and the load share. Loads are open: each request has its time by the clock, and its latency runs from that "

@@ -41,13 +41,17 @@ class _Client:
         return time.perf_counter() - began, body
 
 
-def measure_large(database: str, kind: str, trials: int, strategies: tuple[str, ...], report: Report) -> None:
+def measure_large(database: str, kind: str, trials: int, report: Report) -> None:
     """Write the job, read it over REST, and resume it."""
-    jobs = {name: _job(database, name, trials) for name in strategies}
+    job_id = _job(database, "grid", trials)
     with service(database) as place:
-        _read(place, jobs[strategies[0]], kind, trials, report)
-    for name, job_id in jobs.items():
-        _resume(database, job_id, name, kind, trials, report)
+        _read(place, job_id, kind, trials, report)
+    _resume(database, job_id, "grid", kind, trials, report)
+
+
+def measure_adviser(database: str, kind: str, trials: int, report: Report) -> None:
+    """Resume a job whose strategy is told the whole history anew before each answer."""
+    _resume(database, _job(database, "tpe", trials), "tpe", kind, trials, report)
 
 
 def _job(database: str, strategy: str, trials: int) -> str:
@@ -115,7 +119,7 @@ def _resume(database: str, job_id: str, strategy: str, kind: str, trials: int, r
     measured = f"{grown / 2**20:.0f} MiB over {told['base'] / 2**20:.0f} MiB ({grown / trials / 1024:.1f} KiB a trial); {times}"
     name = f"resume with {strategy}, {kind}"
     if strategy == "tpe":
-        report.note(f"{name}: {measured}. The adviser is told the whole history anew before each answer.")
+        report.note(f"{name}, {trials:,} trials: {measured}. It is told the whole history anew before each answer.")
     else:
         report.claim(
             Claim(name, f"peak at most {RESUME_BYTES / 2**20:.0f} MiB above the base", measured, grown <= RESUME_BYTES)
