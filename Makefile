@@ -37,7 +37,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
-	$(BIN)/python benchmarks/service.py --markdown docs/service-load.md
+	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
+	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 
 # Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
 gpu:
