@@ -11,7 +11,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from storage.backend import Backend, Fault
 
-PAUSES = (0.0005, 0.002)
+PAUSES = (0.001, 0.004)
 """Seconds between two questions for the writer's lock, which a transaction holds for a few milliseconds."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
