@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from api.views import event_view
-from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
-from storage.records import EventRecord, JobNews
+from storage.records import ENDED, EventRecord, JobNews
 from storage.store import Store
 
 POLL_SECONDS = 0.2
@@ -20,7 +19,6 @@ KEEPALIVE_SECONDS = 15.0
 PAGE = 500
 CACHED = 2000
 """Events of a job that are kept encoded for the streams that follow it."""
-ENDED = frozenset((JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED))
 log = logging.getLogger(__name__)
 
 

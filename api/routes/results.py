@@ -8,14 +8,14 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from api.auth import Reader, StoreOf, visible_job
-from api.events import ENDED, EventHub
+from api.events import EventHub
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
 from autotune.best_config import build_best_config
 from autotune.exports import EXPORTERS, exporter
 from autotune.jobs.book import read_book
 from autotune.jobs.session import session_of
-from storage.records import JobRecord
+from storage.records import ENDED, JobRecord
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
