@@ -19,11 +19,9 @@ from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig, Value
-from storage.records import JobRecord
+from storage.records import OVER, JobRecord
 from storage.sql import default_database_url, open_store
 from storage.store import Store
-
-ENDED = (JobState.SUCCEEDED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,7 @@ def resume_job(store: Store, job_id: str | None) -> tuple[JobRecord, Session]:
         RequestError: its data or its devices are not here.
     """
     job = store.job(job_id)
-    if job.state in ENDED:
+    if job.state in OVER:
         raise JobNotResumableError(job.id, f"has ended ({job.state})", "start a new sweep, or look at it with `autotune show`")
     session = session_of(job)
     require_startable(session)

@@ -14,13 +14,11 @@ from storage.attempts import abandon
 from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
-from storage.records import ASKED, HELD, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.records import ASKED, HELD, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
 from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
 
-OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
-"""States of a job that will not go on."""
 _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
 """What a running job is told -> the state by which its holder learns of it."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)

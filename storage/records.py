@@ -85,7 +85,9 @@ class Ask(StrEnum):
 
 HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """States of a job that a process holds, or held when it died."""
-ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
+"""States of a job that will not go on."""
+ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
 
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {

@@ -15,9 +15,8 @@ from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
 from autotune.jobs.request import request_to_row
-from autotune.tuning import ENDED
 from search_spaces.outcome import JobState
-from storage.records import Ask, JobRecord, Submission
+from storage.records import OVER, Ask, JobRecord, Submission
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -149,7 +148,7 @@ def change_budget(
 ) -> JobView:
     """Set the budget; with `If-Match`, only if nothing has changed since. A job that has ended is to be resumed or cloned."""
     job = visible_job(store, principal, job_id)
-    if job.state in ENDED:
+    if job.state in OVER:
         raise HTTPException(409, f"job_id: the job has ended ({job.state}); clone it")
     version = None
     if match is not None and match.strip() != "*":

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
 from api.targets import checked_target, networks
 from storage.errors import UnknownWebhookError
-from storage.service_records import Delivery, Webhook
+from storage.service_records import Delivery, DeliveryState, Webhook
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -117,7 +117,7 @@ def _visible(store: Store, principal: Principal, webhook_id: str) -> Webhook:
 
 def _view(delivery: Delivery) -> DeliveryView:
     tries = [TryView(time=item.time, seconds=item.seconds, status=item.status, error=item.error) for item in delivery.tries]
-    due = delivery.due if delivery.state == "pending" else None
+    due = delivery.due if delivery.state is DeliveryState.PENDING else None
     return DeliveryView(
         id=delivery.id, job=delivery.job_id, created=delivery.created, state=delivery.state, due=due, tries=tries
     )  # fmt: skip

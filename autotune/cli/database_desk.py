@@ -13,15 +13,12 @@ from autotune.exports import Export, exporter
 from autotune.jobs.book import read_book
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import resolve, session_of
-from autotune.tuning import ENDED
 from search_spaces.outcome import JobState
-from storage.records import Ask, EventRecord, JobRecord, Submission, TrialRecord
+from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
 from storage.sql import default_database_url, open_store
 
 POLL_SECONDS = 0.2
 PAGE = 500
-OVER = (*ENDED, JobState.FAILED)
-"""States in which nothing happens any more by itself."""
 
 
 class DatabaseDesk(Desk):
@@ -82,7 +79,7 @@ class DatabaseDesk(Desk):
                 after = events[-1].sequence
                 continue
             found = self._store.job(job_id)
-            if found.state in OVER and found.version <= after:
+            if found.state in ENDED and found.version <= after:
                 return
             time.sleep(POLL_SECONDS)
 
