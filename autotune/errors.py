@@ -53,5 +53,9 @@ class OutputError(AutotuneError, OSError):
     """The output path cannot be written."""
 
 
+class MeasurementsError(AutotuneError, ValueError):
+    """A table of measurements, or of labels, is no CSV file or lacks a column that nothing can do without."""
+
+
 class UnknownFormatError(AutotuneError, LookupError):
     """No exporter has that name."""

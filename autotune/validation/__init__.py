@@ -1,0 +1,1 @@
+"""How well predictions agree with tables of measurements."""

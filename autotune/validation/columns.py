@@ -1,0 +1,132 @@
+"""The columns of a table of measurements: how a cell is read, and what is lost without a column."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Cell = int | float | bool | str
+
+LARGEST = 1e15
+"""Beyond it, or under its inverse, no figure of a training run lies: products of such cells would overflow."""
+_TRUE = frozenset({"true", "yes", "1", "1.0"})
+_FALSE = frozenset({"false", "no", "0", "0.0"})
+
+
+class CellError(ValueError):
+    """A cell is not what its column holds; the message says what it is."""
+
+
+def _number(text: str) -> float:
+    try:
+        # float() takes `1_000`, which no table means.
+        value = float("" if "_" in text else text)
+    except ValueError:
+        raise CellError("is not a number") from None
+    if not math.isfinite(value):
+        raise CellError("is not a finite number")
+    if value <= 0:
+        raise CellError("is not positive")
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise CellError("is out of any range")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = _number(text)
+    if value != int(value):
+        raise CellError("is not a whole number")
+    return int(value)
+
+
+def _stage(text: str) -> int:
+    if text not in {"0", "0.0"} and _whole(text) > 3:
+        raise CellError("is none of the stages 0 to 3")
+    return int(float(text))
+
+
+def _flag(text: str) -> bool:
+    lower = text.lower()
+    if lower not in _TRUE | _FALSE:
+        raise CellError("is neither true nor false")
+    return lower in _TRUE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """How the cells of a column are read, and what hangs on them."""
+
+    read: Callable[[str], Cell] = str
+    """From the stripped text of a cell that is not blank; raises CellError."""
+    configures: bool = False
+    """Whether a row whose cell cannot be read is not known well enough to be predicted; else the cell alone is lost."""
+    essential: bool = False
+    """Whether nothing can be predicted of a table without the column."""
+    lost: str = ""
+    """What a table without the column is not scored on, or scored without."""
+
+
+_SHAPE = Column(read=_whole, configures=True, essential=True)
+_DETAIL = Column(read=_whole, configures=True)
+_MEASURED = Column(read=_number)
+_WORD = Column()
+
+COLUMNS: Mapping[str, Column] = {
+    "source": Column(lost="all rows count as one source: figures by source, and calibration by source, say nothing"),
+    "source_locator": _WORD,
+    "model_name": Column(lost="models are told apart by their shapes alone"),
+    "num_layers": _SHAPE,
+    "hidden": _SHAPE,
+    "heads": _DETAIL,
+    "kv_heads": _DETAIL,
+    "ffn_hidden": _DETAIL,
+    "vocab": _SHAPE,
+    "seq_len": _SHAPE,
+    "params_b": _MEASURED,
+    "gpu_type": Column(essential=True),
+    "num_gpus": _SHAPE,
+    "gpus_per_node": _DETAIL,
+    "intra_bw": _WORD,
+    "inter_bw": _WORD,
+    "precision": _WORD,
+    "zero_stage": Column(read=_stage, configures=True, essential=True),
+    "tp": _SHAPE,
+    "pp": _SHAPE,
+    "vpp": _DETAIL,
+    "dp": _SHAPE,
+    "cp": _DETAIL,
+    "ep": _DETAIL,
+    "sequence_parallel": Column(read=_flag, configures=True),
+    "recompute": _WORD,
+    "micro_batch": _SHAPE,
+    "global_batch": Column(read=_whole, configures=True, lost="a step counts as one micro-batch where the notes name no more"),
+    "optimizer": _WORD,
+    "offload": _WORD,
+    "framework": _WORD,
+    "measured_tflops_per_gpu": _MEASURED,
+    "measured_mfu": _MEASURED,
+    "tokens_per_s_per_gpu": _MEASURED,
+    "samples_per_s": _MEASURED,
+    "step_time_s": _MEASURED,
+    "peak_mem_gb": Column(read=_number, lost="memory error is not scored"),
+    "oom": Column(read=_flag),
+    "notes": Column(lost="attention kernels and noted gradient accumulation are not known"),
+    "outcome": Column(lost="how runs ended is taken from the column oom and from what was measured"),
+    "hfu": _MEASURED,
+    "mem_kind": Column(lost="peak memory counts as GB of 1e9 bytes"),
+    "tflops_kind": _WORD,
+    "rank_group": Column(lost="ranks are not scored"),
+    "row_id": Column(lost="rows are named by their lines, and labels find none"),
+}
+
+TIME_COLUMNS = ("tokens_per_s_per_gpu", "samples_per_s", "step_time_s")
+"""Any one of them says how long a step took."""
+
+
+def lost_without(missing: frozenset[str]) -> dict[str, str]:
+    """What each column that is missing costs; nothing is said of those that no score needs."""
+    lost = {name: column.lost for name, column in COLUMNS.items() if name in missing and column.lost}
+    if missing.issuperset(TIME_COLUMNS):
+        lost[", ".join(TIME_COLUMNS)] = "time error and ranks are not scored"
+    if missing.issuperset({"outcome", "oom"}):
+        lost["outcome, oom"] = "out-of-memory recall is not scored"
+    return lost

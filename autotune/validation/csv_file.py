@@ -1,0 +1,101 @@
+"""A CSV file as people write them: any line ends, a byte-order mark, blank lines, lines too long or too short."""
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from autotune.errors import MeasurementsError
+
+_LONGEST_CELL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One line's cells, or why it has none."""
+
+    line: int
+    """Where it begins; the header is line 1."""
+    cells: dict[str, str]
+    """Stripped text by column; blank cells and cells without a column's name are left out."""
+    problem: str = ""
+    """Why the line cannot be read; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvFile:
+    """The header and, once, the records."""
+
+    header: tuple[str, ...]
+    doubled: tuple[str, ...]
+    """Names that more than one column has; the first of them is read."""
+    records: Iterator[Record]
+
+
+@contextmanager
+def open_csv(path: Path, what: str) -> Iterator[CsvFile]:
+    """Open a CSV file and read its header; `what` it should be is named in errors.
+
+    Raises:
+        MeasurementsError: it cannot be read, is no text, or is empty.
+    """
+    _require_text(path, what)
+    # What is no UTF-8 stands in words, never in figures: such characters are replaced.
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+        header, line = _header(file)
+        if not header:
+            raise MeasurementsError(str(path), "is empty", f"give {what} with a header line")
+        names = [name for name in header if name]
+        doubled = tuple(dict.fromkeys(name for name in names if names.count(name) > 1))
+        yield CsvFile(header=tuple(dict.fromkeys(names)), doubled=doubled, records=_records(file, header, line + 1))
+
+
+def _require_text(path: Path, what: str) -> None:
+    remedy = f"give the path of {what}"
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 16)
+    except FileNotFoundError:
+        raise MeasurementsError(str(path), "no such file", remedy) from None
+    except OSError as error:
+        raise MeasurementsError(str(path), f"cannot be read: {error.strerror or error}", remedy) from None
+    if b"\0" in start:
+        raise MeasurementsError(str(path), "is no UTF-8 text", remedy)
+
+
+def _header(file: TextIO) -> tuple[list[str], int]:
+    for number, line in enumerate(file, 1):
+        if line.strip(", \t\r\n;"):
+            # A header has no line breaks in its cells, so its line is read by itself.
+            return [cell.strip() for cell in next(csv.reader([line]), [])], number
+    return [], 0
+
+
+def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
+    reader, offset = csv.reader(file), first
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield Record(line=first, cells={}, problem=f"is no line of a CSV file: {error}")
+            first = reader.line_num + offset
+            continue
+        line, first = first, reader.line_num + 2
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield _record(line, cells, header)
+
+
+def _record(line: int, cells: list[str], header: list[str]) -> Record:
+    if len(cells) < len(header) or any(cells[len(header) :]):
+        return Record(line=line, cells={}, problem=f"has {len(cells)} cells where the header has {len(header)}")
+    named: dict[str, str] = {}
+    for name, cell in zip(header, cells, strict=False):
+        if name and name not in named:
+            named[name] = cell
+    return Record(line=line, cells={name: cell for name, cell in named.items() if cell})

@@ -1,0 +1,143 @@
+"""One row of a table of measurements: a training configuration on a cluster, and what was measured of it."""
+
+import re
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+_ACCUMULATION = re.compile(r"(?:^|[;\s])grad_acc(?:um)?=(\d{1,9})(?=$|[;\s])")
+_KERNEL = re.compile(r"(?:^|;)\s*kernel=([^;]*)")
+
+
+class RowOutcome(StrEnum):
+    """How the run of a row ended.
+
+    - ok: it ran.
+    - oom: it ran out of device memory.
+    - error: it failed for a reason that is not memory.
+    - fail_unknown: it failed; the source does not say of what.
+    - unknown: the table does not say.
+    """
+
+    OK = "ok"
+    OOM = "oom"
+    ERROR = "error"
+    FAIL_UNKNOWN = "fail_unknown"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Fields are named as the table's columns; None: the source does not say. What is read is finite and in range."""
+
+    line: int
+    """Line of the file on which the row begins; the header is line 1."""
+    row_id: str
+    """The table's name of the row; `line N` where it gives none. Need not be unique."""
+    source: str = ""
+    """Who measured. Rows of one source share a protocol: what a step is, where memory was read."""
+    source_locator: str | None = None
+    model_name: str | None = None
+    num_layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn_hidden: int | None = None
+    vocab: int | None = None
+    seq_len: int | None = None
+    """Tokens in a sample."""
+    params_b: float | None = None
+    """Billions of parameters, as the source says."""
+    gpu_type: str | None = None
+    num_gpus: int | None = None
+    gpus_per_node: int | None = None
+    intra_bw: str | None = None
+    """The link in a node, in the source's words."""
+    inter_bw: str | None = None
+    """The link between nodes, in the source's words."""
+    precision: str | None = None
+    zero_stage: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    """Pipeline stages that each rank holds."""
+    dp: int | None = None
+    """Data-parallel size; where the cell is blank, what the device count and the other sizes leave."""
+    cp: int | None = None
+    ep: int | None = None
+    """Expert-parallel size: a part of the data-parallel ranks, no factor of the device count."""
+    sequence_parallel: bool | None = None
+    recompute: str | None = None
+    """none, selective or full."""
+    micro_batch: int | None = None
+    """Samples in a micro-batch of one data-parallel rank."""
+    global_batch: int | None = None
+    """Samples in an optimizer step."""
+    optimizer: str | None = None
+    offload: str | None = None
+    framework: str | None = None
+    measured_tflops_per_gpu: float | None = None
+    measured_mfu: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    samples_per_s: float | None = None
+    """Over all devices."""
+    step_time_s: float | None = None
+    peak_mem_gb: float | None = None
+    """In the unit that `mem_kind` names; see `truth.peak_bytes`."""
+    oom: bool | None = None
+    notes: str = ""
+    """`key=value` parts between semicolons, and free text."""
+    outcome: RowOutcome = RowOutcome.UNKNOWN
+    """As the table says; where it does not, from `oom` or from what was measured."""
+    hfu: float | None = None
+    mem_kind: str | None = None
+    tflops_kind: str | None = None
+    rank_group: str | None = None
+    """Rows of one group share model, cluster and software and may be ranked against each other."""
+    batch_problem: str | None = None
+    """Why micro-batch, accumulation and data-parallel size do not give the batch: then no step time of it is compared."""
+
+    @property
+    def gradient_accumulation_steps(self) -> int | None:
+        """Micro-batches in a step: as the notes say, else what gives the batch where that is whole."""
+        if noted := noted_accumulation(self.notes):
+            return noted
+        if not (self.global_batch and self.micro_batch and self.dp):
+            return None
+        steps, rest = divmod(self.global_batch, self.micro_batch * self.dp)
+        return None if rest else steps
+
+    @property
+    def kernel(self) -> str | None:
+        """The attention kernel, as the notes name it."""
+        found = _KERNEL.search(self.notes)
+        return (found[1].strip() or None) if found else None
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Samples in a step: the batch; where the table names none, of as many micro-batches as the notes say, else of one."""
+        if self.global_batch:
+            return self.global_batch
+        if not (self.micro_batch and self.dp):
+            return None
+        return self.micro_batch * self.dp * (noted_accumulation(self.notes) or 1)
+
+
+def noted_accumulation(notes: str) -> int | None:
+    """Gradient accumulation steps that notes name; None: they name none."""
+    found = _ACCUMULATION.search(notes)
+    return (int(found[1]) or None) if found else None
+
+
+_NOT_CONFIGURATION = frozenset(
+    {
+        "line", "row_id", "source_locator", "measured_tflops_per_gpu", "measured_mfu", "tokens_per_s_per_gpu", "samples_per_s",
+        "step_time_s", "peak_mem_gb", "oom", "notes", "outcome", "hfu", "mem_kind", "tflops_kind", "batch_problem",
+    }
+)  # fmt: skip
+CONFIGURATION_FIELDS = tuple(field.name for field in fields(Row) if field.name not in _NOT_CONFIGURATION)
+
+
+def configuration_of(row: Row) -> tuple[Any, ...]:
+    """What was run, without what came of it: rows with the same one are repeats."""
+    return (*(getattr(row, name) for name in CONFIGURATION_FIELDS), row.kernel)
