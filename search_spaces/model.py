@@ -11,6 +11,10 @@ LARGEST_SIZE = 2**31 - 1
 """Of any other size of a model: the longest dimension that kernels index."""
 
 
+LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
+"""Matrices of a layer that can carry a low-rank adapter."""
+
+
 class Norm(StrEnum):
     """Normalisation layer: RMSNorm has a weight, LayerNorm a weight and a bias."""
 
@@ -74,6 +78,12 @@ class ModelSpec:
     experts_per_token: int = 0
     sliding_window: int = 0
     """Tokens that attention looks back; 0: all."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters; all other parameters are frozen then. 0: every parameter is trained."""
+    lora_targets: tuple[str, ...] = ("query", "value")
+    """Matrices of a layer that carry an adapter: names of `LORA_TARGETS`."""
+    frozen_bits: int = 16
+    """Bits of a frozen parameter: 16, or 8 or 4 where the base weights are quantised."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -99,6 +109,19 @@ class ModelSpec:
                 f"{self.experts_per_token} is not between 1 and {self.num_experts}",
                 "route each token to at least one and at most every expert",
             )
+
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        self._require_at_most("lora_rank", LARGEST_SIZE)
+        if self.lora_rank < 0:
+            raise ModelFormatError("lora_rank", f"{self.lora_rank} is negative", "give a positive integer, or 0 for none")
+        unknown = [name for name in self.lora_targets if name not in LORA_TARGETS]
+        if unknown or (self.lora_rank and not self.lora_targets):
+            named = ", ".join(unknown) or "nothing"
+            raise ModelFormatError("lora_targets", f"names {named}", f"name some of {', '.join(LORA_TARGETS)}")
+        if self.frozen_bits not in (16, 8, 4):
+            raise ModelFormatError("frozen_bits", f"{self.frozen_bits} is not known", "use 16, 8 or 4")
 
     def _require_at_most(self, field: str, most: int) -> None:
         if getattr(self, field) > most:
@@ -136,6 +159,24 @@ class ModelSpec:
         idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
         router_in_idle = (self.num_experts - self.experts_per_token) * self.hidden_size
         return self.parameter_count - self.num_layers * (idle - router_in_idle)
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Trainable parameters of the low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, ffn = self.hidden_size, self.ffn_hidden_size * max(self.num_experts, 1)
+        sides = {
+            "query": hidden + queries, "key": hidden + keys, "value": hidden + keys, "output": queries + hidden,
+            "gate": (hidden + ffn) if self.gated_mlp else 0, "up": hidden + ffn, "down": ffn + hidden,
+        }  # fmt: skip
+        return self.num_layers * self.lora_rank * sum(sides[name] for name in self.lora_targets)
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of a frozen parameter, the quantisation's scales (one fp32 for 64 values) included; 0: nothing is frozen."""
+        if not self.lora_rank:
+            return 0.0
+        return 2.0 if self.frozen_bits == 16 else self.frozen_bits / 8 + 4 / 64
 
     def flops_per_token(self, sequence_length: int) -> float:
         """FLOPs that training needs for a token, forward and backward, recomputation not counted.

@@ -1,0 +1,201 @@
+"""What is predicted, as arrays: one element a configuration; what all have in common is an array of one element.
+
+Every field broadcasts against every other, so that a million layouts of one model and a table of a thousand models are the
+same call. Sizes are in elements, memory in bytes, rates in a second.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+"""float64; shape (configurations,) or (1,)."""
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
+"""A schedule stands in an array as its place here."""
+RECOMPUTE = ("none", "selective", "full")
+"""activation_checkpointing stands in an array as its place here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """The model."""
+
+    layers: Array
+    hidden: Array
+    heads: Array
+    query: Array
+    """Width of all queries: heads x head dimension."""
+    key_value: Array
+    """Width of all keys (and of all values)."""
+    ffn: Array
+    matrices: Array
+    """Matrices of an MLP: 3 where it is gated, else 2."""
+    vocabulary: Array
+    positions: Array
+    """Rows of a learned position table; 0: rotary."""
+    sequence: Array
+    """Tokens in a sample."""
+    window: Array
+    """Tokens that attention looks back; the sequence where it looks at all."""
+    tied: Array
+    """1 where the output projection is the embedding table."""
+    experts: Array
+    """Experts a layer; 0: a dense MLP."""
+    experts_per_token: Array
+    adapter: Array
+    """Trainable parameters of low-rank adapters in a layer; 0: every parameter is trained."""
+    adapter_targets: Array
+    """Matrices of a layer that carry an adapter."""
+    frozen_bytes: Array
+    """Bytes of a frozen parameter; 0: nothing is frozen."""
+    dropout: Array
+    """1 where dropout keeps its masks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The device and the links."""
+
+    peak: Array
+    """Dense FLOP/s at the precision that is computed in."""
+    bandwidth: Array
+    """Bytes/s of device memory."""
+    capacity: Array
+    """Bytes of device memory."""
+    devices_per_node: Array
+    intra: Array
+    """Bytes/s that a device sends inside its node, one direction."""
+    inter: Array
+    """Bytes/s that a node sends to others, one direction."""
+    host_link: Array
+    """Bytes/s between a device and host memory, one direction."""
+    host_bandwidth: Array
+    """Bytes/s of a node's host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """The configuration."""
+
+    data: Array
+    tensor: Array
+    pipeline: Array
+    context: Array
+    expert: Array
+    shard: Array
+    """Ranks that divide the states: data x context, or fewer with hybrid sharding."""
+    zero_stage: Array
+    micro_batch: Array
+    accumulation: Array
+    sequence_parallel: Array
+    virtual: Array
+    """Stages a pipeline rank."""
+    schedule: Array
+    recompute: Array
+    recompute_every: Array
+    offload_optimizer: Array
+    """Share of the optimizer state in host memory."""
+    offload_parameters: Array
+    """1 where the sharded parameters are in host memory."""
+    parameter_bytes: Array
+    """Bytes of a parameter in forward and backward, and of an activation."""
+    reduce_bytes: Array
+    """Bytes of a gradient element that is reduced."""
+    reduce_bucket: Array
+    prefetch_bucket: Array
+    persistence: Array
+    max_live: Array
+    overlap: Array
+    defer: Array
+    """1 where stage 2 reduces once a step."""
+    reshard: Array
+    """1 where stage 3 gathers again for backward."""
+    loss_chunk: Array
+    """Tokens whose logits are held at once; 0: all."""
+    balanced: Array
+    """1 where stages are equal in FLOPs, the output projection counted in; 0: equal in layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """How the software that trains keeps memory and computes."""
+
+    gradient_bytes: Array
+    """Bytes of a gradient that is held: 2 in the model's type, 4 where micro-batches are summed in fp32."""
+    state_bytes: Array
+    """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
+    scores: Array
+    """Bytes kept for one element of the attention matrix; 0: a kernel that does not keep it."""
+    norm_extra: Array
+    """Bytes kept for an element beyond the inputs of a norm: what a norm that is not one kernel saves."""
+    mlp_bytes: Array
+    """Bytes kept for an element of the MLP's hidden layer."""
+    logit_bytes: Array
+    """Bytes at the peak for one logit."""
+    keeps_gathered: Array
+    """1 where sequence parallelism keeps the gathered inputs for backward instead of gathering them again."""
+    attention_speed: Array
+    """Speed of the attention kernel as a multiple of the standard kernel's."""
+    elementwise: Array
+    """Traffic of norms, residuals and activations as a multiple of what fused kernels need."""
+    first_heavy: Array
+    """1 where stages that hold a layer more come first; 0: last."""
+    first_rank: Array
+    """1 where memory is that of the first pipeline stage; 0: of the fullest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cases:
+    """All that a prediction depends on beside the coefficients."""
+
+    shapes: Shapes
+    hardware: Hardware
+    layouts: Layouts
+    software: Software
+
+    def __len__(self) -> int:
+        return max(len(value) for part in self._parts() for value in _arrays(part))
+
+    def take(self, index: NDArray[Any]) -> "Cases":
+        """The cases of an index or a mask; arrays of one element stay."""
+        return Cases(
+            shapes=_taken(self.shapes, index),
+            hardware=_taken(self.hardware, index),
+            layouts=_taken(self.layouts, index),
+            software=_taken(self.software, index),
+        )
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (self.shapes, self.hardware, self.layouts, self.software)
+
+
+Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Cases)
+
+
+def stacked(parts: Sequence[Part]) -> Part:
+    """One part (or the cases) of all, in their order."""
+    first = parts[0]
+    if isinstance(first, Cases):
+        names = ("shapes", "hardware", "layouts", "software")
+        return Cases(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
+    names = tuple(field.name for field in dataclasses.fields(first))
+    return type(first)(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def scalar(value: float) -> Array:
+    """An array of one element."""
+    return np.array([value], dtype=np.float64)
+
+
+def _arrays(part: Any) -> list[Array]:
+    return [getattr(part, field.name) for field in dataclasses.fields(part)]
+
+
+def _taken(part: Part, index: NDArray[Any]) -> Part:
+    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return type(part)(**{name: value if len(value) == 1 else value[index] for name, value in values.items()})

@@ -1,0 +1,76 @@
+"""What the equations do not know: efficiencies, latencies and constants, each with how well it is known before measuring."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _known(default: float, spread: float, quantity: str) -> Any:
+    """A positive coefficient: its default, the standard deviation of its logarithm, and what it tells on: time or memory."""
+    return field(default=default, metadata={"spread": spread, "quantity": quantity})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """Defaults are those of a GPU with NCCL; `autotune/prediction/fitted.toml` holds what measurements made of them."""
+
+    matrix_efficiency: float = _known(0.85, 0.15, "time")
+    """Share of the peak that the largest matrix products reach."""
+    rows_half: float = _known(350.0, 0.5, "time")
+    """Rows (tokens) at which a product reaches half of that."""
+    width_half: float = _known(350.0, 0.5, "time")
+    """Inner and outer width (of a rank's slice) at which it does."""
+    attention_efficiency: float = _known(0.45, 0.3, "time")
+    """Share of the peak of a fused attention kernel, forward and backward."""
+    backward_ratio: float = _known(2.0, 0.08, "time")
+    """Time of backward as a multiple of forward's."""
+    traffic: float = _known(1.0, 0.4, "time")
+    """Bytes that norms, residuals and activations move, as a multiple of the least."""
+    kernel_seconds: float = _known(1.2e-4, 0.6, "time")
+    """Seconds in which the host launches one layer's forward."""
+    link_efficiency: float = _known(0.75, 0.25, "time")
+    """Share of the stated bandwidth inside a node that a collective reaches."""
+    network_efficiency: float = _known(0.7, 0.35, "time")
+    """Share of the stated bandwidth between nodes."""
+    link_seconds: float = _known(1.2e-5, 0.6, "time")
+    """Latency of a collective inside a node."""
+    network_seconds: float = _known(3.0e-5, 0.7, "time")
+    """Latency of a collective across nodes, for each doubling of them."""
+    half_message: float = _known(2.0e7, 0.8, "time")
+    """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
+    data_exposed: float = _known(0.35, 0.6, "time")
+    """Share of the data-parallel communication that could be hidden and is not."""
+    hop_seconds: float = _known(2.0e-4, 0.8, "time")
+    """Seconds that a micro-batch costs at a boundary of pipeline stages beyond its bytes."""
+    update_efficiency: float = _known(0.6, 0.4, "time")
+    """Share of the memory bandwidth that the optimizer's update reaches."""
+    host_update_efficiency: float = _known(0.3, 0.5, "time")
+    """Share of the host's memory bandwidth that an update on the host reaches."""
+    step_seconds: float = _known(0.01, 0.8, "time")
+    """Seconds of a step that nothing else accounts for."""
+    overlap_slowdown: float = _known(0.15, 0.5, "time")
+    """Share of the shorter of two overlapping things that it costs nevertheless [Galvatron: 0.13]."""
+    time_spread: float = _known(0.12, 0.5, "band")
+    """Standard deviation of the logarithm of measured / predicted time."""
+
+    constant_bytes: float = _known(1.0e9, 0.4, "memory")
+    """Context, communicators and workspaces."""
+    fragmentation: float = _known(1.05, 0.03, "memory")
+    """Reserved / allocated."""
+    activation_scale: float = _known(1.0, 0.06, "memory")
+    """Activations kept / those that the equations count."""
+    memory_spread: float = _known(0.06, 0.5, "band")
+    """Standard deviation of the logarithm of measured / predicted memory."""
+
+
+def names(quantity: str) -> tuple[str, ...]:
+    """The coefficients of `time`, `memory` or `band`."""
+    return tuple(field.name for field in dataclasses.fields(Coefficients) if field.metadata["quantity"] == quantity)
+
+
+def spread(name: str) -> float:
+    """The standard deviation of a coefficient's logarithm before anything is measured."""
+    return float(_FIELDS[name].metadata["spread"])
+
+
+_FIELDS = {item.name: item for item in dataclasses.fields(Coefficients)}

@@ -1,0 +1,135 @@
+"""Seconds of computation and tensor-parallel communication of one layer and of the output projection, a micro-batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.communication import collective_seconds, context_group, group_of, tensor_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Seconds that one micro-batch takes, forward and backward and what is computed again."""
+
+    layer: Array
+    """Computation of a layer, recomputation included."""
+    layer_forward: Array
+    layer_communication: Array
+    """Tensor, context and expert communication of a layer."""
+    head: Array
+    """Output projection and loss: the last stage alone."""
+    embedding: Array
+
+
+def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+    """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
+    layouts = cases.layouts
+    forward = np.maximum(_layer_forward(cases, rates), rates.kernel_seconds)
+    again = _recomputed(cases, rates, forward)
+    backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
+    layer = forward * (1 + backward_only) + again
+    head_forward = _head_forward(cases, rates)
+    width = cases.shapes.hidden
+    embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
+    return MicroBatch(
+        layer=layer,
+        layer_forward=forward,
+        layer_communication=_layer_communication(cases, rates),
+        head=head_forward * (1 + rates.backward_ratio),
+        embedding=embedding * 2,
+    )
+
+
+def _tokens(cases: Cases) -> Array:
+    return cases.layouts.micro_batch * cases.shapes.sequence / cases.layouts.context
+
+
+def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
+    """Seconds of a product of (rows, inner) and (inner, outer): by FLOPs at the efficiency of its shape, or by its bytes."""
+    hardware = cases.hardware
+    shape = rows / (rows + rates.rows_half) * outer / (outer + rates.width_half) * inner / (inner + rates.width_half)
+    flops = 2 * rows * inner * outer / (hardware.peak * rates.matrix_efficiency * shape)
+    moved = (rows * inner + inner * outer + rows * outer) * cases.layouts.parameter_bytes
+    return np.maximum(flops, moved / hardware.bandwidth)
+
+
+def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
+    return _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
+
+
+def _products(cases: Cases, rates: Coefficients) -> Array:
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
+    routed = np.maximum(shapes.experts_per_token, 1)
+    mlp_rows = tokens * routed
+    fan_in = shapes.matrices - 1
+    return (
+        _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor)
+        + _product(cases, rates, tokens, shapes.query / tensor, shapes.hidden)
+        + _product(cases, rates, mlp_rows, shapes.hidden, fan_in * shapes.ffn / tensor)
+        + _product(cases, rates, mlp_rows, shapes.ffn / tensor, shapes.hidden)
+    )
+
+
+def attention_forward(cases: Cases, rates: Coefficients) -> Array:
+    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept."""
+    shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
+    looked = np.minimum(shapes.window, shapes.sequence)
+    products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
+    elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
+    kept = cases.software.scores > 0
+    speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
+    narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
+    fused = products / 2 / speed * np.where(narrow > 1, narrow**0.5, 1.0)
+    passes = 2 + cases.software.scores
+    whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
+    return np.where(kept, whole, fused)
+
+
+def _elementwise(cases: Cases, rates: Coefficients) -> Array:
+    """Norms, residuals and dropout over the hidden width, divided under sequence parallelism alone; the MLP's activations."""
+    shapes, layouts = cases.shapes, cases.layouts
+    divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    wide = (shapes.matrices + 0.0) * shapes.ffn * np.maximum(shapes.experts_per_token, 1) / layouts.tensor
+    narrow = (8 + 2 * shapes.dropout) * shapes.hidden / divided + 4 * (shapes.query + shapes.key_value) / layouts.tensor
+    moved = _tokens(cases) * (wide + narrow) * layouts.parameter_bytes
+    return moved * rates.traffic * cases.software.elementwise / cases.hardware.bandwidth
+
+
+def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
+    """Seconds of what backward computes again: the whole layer, or what is cheap and large (attention with its inputs)."""
+    layouts = cases.layouts
+    kept = cases.software.scores > 0
+    selective = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
+    again = np.select([layouts.recompute == 2, layouts.recompute == 1], [forward, selective], default=0.0 * forward)
+    return again / layouts.recompute_every
+
+
+def _head_forward(cases: Cases, rates: Coefficients) -> Array:
+    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    divided = shapes.vocabulary / layouts.tensor
+    loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
+    return _product(cases, rates, tokens, shapes.hidden, divided) + loss
+
+
+def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
+    """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
+
+    Sequence parallelism that gathers its inputs again moves 10 units for 8. Full recomputation runs the forward ones again but
+    the last. Context: gathered keys and values forward, scattered backward. Experts: tokens out and back, forward and backward.
+    """
+    shapes, layouts = cases.shapes, cases.layouts
+    n, width = layouts.tensor, layouts.parameter_bytes
+    message = _tokens(cases) * shapes.hidden * width
+    again = (layouts.sequence_parallel > 0) & (cases.software.keeps_gathered == 0)
+    units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
+    tensor = collective_seconds(cases, tensor_group(cases), units * (n - 1) / n * message, units / 2, rates)
+    keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
+    passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    share = (layouts.context - 1) / layouts.context
+    context = collective_seconds(cases, context_group(cases), passes * keys * share, passes, rates)
+    e = layouts.expert
+    routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
+    expert = collective_seconds(cases, group_of(cases, e, n), 4 * routed, 4.0 + 0 * e, rates)
+    return tensor + context + expert

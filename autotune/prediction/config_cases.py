@@ -1,0 +1,115 @@
+"""Configurations of a model on a cluster as cases: what `TrialConfig`, `ModelSpec` and `ClusterSpec` say, in arrays."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Hardware, Layouts, Shapes, Software, scalar
+from autotune.prediction.software import software_named
+from search_spaces.cluster import ClusterSpec
+from search_spaces.model import ModelSpec, Position
+from search_spaces.states import PARAMETER_BYTES
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+HOST_LINK = 25e9
+"""Bytes/s between a device and its host: PCIe 4.0 x16, what copies reach of it."""
+HOST_BANDWIDTH_PER_CORE = 2.5e9
+"""Bytes/s of a node's memory for each of its cores: eight channels feed some 64."""
+
+
+def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str) -> Cases:
+    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory."""
+    precision = configs[0].precision
+    return Cases(
+        shapes=shapes_of(model, workload.sequence_length),
+        hardware=hardware_of(cluster, precision),
+        layouts=layouts_of(configs, workload.global_batch_size, cluster.world_size),
+        software=engine_software(model, engine, {config.attention_backend for config in configs}),
+    )
+
+
+def engine_software(model: ModelSpec, engine: str, attention: set[str]) -> Software:
+    """The profile of an engine; `math` attention keeps the attention matrix."""
+    kernel = " kernel=torch" if attention == {"math"} else ""
+    return software_named(f"engine={engine}{kernel}", gated=model.gated_mlp)[0]
+
+
+def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
+    """The shape of a model that is trained on samples of so many tokens."""
+    return Shapes(
+        layers=scalar(model.num_layers),
+        hidden=scalar(model.hidden_size),
+        heads=scalar(model.num_attention_heads),
+        query=scalar(model.num_attention_heads * model.head_dim),
+        key_value=scalar(model.num_key_value_heads * model.head_dim),
+        ffn=scalar(model.ffn_hidden_size),
+        matrices=scalar(3 if model.gated_mlp else 2),
+        vocabulary=scalar(model.vocab_size),
+        positions=scalar(sequence_length if model.position is Position.LEARNED else 0),
+        sequence=scalar(sequence_length),
+        window=scalar(model.sliding_window or sequence_length),
+        tied=scalar(float(model.tied_embeddings)),
+        experts=scalar(model.num_experts),
+        experts_per_token=scalar(model.experts_per_token),
+        adapter=scalar(model.adapter_parameters / model.num_layers),
+        adapter_targets=scalar(len(model.lora_targets) if model.lora_rank else 0),
+        frozen_bytes=scalar(model.frozen_bytes),
+        dropout=scalar(0.0),
+    )
+
+
+def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
+    """The cluster at the precision that is computed in."""
+    device = cluster.device
+    peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
+    if precision == "fp32":
+        peak = device.peak_flops.get("tf32", peak)
+    return Hardware(
+        peak=scalar(peak),
+        bandwidth=scalar(device.memory_bandwidth or peak / 100),
+        capacity=scalar(device.memory_bytes),
+        devices_per_node=scalar(cluster.devices_per_node),
+        intra=scalar(cluster.intra_node_bandwidth),
+        inter=scalar(cluster.inter_node_bandwidth),
+        host_link=scalar(HOST_LINK),
+        host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
+    )
+
+
+def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_size: int) -> Layouts:
+    """The configurations on so many ranks."""
+
+    def column(values: list[float]) -> Array:
+        return np.array(values, dtype=np.float64)
+
+    shard = [config.hsdp_shard_size if config.zero_stage == 3 else 0 for config in configs]
+    return Layouts(
+        data=column([config.data_parallel_size(world_size) for config in configs]),
+        tensor=column([config.tensor_parallel_size for config in configs]),
+        pipeline=column([config.pipeline_parallel_size for config in configs]),
+        context=column([config.context_parallel_size for config in configs]),
+        expert=column([config.expert_parallel_size for config in configs]),
+        shard=column([size or config.zero_ranks(world_size) for size, config in zip(shard, configs, strict=True)]),
+        zero_stage=column([config.zero_stage for config in configs]),
+        micro_batch=column([config.micro_batch_size for config in configs]),
+        accumulation=column([config.gradient_accumulation_steps(global_batch_size, world_size) for config in configs]),
+        sequence_parallel=column([config.sequence_parallel for config in configs]),
+        virtual=column([config.virtual_stages if config.pipeline_parallel_size > 1 else 1 for config in configs]),
+        schedule=column([SCHEDULES.index(config.pipeline_schedule) for config in configs]),
+        recompute=column([RECOMPUTE.index(config.activation_checkpointing) for config in configs]),
+        recompute_every=column([config.checkpoint_every_k for config in configs]),
+        offload_optimizer=column([config.offload_ratio * (config.offload_optimizer != "none") for config in configs]),
+        offload_parameters=column([config.offload_param != "none" for config in configs]),
+        parameter_bytes=column([PARAMETER_BYTES[config.precision] for config in configs]),
+        reduce_bytes=column([PARAMETER_BYTES[config.reduce_dtype] for config in configs]),
+        reduce_bucket=column([config.reduce_bucket_size for config in configs]),
+        prefetch_bucket=column([config.prefetch_bucket_size for config in configs]),
+        persistence=column([config.param_persistence_threshold for config in configs]),
+        max_live=column([config.max_live_parameters for config in configs]),
+        overlap=column([config.overlap_comm for config in configs]),
+        defer=column([config.defer_gradient_reduction for config in configs]),
+        reshard=column([config.reshard_after_forward for config in configs]),
+        loss_chunk=column([config.loss_chunk_size for config in configs]),
+        balanced=column([config.pipeline_split == "balanced" for config in configs]),
+    )

@@ -1,0 +1,174 @@
+"""Bytes that a rank holds at its fullest moment, by tag and by stage of the pipeline."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.parameters import StageParameters, layer_parameters, stage_parameters
+from autotune.prediction.pipeline import in_flight, split_layers
+
+TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "constant")
+"""As the engine's own tags; `constant`: context, communicators, workspaces, and what the allocator reserves beyond use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of the fullest rank."""
+
+    by_tag: dict[str, Array]
+    """Sums to the total."""
+    host: Array
+    """Bytes in the host's memory, of one rank."""
+    stage: Array
+    """Place along the pipeline of the fullest rank."""
+
+    @property
+    def total(self) -> Array:
+        """Bytes on the device."""
+        return np.sum(list(np.broadcast_arrays(*self.by_tag.values())), axis=0)  # type: ignore[no-any-return]
+
+
+def memory(cases: Cases, rates: Coefficients) -> Memory:
+    """The fullest of the ranks that can be it: the first, the first that holds a layer more, and the last."""
+    split, p = split_layers(cases), cases.layouts.pipeline
+    one = np.ones(1)
+    alone = np.where(p == 1, 1.0, 0.0)
+    stages = [rank_memory(cases, rates, split.first, 0 * p, one, np.maximum(alone, _folded(cases)))]
+    if np.all(cases.software.first_rank > 0) or np.all(p == 1):
+        return stages[0]
+    inner = np.where(split.place > 0, split.place, 1.0)
+    stages.append(rank_memory(cases, rates, split.most, np.minimum(inner, p - 1), alone, alone))
+    stages.append(rank_memory(cases, rates, split.last, p - 1, alone, np.maximum(alone, 1 - _folded(cases))))
+    fullest = stages[0]
+    for other in stages[1:]:
+        fuller = (other.total > fullest.total) & (cases.software.first_rank == 0) & (p > 1)
+        fullest = _where(fuller, other, fullest)
+    return fullest
+
+
+def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Memory:
+    """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
+    held = stage_parameters(cases, layers, first, last)
+    tags = _states(cases, held)
+    tags["buffers"] = _buffers(cases, held)
+    tags["activations"] = rates.activation_scale * _activations(cases, layers, place, first, last)
+    used = np.sum(list(np.broadcast_arrays(*tags.values())), axis=0)
+    tags["constant"] = rates.constant_bytes + (rates.fragmentation - 1) * used
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
+
+
+def shares(cases: Cases) -> tuple[Array, Array, Array]:
+    """What parameters, gradients and optimizer state are divided by: stages 3, 2 and 1 [Rajbhandari 2020]."""
+    stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
+    deferred = (cases.layouts.defer > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
+    return (
+        np.where(stage >= 3, ranks, 1.0),
+        np.where((stage >= 2) & ~deferred, ranks, 1.0),
+        np.where(stage >= 1, ranks, 1.0),
+    )
+
+
+def _folded(cases: Cases) -> Array:
+    """1 where the first rank holds the last stage, too."""
+    return np.where(cases.layouts.schedule >= 5, 1.0, 0.0)
+
+
+def _states(cases: Cases, held: StageParameters) -> dict[str, Array]:
+    layouts, software = cases.layouts, cases.software
+    by_parameter, by_gradient, by_state = shares(cases)
+    experts = held.expert_trained
+    dense = held.trained - experts
+    fewer = np.maximum(layouts.shard / layouts.expert, 1.0)
+
+    def divided(ranks: Array) -> Array:
+        return dense / ranks + experts / np.where(ranks > 1, fewer, 1.0)
+
+    on_device = 1 - np.maximum(layouts.offload_parameters, 0.0)
+    width = np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, layouts.parameter_bytes)
+    return {
+        "parameters": on_device * (divided(by_parameter) * layouts.parameter_bytes + held.frozen / by_parameter * width),
+        "gradients": divided(by_gradient) * software.gradient_bytes,
+        "optimizer_state": divided(by_state) * software.state_bytes * (1 - layouts.offload_optimizer),
+    }
+
+
+def _host(cases: Cases, held: StageParameters) -> Array:
+    layouts = cases.layouts
+    by_parameter, _, by_state = shares(cases)
+    states = held.trained / by_state * cases.software.state_bytes * layouts.offload_optimizer
+    return states + (held.trained + held.frozen) / by_parameter * layouts.parameter_bytes * layouts.offload_parameters
+
+
+def _buffers(cases: Cases, held: StageParameters) -> Array:
+    """Reduce buckets in flight; at stage 3 what is gathered: the layer that runs and what is gathered ahead."""
+    layouts = cases.layouts
+    whole = held.trained + held.frozen
+    bucket = np.minimum(layouts.reduce_bucket, held.trained)
+    reducing = np.where(layouts.data * layouts.context > 1, bucket * layouts.reduce_bytes, 0.0)
+    layer = layer_parameters(cases)
+    unit = (layer.attention + layer.dense + layer.experts / layouts.expert) / layouts.tensor
+    ahead = np.minimum(layouts.prefetch_bucket + unit, np.maximum(layouts.max_live, unit))
+    table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor
+    kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
+    live = np.minimum(kept, whole) * layouts.parameter_bytes * (1 - 1 / layouts.shard)
+    return np.where(layouts.zero_stage >= 3, live, 0.0) + np.where(layouts.zero_stage >= 1, reducing, 0.0)
+
+
+def _activations(cases: Cases, layers: Array, place: Array, first: Array, last: Array) -> Array:
+    """What forward keeps for backward, and what the layer that runs and the loss need besides."""
+    layouts, shapes = cases.layouts, cases.shapes
+    tokens = layouts.micro_batch * shapes.sequence / layouts.context
+    whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
+    ahead = in_flight(cases, place)
+    embedded = first * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
+    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, tokens), tokens)
+    logits = last * looked * shapes.vocabulary / layouts.tensor * cases.software.logit_bytes
+    working = np.where(layouts.recompute > 0, whole - kept, 0.0)
+    return tokens * (ahead * layers * kept + np.minimum(working * 1.0, whole)) + ahead * embedded + logits
+
+
+def _divided(cases: Cases) -> Array:
+    return np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
+
+
+def layer_bytes(cases: Cases) -> Array:
+    """Bytes a token that a layer keeps without recomputation.
+
+    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values, the output and
+    its log-sum-exp; the MLP's hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
+    """
+    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
+    width, t = layouts.parameter_bytes, layouts.tensor
+    routed = np.maximum(shapes.experts_per_token, 1)
+    masks = shapes.dropout * 2 * shapes.hidden
+    norms = (2 * width + software.norm_extra) * shapes.hidden + masks
+    inputs = 2 * width * shapes.hidden
+    attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
+    scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
+    mlp = software.mlp_bytes * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
+    gathered = np.where(software.keeps_gathered > 0, 1.0, _divided(cases))
+    return norms / _divided(cases) + inputs / gathered + (attention + scores + mlp) / t
+
+
+def kept_layer_bytes(cases: Cases) -> Array:
+    """Bytes a token that a layer keeps on average with the recomputation that is asked for.
+
+    Full: the layer's input. Selective: what is expensive to compute again stays, scores and cheap inputs go.
+    """
+    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
+    whole = layer_bytes(cases)
+    full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
+    scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence) / layouts.tensor
+    selective = np.where(software.scores > 0, whole - scores, 0.5 * whole)
+    kept = np.select([layouts.recompute == 2, layouts.recompute == 1], [full, selective], default=whole)
+    return whole + (kept - whole) / layouts.recompute_every
+
+
+def _where(chosen: Array, one: Memory, other: Memory) -> Memory:
+    return Memory(
+        by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in TAGS},
+        host=np.where(chosen, one.host, other.host),
+        stage=np.where(chosen, one.stage, other.stage),
+    )

@@ -1,0 +1,62 @@
+"""Parameters by where they are: in a layer, in the tables, and on a stage of the pipeline."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParameters:
+    """Parameters of one layer, whole."""
+
+    attention: Array
+    dense: Array
+    """Of the MLP that every token passes: 0 where there are experts."""
+    experts: Array
+    """Of all experts."""
+
+    @property
+    def total(self) -> Array:
+        """All of them."""
+        return self.attention + self.dense + self.experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParameters:
+    """Parameters that one rank of a stage holds before anything is sharded over data."""
+
+    trained: Array
+    frozen: Array
+    expert_trained: Array
+    """Of `trained`, those of experts: sharded over fewer ranks."""
+
+
+def layer_parameters(cases: Cases) -> LayerParameters:
+    """Matrices of a layer; biases and norms, a ten-thousandth of it, are not counted."""
+    shapes = cases.shapes
+    mlp = shapes.matrices * shapes.hidden * shapes.ffn
+    attention = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value)
+    return LayerParameters(
+        attention=attention + 2 * shapes.hidden,
+        dense=np.where(shapes.experts > 0, shapes.experts * shapes.hidden, mlp),
+        experts=shapes.experts * mlp,
+    )
+
+
+def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
+    """What a rank of a stage with so many `layers` holds; `first` and `last` are 1 where the stage has the tables."""
+    shapes, layouts = cases.shapes, cases.layouts
+    layer, table = layer_parameters(cases), shapes.vocabulary * shapes.hidden / layouts.tensor
+    second_copy = np.where((shapes.tied > 0) & (first > 0), 0.0, last)
+    tables = (first + second_copy) * table + first * shapes.positions * shapes.hidden
+    dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables
+    experts = layers * layer.experts / (layouts.tensor * layouts.expert)
+    adapters = layers * shapes.adapter
+    frozen = shapes.frozen_bytes > 0
+    return StageParameters(
+        trained=np.where(frozen, adapters, dense + experts),
+        frozen=np.where(frozen, dense + experts, 0.0),
+        expert_trained=np.where(frozen, 0.0, experts),
+    )

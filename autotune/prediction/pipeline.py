@@ -1,0 +1,117 @@
+"""Pipelines over arrays: layers of a stage, micro-batches in flight, idle time of a schedule."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.cases import SCHEDULES, Array, Cases
+
+GPIPE, F1B1, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPEV = range(len(SCHEDULES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Layers of the ranks that matter: the first and the last of the pipeline, and the fullest between."""
+
+    first: Array
+    last: Array
+    most: Array
+    """Layers of the fullest rank but the last."""
+    place: Array
+    """Place along the pipeline of the first rank that holds `most`."""
+
+
+def head_in_layers(cases: Cases) -> Array:
+    """FLOPs of the output projection as a multiple of a layer's."""
+    shapes = cases.shapes
+    mlp = shapes.matrices * shapes.hidden * shapes.ffn * np.maximum(shapes.experts_per_token, 1)
+    layer = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value) + mlp + 2 * shapes.query * shapes.sequence
+    return shapes.vocabulary * shapes.hidden / layer
+
+
+def split_layers(cases: Cases) -> Split:
+    """How `search_spaces.pipeline.split_layers` shares out the layers, for every case at once.
+
+    A layer goes to the stage that has least to do, ties to the later one. So the last stage, which has the output projection
+    of `w` layers to do besides, gets its x-th layer where the others' least load, floor((L - x) / (S - 1)), is w + x - 1 or
+    more; the others share the rest as equally as can be.
+    """
+    layouts, layers = cases.layouts, cases.shapes.layers
+    stages = layouts.pipeline * layouts.virtual
+    others = np.maximum(stages - 1, 1)
+    head = np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)
+    last = np.floor((layers + others * (1 - head)) / (others + 1)) + 1
+    for _ in range(3):
+        last = np.where(np.floor((layers - last) / others) >= head + last - 1, last, last - 1)
+    last = np.clip(last, 1, np.maximum(layers - others, 1))
+    rest = layers - last
+    low, extra = np.floor(rest / others), np.mod(rest, others)
+    high = np.where(extra > 0, low + 1, low)
+    alone = stages == 1
+    return _of_ranks(cases, alone, last, low, high, extra)
+
+
+def _of_ranks(cases: Cases, alone: Array, last: Array, low: Array, high: Array, extra: Array) -> Split:
+    """From layers a stage to layers a rank: each rank holds `virtual` stages, the last rank the last of them."""
+    layouts, layers = cases.layouts, cases.shapes.layers
+    front = cases.software.first_heavy > 0
+    per_rank = layouts.virtual
+    spread = (layers - last) / np.maximum(layouts.pipeline * per_rank - 1, 1)
+    many = per_rank > 1
+    first = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, high, low))
+    most = np.where(many, np.ceil(per_rank * spread - 1e-9), high)
+    end = np.where(many, np.floor((per_rank - 1) * spread + last + 1e-9), last)
+    place = np.where(front | many | (extra == 0), 0.0, np.maximum(layouts.pipeline - 1 - extra, 0.0))
+    return Split(
+        first=np.where(alone, layers, first),
+        last=np.where(alone, layers, end),
+        most=np.where(alone, layers, most),
+        place=np.where(alone, 0.0, place),
+    )
+
+
+def in_flight(cases: Cases, place: Array) -> Array:
+    """Micro-batches of a whole rank whose activations are held at the fullest moment, at a place along the pipeline.
+
+    1F1B min(m, p - i) [Narayanan 2021]; interleaved (pv + p - 2i - 1) / v, zero-bubble and V-shaped p, DualPipeV p + 1/2
+    [counted on torch's schedules]; GPipe and LoopedBFS all m.
+    """
+    layouts = cases.layouts
+    p, v, m = layouts.pipeline, layouts.virtual, layouts.accumulation
+    held = np.select(
+        [
+            layouts.schedule == F1B1,
+            layouts.schedule == INTERLEAVED,
+            (layouts.schedule == ZERO_BUBBLE) | (layouts.schedule == ZBV),
+            layouts.schedule == DUALPIPEV,
+        ],
+        [p - place, (p * v + p - 2 * place - 1) / v, p + 0 * place, p + 0.5 + 0 * place],
+        default=m + 0 * p,
+    )
+    return np.where(p > 1, np.minimum(held, m), 1.0)
+
+
+def idle_micro_batches(cases: Cases) -> Array:
+    """Idle time of the slowest rank in a step, in units of forward and backward of one micro-batch of a whole rank.
+
+    p - 1 for GPipe and 1F1B, divided by the stages a rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
+    (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth.
+    """
+    layouts = cases.layouts
+    p, v = layouts.pipeline, layouts.virtual
+    share = np.select(
+        [
+            (layouts.schedule == INTERLEAVED) | (layouts.schedule == LOOPED),
+            layouts.schedule == ZERO_BUBBLE,
+            (layouts.schedule == ZBV) | (layouts.schedule == DUALPIPEV),
+        ],
+        [1 / v, 1 / (3 * v), 1 / 6 + 0 * v],
+        default=1.0 + 0 * v,
+    )
+    return (p - 1) * share
+
+
+def boundaries(cases: Cases) -> Array:
+    """Stage boundaries that a micro-batch crosses on a rank, forward."""
+    layouts = cases.layouts
+    return np.where(layouts.pipeline > 1, layouts.virtual, 0.0)

@@ -1,0 +1,174 @@
+"""A prediction: the seconds of a step by what they are spent on, and the memory of the fullest rank."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.communication import (
+    boundary_bandwidth,
+    collective_seconds,
+    replica_group,
+    shard_group,
+)
+from autotune.prediction.compute import MicroBatch, micro_batch
+from autotune.prediction.memory import Memory, memory
+from autotune.prediction.parameters import stage_parameters
+from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
+
+PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
+"""What a step is spent on: compute (with recomputation and launches), tensor (with context and expert communication),
+pipeline (bubble and boundaries), data (communication that stays exposed), optimizer, offload."""
+Z90 = 1.645
+"""Half-width of a 90 % band in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of each case."""
+
+    parts: dict[str, Array]
+    """Part of `PARTS` -> seconds; they sum to the step."""
+    memory: Memory
+    time_spread: float
+    memory_spread: float
+
+    @property
+    def seconds(self) -> Array:
+        """Of an optimizer step."""
+        return np.sum(list(np.broadcast_arrays(*self.parts.values())), axis=0)  # type: ignore[no-any-return]
+
+    def seconds_band(self) -> tuple[Array, Array]:
+        """Between which the step is nine times out of ten."""
+        return _band(self.seconds, self.time_spread)
+
+    def memory_band(self) -> tuple[Array, Array]:
+        """Between which the peak is nine times out of ten."""
+        return _band(self.memory.total, self.memory_spread)
+
+
+def predict(cases: Cases, rates: Coefficients) -> Prediction:
+    """Step time by parts, and memory by tag.
+
+    1. One micro-batch on the slowest rank of the pipeline: layers, output projection, tensor communication.
+    2. Times the micro-batches; the pipeline adds its idle time and what boundaries cost.
+    3. Gradient and parameter communication, less what backward and forward hide.
+    4. The update, on the device or on the host.
+    """
+    batch, split = micro_batch(cases, rates), split_layers(cases)
+    layers, has_head = _slowest(cases, batch, split)
+    compute = layers * batch.layer + has_head * batch.head + batch.embedding
+    tensor = layers * batch.layer_communication
+    m = cases.layouts.accumulation
+    parts = {
+        "compute": m * compute + rates.step_seconds,
+        "tensor": m * tensor,
+        "pipeline": _pipeline(cases, rates, compute + tensor, batch),
+        "data": _data(cases, rates, compute + tensor, split),
+        "optimizer": _optimizer(cases, rates, split),
+        "offload": _offload(cases, rates, compute + tensor, split),
+    }
+    return Prediction(
+        parts=parts,
+        memory=memory(cases, rates),
+        time_spread=rates.time_spread,
+        memory_spread=rates.memory_spread,
+    )
+
+
+def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Array]:
+    """Layers of the rank that takes longest, and whether it is the one with the output projection."""
+    layer = batch.layer + batch.layer_communication
+    with_head = split.last * layer + batch.head
+    without = np.maximum(split.most, split.first) * layer
+    alone = cases.layouts.pipeline == 1
+    last = alone | (with_head >= without)
+    return np.where(last, split.last, np.maximum(split.most, split.first)), np.where(last, 1.0, 0.0)
+
+
+def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, batch: MicroBatch) -> Array:
+    """Idle time, at the pace of the mean rank: those before wait for the first micro-batch, those after for the last.
+
+    Boundaries move 2 b s h / c bytes (/ t under sequence parallelism); exposed while the pipeline fills and drains, and a
+    latency for every micro-batch.
+    """
+    layouts, shapes = cases.layouts, cases.shapes
+    whole = shapes.layers * (batch.layer + batch.layer_communication) + batch.head
+    mean = np.minimum(whole / layouts.pipeline, slowest)
+    divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    tokens = layouts.micro_batch * shapes.sequence / layouts.context
+    message = tokens * shapes.hidden * layouts.parameter_bytes / divided
+    hop = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
+    crossed = 2 * boundaries(cases) * hop
+    exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
+    return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * mean + exposed, 0.0)
+
+
+def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
+    """Communication of the states: 2 P a step, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
+
+    Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation.
+    """
+    layouts, m = cases.layouts, cases.layouts.accumulation
+    alone = np.where(layouts.pipeline == 1, 1.0, 0.0)
+    held = stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
+    n = layouts.shard
+    moved = np.where(cases.shapes.frozen_bytes > 0, held.trained + held.frozen, held.trained)
+    reduce_times = np.where((layouts.zero_stage == 3) | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
+    gather_times = np.where(layouts.zero_stage == 3, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
+    reduced = held.trained * layouts.reduce_bytes * reduce_times
+    gathered = moved * np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
+    units = np.maximum(split.first, 1.0)
+    at_three = layouts.zero_stage == 3
+    reductions = reduce_times * np.where(at_three, units, np.ceil(held.trained / layouts.reduce_bucket))
+    gathers = gather_times * np.where(at_three, units, np.ceil(held.trained / layouts.reduce_bucket))
+    group, share = shard_group(cases), (n - 1) / n
+    scatter = collective_seconds(cases, group, reduced * share, reductions, rates)
+    gather = collective_seconds(cases, group, gathered * share, gathers, rates)
+    copies = replica_group(cases)
+    between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
+    replicas = collective_seconds(cases, copies, between * reduce_times, reductions, rates)
+    backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
+    beside = np.where(at_three, slowest * m, backward * reduce_times)
+    hidden_part = np.where(at_three | (layouts.zero_stage == 0), scatter + gather, scatter) + replicas
+    open_part = np.where(at_three | (layouts.zero_stage == 0), 0.0, gather)
+    overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
+    slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
+    covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
+    return covered + open_part
+
+
+def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
+    """Fused AdamW moves 28 bytes a local parameter (30 with a bf16 copy), 8 more for norm and clipping."""
+    layouts = cases.layouts
+    local = _local_parameters(cases, split) * (1 - layouts.offload_optimizer)
+    return local * 38 / (cases.hardware.bandwidth * rates.update_efficiency)
+
+
+def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
+    """The update on the host, gradients to it beyond what backward hides, parameters back; parameters of every micro-batch."""
+    layouts, hardware = cases.layouts, cases.hardware
+    local = _local_parameters(cases, split) * layouts.offload_optimizer
+    backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
+    down = np.maximum(local * layouts.reduce_bytes / hardware.host_link - backward, 0.0)
+    up = local * layouts.parameter_bytes / hardware.host_link
+    per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
+    update = local * 30 / (per_rank * rates.host_update_efficiency)
+    fetched = _local_parameters(cases, split) * layouts.parameter_bytes * layouts.offload_parameters
+    return down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link
+
+
+def _local_parameters(cases: Cases, split: Split) -> Array:
+    alone = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
+    held = stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
+    return held.trained / np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0)
+
+
+def _world(cases: Cases) -> Array:
+    layouts = cases.layouts
+    return layouts.data * layouts.tensor * layouts.pipeline * layouts.context
+
+
+def _band(values: Array, spread: float) -> tuple[Array, Array]:
+    return values * np.exp(-Z90 * spread), values * np.exp(Z90 * spread)
