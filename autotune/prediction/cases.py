@@ -129,16 +129,24 @@ class Software:
     """Bytes of a gradient that is held: 2 in the model's type, 4 where micro-batches are summed in fp32."""
     state_bytes: Array
     """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
+    kept_logit_bytes: Array
+    """Bytes for one logit that outlive a micro-batch, where there are several."""
     scores: Array
     """Bytes kept for one element of the attention matrix; 0: a kernel that does not keep it."""
     norm_extra: Array
     """Bytes kept for an element beyond the inputs of a norm: what a norm that is not one kernel saves."""
     mlp_bytes: Array
     """Bytes kept for an element of the MLP's hidden layer."""
+    frozen_outputs: Array
+    """1 where what frozen matrices give out is kept, since it is scaled by what is trained."""
+    gathers_whole: Array
+    """1 where frozen parameters are whole on every rank at some time, whatever the stage."""
     logit_bytes: Array
     """Bytes at the peak for one logit."""
+    whole_logits: Array
+    """1 where tensor parallelism does not divide the logits."""
     keeps_gathered: Array
-    """1 where sequence parallelism keeps the gathered inputs for backward instead of gathering them again."""
+    """1 where sequence parallelism keeps the gathered inputs for backward instead of gathering them again; 2: without pipelines."""
     attention_speed: Array
     """Speed of the attention kernel as a multiple of the standard kernel's."""
     elementwise: Array
@@ -147,6 +155,12 @@ class Software:
     """1 where stages that hold a layer more come first; 0: last."""
     first_rank: Array
     """1 where memory is that of the first pipeline stage; 0: of the fullest."""
+
+
+def gathered_kept(layouts: Layouts, software: Software) -> NDArray[np.bool_]:
+    """Whether gathered inputs of sequence parallelism are kept for backward."""
+    alone = (software.keeps_gathered == 2) & (layouts.pipeline == 1)
+    return (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

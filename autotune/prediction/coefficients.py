@@ -26,8 +26,10 @@ class Coefficients:
     """Time of backward as a multiple of forward's."""
     traffic: float = _known(1.0, 0.4, "time")
     """Bytes that norms, residuals and activations move, as a multiple of the least."""
-    kernel_seconds: float = _known(1.2e-4, 0.6, "time")
+    kernel_seconds: float = _known(2.0e-4, 0.8, "time")
     """Seconds in which the host launches one layer's forward."""
+    collective_launch: float = _known(4.0e-4, 1.0, "time")
+    """Seconds that launching tensor-parallel collectives adds to that."""
     link_efficiency: float = _known(0.75, 0.25, "time")
     """Share of the stated bandwidth inside a node that a collective reaches."""
     network_efficiency: float = _known(0.7, 0.35, "time")
@@ -38,6 +40,8 @@ class Coefficients:
     """Latency of a collective across nodes, for each doubling of them."""
     half_message: float = _known(2.0e7, 0.8, "time")
     """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
+    crossed_seconds: float = _known(1.0e-5, 2.5, "time")
+    """Seconds that a tensor-parallel collective waits, a rank of its group, where pipeline neighbours are on other nodes."""
     data_exposed: float = _known(0.35, 0.6, "time")
     """Share of the data-parallel communication that could be hidden and is not."""
     hop_seconds: float = _known(2.0e-4, 0.8, "time")
@@ -53,12 +57,16 @@ class Coefficients:
     time_spread: float = _known(0.12, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted time."""
 
-    constant_bytes: float = _known(1.0e9, 0.4, "memory")
-    """Context, communicators and workspaces."""
+    context_bytes: float = _known(1.8e9, 0.3, "memory")
+    """Outside of torch's allocator: the device's context and communicators."""
+    workspace_bytes: float = _known(2.0e8, 0.6, "memory")
+    """In the allocator beside what the equations count: workspaces of libraries, small tensors."""
     fragmentation: float = _known(1.05, 0.03, "memory")
     """Reserved / allocated."""
     activation_scale: float = _known(1.0, 0.06, "memory")
     """Activations kept / those that the equations count."""
+    working_layers: float = _known(2.0, 0.3, "memory")
+    """Activations of a layer that backward holds besides those kept: gradients and temporaries."""
     memory_spread: float = _known(0.06, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted memory."""
 

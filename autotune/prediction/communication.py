@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.coefficients import Coefficients
@@ -71,10 +72,21 @@ def replica_group(cases: Cases) -> Group:
     return group_of(cases, copies, layouts.tensor * layouts.shard)
 
 
+def crosses_nodes(cases: Cases) -> NDArray[np.bool_]:
+    """Whether a stage of the pipeline and the next are on different nodes."""
+    layouts = cases.layouts
+    return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.devices_per_node)
+
+
+def _replica(cases: Cases) -> Array:
+    """Ranks of one stage."""
+    return cases.layouts.tensor * cases.layouts.context * cases.layouts.data
+
+
 def boundary_bandwidth(cases: Cases, rates: Coefficients) -> Array:
     """Bytes/s between two neighbouring pipeline ranks: across nodes each rank has its share of the node's network."""
-    hardware, layouts = cases.hardware, cases.layouts
-    per_stage = layouts.tensor * layouts.context * layouts.data
-    across = per_stage * 2 > hardware.devices_per_node
+    hardware = cases.hardware
+    per_stage = _replica(cases)
+    across = crosses_nodes(cases)
     own = np.minimum(hardware.inter / np.minimum(hardware.devices_per_node, per_stage), hardware.intra)
     return np.where(across, own * rates.network_efficiency, hardware.intra * rates.link_efficiency)

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.communication import collective_seconds, context_group, group_of, tensor_group
+from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, group_of, tensor_group
+
+
+_SHARP = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +29,29 @@ class MicroBatch:
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
-    forward = np.maximum(_layer_forward(cases, rates), rates.kernel_seconds)
+    forward = _layer_forward(cases, rates)
     again = _recomputed(cases, rates, forward)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
-    layer = forward * (1 + backward_only) + again
+    communication = _layer_communication(cases, rates)
+    launches = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
+    launched = launches * (1 + rates.backward_ratio + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0))
+    computed = forward * (1 + backward_only) + again
+    layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden
     embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
     return MicroBatch(
         layer=layer,
         layer_forward=forward,
-        layer_communication=_layer_communication(cases, rates),
+        layer_communication=communication,
         head=head_forward * (1 + rates.backward_ratio),
         embedding=embedding * 2,
     )
+
+
+def _longer(one: Array, other: Array) -> Array:
+    """The longer of two times that run beside each other; where they are alike they hold each other up."""
+    return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)  # type: ignore[no-any-return]
 
 
 def _tokens(cases: Cases) -> Array:
@@ -122,9 +134,10 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes
     message = _tokens(cases) * shapes.hidden * width
-    again = (layouts.sequence_parallel > 0) & (cases.software.keeps_gathered == 0)
+    again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
     units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
     tensor = collective_seconds(cases, tensor_group(cases), units * (n - 1) / n * message, units / 2, rates)
+    tensor += np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
     passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
     share = (layouts.context - 1) / layouts.context

@@ -3,14 +3,17 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.parameters import StageParameters, layer_parameters, stage_parameters
 from autotune.prediction.pipeline import in_flight, split_layers
 
-TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "constant")
-"""As the engine's own tags; `constant`: context, communicators, workspaces, and what the allocator reserves beyond use."""
+TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
+"""As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
+USABLE = 0.988
+"""Share of a device's nominal memory that a process can have: 79.2 of 80 GiB [A100 and H100]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,20 @@ class Memory:
     def total(self) -> Array:
         """Bytes on the device."""
         return np.sum(list(np.broadcast_arrays(*self.by_tag.values())), axis=0)  # type: ignore[no-any-return]
+
+    @property
+    def needed(self) -> Array:
+        """Bytes without which it does not run: what is reserved beyond use is given back when memory runs short."""
+        return self.total - self.by_tag["reserved"]
+
+    @property
+    def allocated(self) -> Array:
+        """Bytes that torch's allocator has given out at the peak."""
+        return self.needed - self.by_tag["context"]
+
+    def fits(self, cases: Cases) -> NDArray[np.bool_]:
+        """Whether it runs on the device, by the mean prediction."""
+        return self.needed <= cases.hardware.capacity * USABLE  # type: ignore[no-any-return]
 
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
@@ -53,9 +70,10 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     held = stage_parameters(cases, layers, first, last)
     tags = _states(cases, held)
     tags["buffers"] = _buffers(cases, held)
-    tags["activations"] = rates.activation_scale * _activations(cases, layers, place, first, last)
+    tags["activations"] = rates.activation_scale * _activations(cases, rates, layers, place, first, last) + rates.workspace_bytes
     used = np.sum(list(np.broadcast_arrays(*tags.values())), axis=0)
-    tags["constant"] = rates.constant_bytes + (rates.fragmentation - 1) * used
+    tags["reserved"] = (rates.fragmentation - 1) * used
+    tags["context"] = rates.context_bytes + 0 * used
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
 
 
@@ -113,20 +131,24 @@ def _buffers(cases: Cases, held: StageParameters) -> Array:
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor
     kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
     live = np.minimum(kept, whole) * layouts.parameter_bytes * (1 - 1 / layouts.shard)
+    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live)
     return np.where(layouts.zero_stage >= 3, live, 0.0) + np.where(layouts.zero_stage >= 1, reducing, 0.0)
 
 
-def _activations(cases: Cases, layers: Array, place: Array, first: Array, last: Array) -> Array:
+def _activations(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Array:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch * shapes.sequence / layouts.context
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
     ahead = in_flight(cases, place)
-    embedded = first * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
+    passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
+    embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
     looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, tokens), tokens)
-    logits = last * looked * shapes.vocabulary / layouts.tensor * cases.software.logit_bytes
-    working = np.where(layouts.recompute > 0, whole - kept, 0.0)
-    return tokens * (ahead * layers * kept + np.minimum(working * 1.0, whole)) + ahead * embedded + logits
+    again = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
+    logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
+    working = np.where(layouts.recompute > 0, whole - kept, 0.0) + rates.working_layers * whole
+    peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * again
+    return tokens * ahead * layers * kept + ahead * embedded + peak
 
 
 def _divided(cases: Cases) -> Array:
@@ -136,6 +158,7 @@ def _divided(cases: Cases) -> Array:
 def layer_bytes(cases: Cases) -> Array:
     """Bytes a token that a layer keeps without recomputation.
 
+    A frozen matrix keeps no input, so that the input of adapters and what is not linear remain.
     Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values, the output and
     its log-sum-exp; the MLP's hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
     """
@@ -144,11 +167,15 @@ def layer_bytes(cases: Cases) -> Array:
     routed = np.maximum(shapes.experts_per_token, 1)
     masks = shapes.dropout * 2 * shapes.hidden
     norms = (2 * width + software.norm_extra) * shapes.hidden + masks
-    inputs = 2 * width * shapes.hidden
+    frozen = shapes.frozen_bytes > 0
+    inputs = np.where(frozen, width, 2 * width) * shapes.hidden
     attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
     scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
-    mlp = software.mlp_bytes * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
-    gathered = np.where(software.keeps_gathered > 0, 1.0, _divided(cases))
+    least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
+    outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
+    attention = attention + software.frozen_outputs * outputs
+    mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
+    gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     return norms / _divided(cases) + inputs / gathered + (attention + scores + mlp) / t
 
 

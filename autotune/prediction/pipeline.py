@@ -52,14 +52,19 @@ def split_layers(cases: Cases) -> Split:
 
 
 def _of_ranks(cases: Cases, alone: Array, last: Array, low: Array, high: Array, extra: Array) -> Split:
-    """From layers a stage to layers a rank: each rank holds `virtual` stages, the last rank the last of them."""
+    """From layers a stage to layers a rank: each rank holds `virtual` stages, the last rank the last of them.
+
+    Software that fills stages from the front gives each layers until it has its share of the FLOPs or more.
+    """
     layouts, layers = cases.layouts, cases.shapes.layers
     front = cases.software.first_heavy > 0
     per_rank = layouts.virtual
     spread = (layers - last) / np.maximum(layouts.pipeline * per_rank - 1, 1)
     many = per_rank > 1
-    first = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, high, low))
-    most = np.where(many, np.ceil(per_rank * spread - 1e-9), high)
+    filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / layouts.pipeline - 1e-9)
+    filled = np.clip(filled, high, layers)
+    first = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, filled, low))
+    most = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, filled, high))
     end = np.where(many, np.floor((per_rank - 1) * spread + last + 1e-9), last)
     place = np.where(front | many | (extra == 0), 0.0, np.maximum(layouts.pipeline - 1 - extra, 0.0))
     return Split(

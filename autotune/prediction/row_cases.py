@@ -13,6 +13,8 @@ from autotune.validation.row import Row
 
 _TRAINABLE = re.compile(r"trainable=([\d,]+)")
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
+_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile", re.IGNORECASE)
+"""Parts of notes that tell of the software; the others may tell how the run ended, which must not be looked at."""
 FP8_GAIN = 1.45
 """Speed of training in fp8 as a multiple of bf16's: its products are twice as fast, casts, scales and attention are not."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
@@ -43,7 +45,7 @@ def refusal(row: Row) -> str | None:
 
 def case_of(row: Row) -> Cases:
     """The case of a row that `refusal` does not refuse."""
-    text = " ".join(str(part) for part in (row.framework, row.precision, row.notes, row.model_name) if part)
+    text = " ".join(str(part) for part in (row.framework, row.precision, *_CONFIGURES.findall(row.notes)) if part)
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # refusal() asked
     family = _family(row)
