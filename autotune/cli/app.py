@@ -223,6 +223,43 @@ def profile(
     )
 
 
+@app.command()
+def validate(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
+    calibrate: Annotated[
+        str,
+        typer.Option(metavar="MODE", help="Fit first: none, leave-group-out, leave-source-out or few-rows."),
+    ] = "none",
+    calibration_rows: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Measured rows of each source that few-rows fits on.")
+    ] = 3,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A CSV file that labels runs which failed of an unstated cause.")
+    ] = None,
+    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Timed configurations that a ranked group needs.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of the random draws.")] = 0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a Markdown page, too.")] = None,
+    json: Json = False,
+) -> None:
+    """Score predicted times, memory, out-of-memory verdicts and ranks against a table of measurements."""
+    from autotune.cli.validate import ValidateOptions, validate_command
+
+    end(
+        lambda: validate_command(
+            ValidateOptions(
+                table=table,
+                calibrate=calibrate,
+                calibration_rows=calibration_rows,
+                labels=labels,
+                min_timed=min_timed,
+                seed=seed,
+                markdown=markdown,
+                json=json,
+            )
+        )
+    )
+
+
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
 

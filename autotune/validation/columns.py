@@ -31,6 +31,11 @@ def _number(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    # Rounded to two digits, what hardly moves has a utilization of nought.
+    return 0.0 if text.strip("0.") == "" and "0" in text else _number(text)
+
+
 def _whole(text: str) -> int:
     value = _number(text)
     if value != int(value):
@@ -103,7 +108,7 @@ COLUMNS: Mapping[str, Column] = {
     "offload": _WORD,
     "framework": _WORD,
     "measured_tflops_per_gpu": _MEASURED,
-    "measured_mfu": _MEASURED,
+    "measured_mfu": Column(read=_share),
     "tokens_per_s_per_gpu": _MEASURED,
     "samples_per_s": _MEASURED,
     "step_time_s": _MEASURED,
@@ -111,7 +116,7 @@ COLUMNS: Mapping[str, Column] = {
     "oom": Column(read=_flag),
     "notes": Column(lost="attention kernels and noted gradient accumulation are not known"),
     "outcome": Column(lost="how runs ended is taken from the column oom and from what was measured"),
-    "hfu": _MEASURED,
+    "hfu": Column(read=_share),
     "mem_kind": Column(lost="peak memory counts as GB of 1e9 bytes"),
     "tflops_kind": _WORD,
     "rank_group": Column(lost="ranks are not scored"),

@@ -48,8 +48,8 @@ class Predictor(Protocol):
     def calibrated(self, rows: Sequence[Row]) -> "Predictor":
         """One fitted on these rows' measurements and outcomes, and on nothing else but generic priors.
 
-        Shipped coefficients that were fitted on measurements must not enter. Rows may hold times alone, memory alone,
-        neither, and rows that it refuses; there may be none: then what is returned knows the priors alone.
+        Shipped coefficients that were fitted on measurements must not enter. None of the rows is one that it refuses; they
+        may hold times alone, memory alone or neither. There may be no row: then what is returned knows the priors alone.
         """
         ...
 

@@ -1,0 +1,119 @@
+"""`autotune validate`: how well predictions agree with a table of measurements."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.output import require_writable, write_whole
+from autotune.validation.contract import Predictor
+from autotune.validation.folds import Calibration
+from autotune.validation.markdown import FIGURES, TITLES, Document, how_told, markdown_page, named_figures, reasons, score_cells
+from autotune.validation.outcomes import NO_LABELS, read_labels
+from autotune.validation.report import validate
+from autotune.validation.table import read_table
+from autotune.validation.validate import Progress, Protocol
+
+_SHOWN = 12
+"""Problems and reasons that the console shows; the JSON and the Markdown page hold all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateOptions:
+    """What the command line gave."""
+
+    table: Path
+    calibrate: str
+    calibration_rows: int
+    labels: Path | None
+    min_timed: int
+    seed: int
+    markdown: Path | None
+    json: bool
+
+
+def validate_command(options: ValidateOptions) -> Status:
+    """Score the shipped predictor on the table."""
+    protocol = Protocol(
+        calibrate=_calibration(options.calibrate),
+        calibration_rows=options.calibration_rows,
+        min_timed=options.min_timed,
+        seed=options.seed,
+    )
+    if options.markdown:
+        require_writable(options.markdown)
+    table = read_table(options.table)
+    labels = read_labels(options.labels) if options.labels else NO_LABELS
+    with _progress() as progress:
+        document = validate(table, shipped_predictor(), protocol, labels, progress)
+    if options.markdown:
+        write_whole(options.markdown, markdown_page(document))
+    if options.json:
+        # Written first to a string: a figure that JSON cannot hold must not leave half a document.
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    else:
+        _print(document)
+    return Status.OK
+
+
+def shipped_predictor() -> Predictor:
+    """The analytic model with the coefficients that are shipped."""
+    from autotune.prediction.table_predictor import TablePredictor  # type: ignore[import-not-found, unused-ignore]
+
+    predictor: Predictor = TablePredictor()
+    return predictor
+
+
+def _calibration(name: str) -> Calibration:
+    try:
+        return Calibration(name)
+    except ValueError:
+        raise RequestError("calibrate", f"{name!r} is no mode", f"use one of {', '.join(Calibration)}") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """On a terminal, how many calibrations are done."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status("") as status:
+        yield lambda done, total: status.update(f"{done} of {total} calibrations and predictions")
+
+
+def _print(document: Document) -> None:
+    console = Console()
+    for sentence in how_told(document):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    for score, columns in FIGURES.items():
+        shown = Table(box=None, pad_edge=False, header_style="bold", title=TITLES[score], title_justify="left")
+        shown.add_column("source", overflow="fold", max_width=40)
+        for _, heading in columns:
+            shown.add_column(heading, justify="right")
+        for source, found in named_figures(document):
+            shown.add_row(Text(source), *score_cells(score, found[score]))
+        console.print()
+        console.print(shown, highlight=False)
+    _print_rows(console, document)
+
+
+def _print_rows(console: Console, document: Document) -> None:
+    skipped, problems = reasons(document), document["problems"]
+    lines = [f"{count:,} rows are not scored: {reason} (first: {first})" for count, reason, first in skipped[:_SHOWN]]
+    lines += [f"line {each['line']} {each['row_id']}: {each['problem']}" for each in problems[:_SHOWN]]
+    hidden = max(len(skipped) - _SHOWN, 0) + max(len(problems) - _SHOWN, 0)
+    if hidden:
+        lines.append(f"… and {hidden} more: see --json or --markdown")
+    if lines:
+        console.print()
+    for line in lines:
+        console.print(" ".join(line.split()), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""What a perfect predictor reaches: the table's own noise keeps it from 1."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.validation.contract import Floats
+from autotune.validation.facts import Candidate, Facts, GroupKey
+from autotune.validation.ranking import mid_ranks, timed_candidates
+
+ASSUMED_NOISE = 0.01
+"""Where a source repeats too little to tell its noise."""
+LEAST_REPEATED = 3
+"""Configurations with repeats from which a source's noise is told."""
+_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_DRAWS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Relative standard deviation of one measurement of throughput."""
+
+    deviation: float
+    repeated: int
+    """Configurations with repeats that differ; exact equals are one measurement told twice."""
+    assumed: bool
+    """Whether there were too few of them to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """What one who knows every configuration's true throughput expects to reach in a group."""
+
+    predicted_best_share: float
+    spearman: float | None
+
+
+def noises(facts: Facts, assumed: float = ASSUMED_NOISE) -> dict[str, Noise]:
+    """The noise of each source, from the configurations that its groups repeat."""
+    residuals: dict[str, list[Floats]] = {source: [] for source in facts.sources()}
+    for (source, _), candidates in facts.groups.items():
+        for candidate in candidates:
+            rates = _rates(facts, candidate)
+            if rates.size > 1:
+                # What the mean takes away is given back, so that a pair counts as much as a longer run of repeats.
+                residuals[source].append((rates - rates.mean()) * np.sqrt(rates.size / (rates.size - 1)))
+    return {source: _noise(found, assumed) for source, found in residuals.items()}
+
+
+def ceilings(facts: Facts, keys: Iterable[GroupKey], noise: Mapping[str, Noise], seed: int) -> dict[GroupKey, Ceiling]:
+    """The ceiling of each of these groups."""
+    return {
+        key: group_ceiling(timed_candidates(facts.groups[key]), noise[key[0]].deviation, np.random.default_rng(seed))
+        for key in keys
+    }
+
+
+def group_ceiling(timed: Sequence[Candidate], deviation: float, random: np.random.Generator) -> Ceiling:
+    """Expected share and correlation of the truth, given what was measured.
+
+    1. Log throughputs are y, each with noise s: `deviation`, over the root of its repeats.
+    2. The truth is taken as normal about the group's mean with the variance of y less that of the noise.
+    3. Then it is, given y, normal about y shrunk toward the mean: 400 truths are drawn so.
+    4. A perfect predictor picks each draw's largest: its share is what *was measured* of it over the best measured.
+    """
+    measured = np.log([candidate.rate for candidate in timed])
+    noise = deviation**2 / np.array([candidate.repeats for candidate in timed])
+    spread = max(float(measured.var()) - float(noise.mean()), 0.0)
+    weight = spread / np.maximum(spread + noise, np.finfo(float).tiny)
+    truths = measured.mean() + weight * (measured - measured.mean())
+    draws = truths + np.sqrt(weight * noise) * random.standard_normal((_DRAWS, len(timed)))
+    shares = np.exp(measured[draws.argmax(axis=1)] - measured.max())
+    return Ceiling(predicted_best_share=float(shares.mean()), spearman=_mean_correlation(draws, measured))
+
+
+def _mean_correlation(draws: Floats, measured: Floats) -> float | None:
+    # Without ties in the draws, ranks are the order's inverse.
+    ranks = draws.argsort(axis=1).argsort(axis=1).astype(np.float64)
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    others = mid_ranks(measured) - (len(measured) + 1) / 2
+    norms = np.sqrt((ranks**2).sum(axis=1) * (others @ others))
+    return float(np.mean(ranks @ others / norms)) if norms.all() else None
+
+
+def _rates(facts: Facts, candidate: Candidate) -> Floats:
+    positions = [position for position in candidate.rows if np.isfinite(facts.seconds[position])]
+    return np.unique(np.log(facts.work[positions] / facts.seconds[positions]))
+
+
+def _noise(residuals: Sequence[Floats], assumed: float) -> Noise:
+    if len(residuals) < LEAST_REPEATED:
+        return Noise(deviation=assumed, repeated=len(residuals), assumed=True)
+    pooled = _TO_DEVIATION * float(np.median(np.abs(np.concatenate(residuals))))
+    return Noise(deviation=pooled, repeated=len(residuals), assumed=False)
