@@ -85,7 +85,7 @@ def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
             yield Record(line=first, cells={}, problem=f"is no line of a CSV file: {error}")
             first = reader.line_num + offset
             continue
-        line, first = first, reader.line_num + 2
+        line, first = first, reader.line_num + offset
         cells = [cell.strip() for cell in row]
         if any(cells):
             yield _record(line, cells, header)
