@@ -42,5 +42,5 @@ def sweep(count: int, **cells: Any) -> list[dict[str, Any]]:
             "micro_batch": micro_batch, "pp": pp, "dp": 8 // pp, "notes": f"kernel=k{number // 12}",
             "tokens_per_s_per_gpu": 1000 + 37 * number + 11 * (number * number % 7), "peak_mem_gb": 10 + 3 * number,
         }  # fmt: skip
-        rows.append(row(f"r{number}", **(cell | cells)))
+        rows.append(row(f"r{number}", **cell) | cells)
     return rows

@@ -25,12 +25,7 @@ class Roofline:
         return sum(row.source == "seen" for row in rows) if self.shipped else 0
 
     def refusals(self, rows: Sequence[Row]) -> list[str | None]:
-        return [
-            None
-            if row.micro_batch and row.samples_per_step and (row.gpu_type or "")[:4] in PEAK
-            else "device or batch is unknown"
-            for row in rows
-        ]
+        return [_refusal(row) for row in rows]
 
     def calibrated(self, rows: Sequence[Row]) -> "Roofline":
         plain = self.__class__(shipped=False)
@@ -56,6 +51,24 @@ def forecast_of(seconds: Floats, memory: Floats, out_of_memory: object) -> Forec
         memory_bytes_high=memory * 1.1,
         out_of_memory=np.asarray(out_of_memory, dtype=bool),
     )
+
+
+def _refusal(row: Row) -> str | None:
+    if (row.gpu_type or "")[:4] not in PEAK:
+        return "device is unknown"
+    needed = (
+        row.num_layers,
+        row.hidden,
+        row.vocab,
+        row.seq_len,
+        row.num_gpus,
+        row.tp,
+        row.pp,
+        row.dp,
+        row.micro_batch,
+        row.samples_per_step,
+    )
+    return None if all(needed) else "shape, layout or batch is unknown"
 
 
 def _parameters(row: Row) -> float:

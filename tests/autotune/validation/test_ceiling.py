@@ -32,14 +32,14 @@ def test_it_is_what_the_truth_reaches(shape: Shape, spread: float, deviation: fl
     """The mean over sweeps of 60 configurations. Where the top is dense it may be too high, which asks more of a predictor."""
     random = np.random.default_rng(5)
     said, reached, correlations = [], [], []
-    for _ in range(12):
+    for _ in range(60):
         truth = shape(random) * spread
         measured = truth + deviation * random.standard_normal((200, 60))
         ceiling = group_ceiling(candidates(np.exp(measured[0])), deviation, random)
         said.append(ceiling.predicted_best_share)
         reached.append(np.exp(measured[:, truth.argmax()] - measured.max(axis=1)).mean())
         correlations.append((ceiling.spearman or 0.0) - (spearman(truth, measured[0]) or 0.0))
-    assert -0.015 < np.mean(said) - np.mean(reached) < 0.04
+    assert -0.015 < np.mean(said) - np.mean(reached) < 0.05
     assert abs(np.mean(correlations)) < 0.03
 
 

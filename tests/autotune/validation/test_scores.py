@@ -142,7 +142,7 @@ def test_what_is_refused_is_listed_and_left_out(tmp_path: Path) -> None:
     table = table_of(tmp_path, [*sweep(8), row("tpu", gpu_type="TPU", peak_mem_gb=9), row("bad", tp="x")])
     document = validate(table, Roofline(), Protocol())
     assert document["skipped"] == [
-        {"row_id": "tpu", "line": 10, "reason": "device or batch is unknown"},
+        {"row_id": "tpu", "line": 10, "reason": "device is unknown"},
         {"row_id": "bad", "line": 11, "reason": "tp 'x' is not a number"},
     ]
     assert (document["rows"]["in_table"], document["rows"]["read"], document["rows"]["scored"]) == (10, 9, 8)
