@@ -1,10 +1,12 @@
 # Every target makes the environment that it needs. PYTHON names the interpreter to make it from (3.11 or newer).
 PYTHON ?= python3
 VENV ?= .venv
+# Measurements of others, which are no part of the repository.
+DATA ?= ../shared/data
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test gpu parity chaos fuzz bench clean
+.PHONY: demo test gpu parity chaos fuzz bench validate clean
 
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
@@ -39,6 +41,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
+
+validate: $(STAMP)
+	$(BIN)/python benchmarks/validate.py --data $(DATA) --markdown docs/validation.md
 
 # Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
 gpu:

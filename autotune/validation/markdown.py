@@ -68,7 +68,7 @@ def markdown_page(document: Document) -> str:
     parts = ["# Validation", "", f"Table: `{document['table'].rsplit('/', 1)[-1]}`.", ""]
     parts += [f"- {sentence}." for sentence in how_told(document)]
     parts += ["", *source_tables(document), "## Groups", "", *_groups(document), "", "## Noise", "", *_noise(document), ""]
-    parts += ["## Rows that are not scored", "", *_skipped(document), "", "## Problems", "", *_problems(document), ""]
+    parts += ["## Rows that are not scored", "", *skipped_tables(document), "", "## Problems", "", *_problems(document), ""]
     parts += ["## How it is scored", "", *(f"- {rule}." for rule in document["rules"]), ""]
     return "\n".join(parts)
 
@@ -126,11 +126,17 @@ def _noise(document: Document) -> list[str]:
     return table(["source", "noise of one measurement", "repeated configurations", "assumed"], rows)
 
 
-def _skipped(document: Document) -> list[str]:
-    found = reasons(document)
-    if not found:
-        return ["None."]
-    return table(["reason", "rows", "first"], [[_cell(reason), f"{count:,}", _cell(first)] for count, reason, first in found])
+def skipped_tables(document: Document) -> list[str]:
+    """How many rows of each source are scored, and why the others are not."""
+    counts = [
+        [_cell(source or "(no source)"), f"{rows['read']:,}", f"{rows['scored']:,}"]
+        for source, rows in document["rows_by_source"].items()
+    ]
+    lines = table(["source", "rows read", "scored"], counts)
+    if found := reasons(document):
+        cells = [[_cell(reason), f"{count:,}", _cell(first)] for count, reason, first in found]
+        lines += ["", *table(["reason", "rows", "first"], cells)]
+    return lines
 
 
 def _problems(document: Document) -> list[str]:

@@ -56,6 +56,10 @@ def validate(
         "table": str(table.path),
         **_how(protocol, facts, forecasts),
         "rows": _row_counts(table, facts, forecasts),
+        "rows_by_source": {
+            source: {"read": len(positions), "scored": int(_scored(forecasts)[positions].sum())}
+            for source, positions in facts.sources().items()
+        },
         "summary": _figures(facts, forecasts, groups, told, None),
         "by_source": {source: _figures(facts, forecasts, groups, told, source) for source in facts.sources()},
         "groups": [_group(key, [scored[key] for scored in groups if key in scored], told) for key in keys],
@@ -89,16 +93,21 @@ def _how(protocol: Protocol, facts: Facts, forecasts: Forecasts) -> Document:
 
 
 def _row_counts(table: Table, facts: Facts, forecasts: Forecasts) -> Document:
-    scored = np.any([draw.scored for draw in forecasts.draws], axis=0) if forecasts.draws else np.zeros(0, dtype=bool)
     return {
         "in_table": len(table.rows) + len(table.skipped),
         "read": len(facts.rows),
-        "scored": int(scored.sum()),
+        "scored": int(_scored(forecasts).sum()),
         "with_time": int(np.isfinite(facts.seconds).sum()),
         "with_memory": int(np.isfinite(facts.bytes).sum()),
         "fates": {str(fate): int(facts.fate_is(fate).sum()) for fate in Fate},
         "contradict_their_batch": sum(row.batch_problem is not None for row in facts.rows),
     }
+
+
+def _scored(forecasts: Forecasts) -> Flags:
+    """Rows that are scored in any draw."""
+    scored: Flags = np.any([draw.scored for draw in forecasts.draws], axis=0)
+    return scored
 
 
 def _figures(

@@ -1,0 +1,105 @@
+"""Are predictions as good as they are held to be? Every calibration mode on the measurements of others.
+
+    python benchmarks/validate.py [--data ../shared/data] [--markdown docs/validation.md]
+
+The measurements are no part of the repository: where they are absent, this says so and measures nothing. What needs more
+than a table – times fitted on one curve, the place of experts' choices in a plan – is measured by the scripts of MORE.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from validate_targets import TARGETS, Document, Line
+
+from autotune.cli.validate import shipped_predictor
+from autotune.validation.folds import Calibration
+from autotune.validation.markdown import how_told, skipped_tables, source_tables, table
+from autotune.validation.outcomes import read_labels
+from autotune.validation.report import validate
+from autotune.validation.table import read_table
+from autotune.validation.validate import Protocol
+
+MORE = {
+    "validate_selene": "Selene: iteration times with one efficiency curve",
+    "validate_plan": "Megatron-Bridge: an expert's choice inside the plan's top ten",
+}
+"""Scripts beside this one with `lines(data: Path) -> list[Line]`, and what they measure."""
+HELD = {True: "held", False: "**missed**", None: "not measured"}
+SECTIONS = {
+    Calibration.NONE: "As shipped",
+    Calibration.LEAVE_SOURCE_OUT: "Fitted on the other sources",
+    Calibration.LEAVE_GROUP_OUT: "Fitted on everything but the group",
+    Calibration.FEW_ROWS: "Fitted on three rows of the source",
+}
+
+
+def measure(data: Path) -> dict[Calibration, Document]:
+    """The document of each mode."""
+    measurements, labels = read_table(data / "measured.csv"), read_labels(data / "failure_labels.csv")
+    documents = {}
+    for mode in SECTIONS:
+        began = time.monotonic()
+        documents[mode] = validate(measurements, shipped_predictor(), Protocol(calibrate=mode), labels)
+        print(f"{mode}: {time.monotonic() - began:.0f} s", flush=True)
+    return documents
+
+
+def more_lines(data: Path) -> list[Line]:
+    """What the other scripts measured; those that are not there are told as not measured."""
+    found = []
+    for name, title in MORE.items():
+        if importlib.util.find_spec(name) is None:
+            found.append(Line(target=title, mode="", bound="", figure=f"no benchmarks/{name}.py", held=None))
+        else:
+            found += importlib.import_module(name).lines(data)
+    return found
+
+
+def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: float) -> str:
+    """The Markdown page."""
+    cells = [[line.target, line.mode, line.bound, line.figure, HELD[line.held], line.ceiling] for line in lines]
+    held = sum(line.held is True for line in lines)
+    parts = [
+        "# Predictions against measurements",
+        "",
+        f"Written by `make validate` in {seconds:.0f} s: `autotune validate` on measurements of others, in each mode.",
+        "[How the scores are defined, and what the ceilings are](validation-method.md).",
+        "",
+        f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
+        "",
+        *table(["target", "fitted on", "bound", "figure", "", "perfect predictor"], cells),
+        "",
+    ]
+    for mode, title in SECTIONS.items():
+        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in how_told(documents[mode])), ""]
+        parts += [line.replace("## ", "### ") for line in source_tables(documents[mode])]
+    parts += ["## Rows that are not scored", "", *skipped_tables(documents[Calibration.LEAVE_SOURCE_OUT]), ""]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    for name in ("measured.csv", "failure_labels.csv"):
+        if not (arguments.data / name).is_file():
+            print(f"{arguments.data / name} is absent: nothing is measured. Give its folder: make validate DATA=FOLDER")
+            return 2
+    began = time.monotonic()
+    documents = measure(arguments.data)
+    lines = [target.line(documents) for target in TARGETS] + more_lines(arguments.data)
+    text = page(documents, lines, time.monotonic() - began)
+    print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.ceiling}" for line in lines))
+    if arguments.markdown:
+        arguments.markdown.write_text(text, encoding="utf-8")
+    return 0 if all(line.held for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
