@@ -108,7 +108,9 @@ def _print(document: Document) -> None:
 
 def _print_rows(console: Console, document: Document) -> None:
     skipped, problems = reasons(document), document["problems"]
-    lines = [f"{count:,} rows are not scored: {reason} (first: {first})" for count, reason, first in skipped[:_SHOWN]]
+    lines = [
+        f"not scored, {count:,} row{'s' * (count > 1)}: {reason} (first: {first})" for count, reason, first in skipped[:_SHOWN]
+    ]
     lines += [f"line {each['line']} {each['row_id']}: {each['problem']}" for each in problems[:_SHOWN]]
     hidden = max(len(skipped) - _SHOWN, 0) + max(len(problems) - _SHOWN, 0)
     if hidden:

@@ -32,7 +32,7 @@ class Forecast:
 class Predictor(Protocol):
     """Predicts rows. What it says of one row must not depend on which others are asked about at once.
 
-    - It may read any field of a row but what was measured and how the run ended; `calibrated` alone may read these too.
+    - `refusals` and `forecast` get rows without what was measured and how the run ended; `calibrated` gets these too.
     - Names of sources, models and row ids must not change what it predicts, except to tell apart whom it was calibrated on.
     - It changes by nothing that is called: `calibrated` returns another.
     """

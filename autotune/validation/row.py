@@ -1,7 +1,7 @@
 """One row of a table of measurements: a training configuration on a cluster, and what was measured of it."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -121,6 +121,22 @@ class Row:
         if not (self.micro_batch and self.dp):
             return None
         return self.micro_batch * self.dp * (noted_accumulation(self.notes) or 1)
+
+
+def blinded(row: Row) -> Row:
+    """The row without what was measured and how it ended: what may be known before a run."""
+    return replace(
+        row,
+        measured_tflops_per_gpu=None,
+        measured_mfu=None,
+        hfu=None,
+        tokens_per_s_per_gpu=None,
+        samples_per_s=None,
+        step_time_s=None,
+        peak_mem_gb=None,
+        oom=None,
+        outcome=RowOutcome.UNKNOWN,
+    )
 
 
 def noted_accumulation(notes: str) -> int | None:

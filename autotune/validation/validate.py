@@ -8,6 +8,7 @@ import numpy as np
 from autotune.validation.contract import Flags, Forecast, Predictor
 from autotune.validation.facts import Facts
 from autotune.validation.folds import DRAWS, Calibration, Fold, TooFew, few_rows, leave_group_out, leave_source_out
+from autotune.validation.row import Row, blinded
 from autotune.validation.table import Skipped
 
 Progress = Callable[[int, int], None]
@@ -50,7 +51,8 @@ class Forecasts:
 
 def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progress: Progress | None = None) -> Forecasts:
     """Calibrate as the protocol says and predict each row once in every draw."""
-    skipped, usable = _representable(facts, predictor)
+    asked = [blinded(row) for row in facts.rows]
+    skipped, usable = _representable(facts, asked, predictor)
     plan, more = _plan(facts, usable, protocol)
     draws, done, total = [], 0, sum(len(folds) for folds in plan)
     for folds in plan:
@@ -60,7 +62,7 @@ def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progr
             fitted = predictor
             if protocol.calibrate is not Calibration.NONE:
                 fitted = predictor.calibrated([facts.rows[position] for position in fold.fitted])
-            _fill(forecast, fitted, facts, fold.predicted)
+            _fill(forecast, fitted, asked, fold.predicted)
             scored[list(fold.predicted)] = True
             done += 1
             if progress:
@@ -76,8 +78,8 @@ def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progr
     )
 
 
-def _representable(facts: Facts, predictor: Predictor) -> tuple[list[Skipped], Flags]:
-    refusals = list(predictor.refusals(facts.rows))
+def _representable(facts: Facts, asked: Sequence[Row], predictor: Predictor) -> tuple[list[Skipped], Flags]:
+    refusals = list(predictor.refusals(asked))
     skipped = [_skip(facts, position, why) for position, why in enumerate(refusals) if why is not None]
     return skipped, np.array([why is None for why in refusals], dtype=bool)
 
@@ -112,10 +114,10 @@ def _blank(count: int) -> Forecast:
     return Forecast(**arrays, out_of_memory=np.zeros(count, dtype=bool))
 
 
-def _fill(forecast: Forecast, predictor: Predictor, facts: Facts, positions: Sequence[int]) -> None:
+def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positions: Sequence[int]) -> None:
     if not positions:
         return
-    part, at = predictor.forecast([facts.rows[position] for position in positions]), list(positions)
+    part, at = predictor.forecast([asked[position] for position in positions]), list(positions)
     for field in fields(Forecast):
         getattr(forecast, field.name)[at] = getattr(part, field.name)
 

@@ -42,7 +42,7 @@ def test_the_table_that_is_printed_and_the_page(command: Command, folder: Path) 
     assert (answer.status, answer.err) == (0, "")
     for part in ("Calibration: none", "11 rows, 10 scored", "Out of memory", "Ranks", "[red]two"):
         assert part in answer.out
-    assert "1 rows are not scored: hidden 'wide' is not a number (first: bad, line 12)" in answer.out
+    assert "not scored, 1 row: hidden 'wide' is not a number (first: bad, line 12)" in answer.out
     assert (folder / "page.md").read_text().startswith("# Validation\n")
 
 

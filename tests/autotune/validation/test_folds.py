@@ -34,6 +34,7 @@ class Spy:
         return Spy(calls=self.calls, known=frozenset(row.row_id for row in rows))
 
     def forecast(self, rows: Sequence[Row]) -> Forecast:
+        assert not any(row.tokens_per_s_per_gpu or row.peak_mem_gb or row.oom or row.outcome != "unknown" for row in rows)
         self.calls.append((self.known, frozenset(row.row_id for row in rows)))
         return Roofline().forecast(rows)
 
