@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 """float64; shape (configurations,) or (1,)."""
 
+Flags = NDArray[np.bool_]
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
 """A schedule stands in an array as its place here."""
 RECOMPUTE = ("none", "selective", "full")
@@ -146,7 +148,7 @@ class Software:
     whole_logits: Array
     """1 where tensor parallelism does not divide the logits."""
     keeps_gathered: Array
-    """1 where sequence parallelism keeps the gathered inputs for backward instead of gathering them again; 2: without pipelines."""
+    """1 where sequence parallelism keeps its gathered inputs for backward, else it gathers them again; 2: without pipelines."""
     attention_speed: Array
     """Speed of the attention kernel as a multiple of the standard kernel's."""
     elementwise: Array
@@ -157,10 +159,11 @@ class Software:
     """1 where memory is that of the first pipeline stage; 0: of the fullest."""
 
 
-def gathered_kept(layouts: Layouts, software: Software) -> NDArray[np.bool_]:
+def gathered_kept(layouts: Layouts, software: Software) -> Flags:
     """Whether gathered inputs of sequence parallelism are kept for backward."""
     alone = (software.keeps_gathered == 2) & (layouts.pipeline == 1)
-    return (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | alone)
+    kept: Flags = (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | alone)
+    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

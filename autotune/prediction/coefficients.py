@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def _known(default: float, spread: float, quantity: str) -> Any:
-    """A positive coefficient: its default, the standard deviation of its logarithm, and what it tells on: time or memory."""
-    return field(default=default, metadata={"spread": spread, "quantity": quantity})
+def _known(default: float, spread: float, quantity: str, *, shared: bool = True) -> Any:
+    """A positive coefficient: its default, the standard deviation of its logarithm, and what it tells on: time or memory.
+
+    One that is not `shared` is a habit of some software on some network, from which nothing follows for another.
+    """
+    return field(default=default, metadata={"spread": spread, "quantity": quantity, "shared": shared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class Coefficients:
     """Bytes that norms, residuals and activations move, as a multiple of the least."""
     kernel_seconds: float = _known(2.0e-4, 0.8, "time")
     """Seconds in which the host launches one layer's forward."""
-    collective_launch: float = _known(4.0e-4, 1.0, "time")
+    collective_launch: float = _known(4.0e-4, 1.0, "time", shared=False)
     """Seconds that launching tensor-parallel collectives adds to that."""
     link_efficiency: float = _known(0.75, 0.25, "time")
     """Share of the stated bandwidth inside a node that a collective reaches."""
@@ -40,7 +43,7 @@ class Coefficients:
     """Latency of a collective across nodes, for each doubling of them."""
     half_message: float = _known(2.0e7, 0.8, "time")
     """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
-    crossed_seconds: float = _known(1.0e-5, 2.5, "time")
+    crossed_seconds: float = _known(1.0e-5, 2.5, "time", shared=False)
     """Seconds that a tensor-parallel collective waits, a rank of its group, where pipeline neighbours are on other nodes."""
     data_exposed: float = _known(0.35, 0.6, "time")
     """Share of the data-parallel communication that could be hidden and is not."""
@@ -71,9 +74,10 @@ class Coefficients:
     """Standard deviation of the logarithm of measured / predicted memory."""
 
 
-def names(quantity: str) -> tuple[str, ...]:
-    """The coefficients of `time`, `memory` or `band`."""
-    return tuple(field.name for field in dataclasses.fields(Coefficients) if field.metadata["quantity"] == quantity)
+def names(quantity: str, *, shared: bool = False) -> tuple[str, ...]:
+    """The coefficients of `time`, `memory` or `band`; `shared`: those alone that hold for any software."""
+    chosen = [item for item in dataclasses.fields(Coefficients) if item.metadata["quantity"] == quantity]
+    return tuple(item.name for item in chosen if item.metadata["shared"] or not shared)
 
 
 def spread(name: str) -> float:

@@ -8,7 +8,6 @@ from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, group_of, tensor_group
 
-
 _SHARP = 4.0
 
 
@@ -51,7 +50,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
 
 def _longer(one: Array, other: Array) -> Array:
     """The longer of two times that run beside each other; where they are alike they hold each other up."""
-    return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)  # type: ignore[no-any-return]
+    return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)
 
 
 def _tokens(cases: Cases) -> Array:

@@ -44,7 +44,7 @@ class Memory:
 
     def fits(self, cases: Cases) -> NDArray[np.bool_]:
         """Whether it runs on the device, by the mean prediction."""
-        return self.needed <= cases.hardware.capacity * USABLE  # type: ignore[no-any-return]
+        return self.needed <= cases.hardware.capacity * USABLE
 
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
@@ -70,7 +70,9 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     held = stage_parameters(cases, layers, first, last)
     tags = _states(cases, held)
     tags["buffers"] = _buffers(cases, held)
-    tags["activations"] = rates.activation_scale * _activations(cases, rates, layers, place, first, last) + rates.workspace_bytes
+    tags["activations"] = (
+        rates.activation_scale * _activations(cases, rates, layers, place, first, last) + rates.workspace_bytes
+    )
     used = np.sum(list(np.broadcast_arrays(*tags.values())), axis=0)
     tags["reserved"] = (rates.fragmentation - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
@@ -148,7 +150,8 @@ def _activations(cases: Cases, rates: Coefficients, layers: Array, place: Array,
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     working = np.where(layouts.recompute > 0, whole - kept, 0.0) + rates.working_layers * whole
     peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * again
-    return tokens * ahead * layers * kept + ahead * embedded + peak
+    held: Array = tokens * ahead * layers * kept + ahead * embedded + peak
+    return held
 
 
 def _divided(cases: Cases) -> Array:

@@ -1,0 +1,25 @@
+"""The coefficients that are shipped: fitted once to measurements of others by `benchmarks/fit_coefficients.py`."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.prediction.coefficients import Coefficients
+
+_FILE = Path(__file__).with_name("fitted.toml")
+
+
+def shipped_rates() -> Coefficients:
+    """The shipped coefficients."""
+    return Coefficients(**_fitted()["coefficients"])
+
+
+def fitted_sources() -> frozenset[str]:
+    """Names of the sources of measurements that they were fitted to."""
+    return frozenset(_fitted()["sources"]["names"])
+
+
+@cache
+def _fitted() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))

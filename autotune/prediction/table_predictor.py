@@ -1,0 +1,204 @@
+"""The analytic model as a predictor of tables of measurements, and how it is calibrated on their rows."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.cases import Array, Cases, stacked
+from autotune.prediction.coefficients import Coefficients, names
+from autotune.prediction.fitting import fitted
+from autotune.prediction.memory import Memory
+from autotune.prediction.rates import fitted_sources, shipped_rates
+from autotune.prediction.residual import FEWEST, Residual, learned
+from autotune.prediction.row_cases import case_of, refusal
+from autotune.prediction.step import Z90, predict
+from autotune.validation.contract import Forecast
+from autotune.validation.row import Row
+from autotune.validation.truth import peak_bytes, step_seconds
+
+_MOST = 400
+"""Rows that coefficients are fitted on; more tell next to nothing new of a score of them."""
+_EACH = 10.0
+"""Rows that a source weighs at most where several are fitted together."""
+_TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
+_HALF = 4.0
+"""Rows at which the spread of a band is half the measured and half the prior one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """What is known of one source."""
+
+    rates: Coefficients
+    residual: Residual | None = None
+    offset: float = 0.0
+    """Logarithm of measured / predicted time that all rows of the source share, where there are too few for a residual."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePredictor:
+    """Predicts rows of tables. Rows of a source that it was calibrated on are predicted by what that source taught."""
+
+    known: tuple[Row, ...] | None = None
+    """Rows that it was calibrated on; None: the shipped coefficients."""
+    _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
+
+    def in_sample(self, rows: Sequence[Row]) -> int:
+        """How many of the rows are of sources that the shipped coefficients were fitted on."""
+        return 0 if self.known is not None else sum(row.source in fitted_sources() for row in rows)
+
+    def refusals(self, rows: Sequence[Row]) -> list[str | None]:
+        """Why each row cannot be represented."""
+        return [refusal(row) for row in rows]
+
+    def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
+        """One that knows these rows and generic priors alone."""
+        return TablePredictor(known=tuple(rows))
+
+    def forecast(self, rows: Sequence[Row]) -> Forecast:
+        """Time, memory and verdict of each row, with bands that hold nine times out of ten."""
+        found: dict[str, list[int]] = {}
+        for index, row in enumerate(rows):
+            found.setdefault(row.source, []).append(index)
+        columns = {name: np.empty(len(rows)) for name in Forecast.__dataclass_fields__}
+        for source, indices in found.items():
+            for name, values in self._forecast(source, [rows[index] for index in indices]).items():
+                columns[name][indices] = values
+        verdict = columns.pop("out_of_memory") > 0
+        return Forecast(out_of_memory=verdict, **columns)
+
+    def _forecast(self, source: str, rows: Sequence[Row]) -> dict[str, Array]:
+        fit = self._fit(source)
+        cases = stacked([case_of(row) for row in rows])
+        prediction = predict(cases, fit.rates)
+        seconds = prediction.seconds * np.exp(fit.residual(cases) if fit.residual else fit.offset)
+        anywhere = replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
+        read = as_read(prediction.memory, rows)
+        return {
+            "step_seconds": seconds,
+            "step_seconds_low": seconds * np.exp(-Z90 * fit.rates.time_spread),
+            "step_seconds_high": seconds * np.exp(Z90 * fit.rates.time_spread),
+            "memory_bytes": read,
+            "memory_bytes_low": read * np.exp(-Z90 * fit.rates.memory_spread),
+            "memory_bytes_high": read * np.exp(Z90 * fit.rates.memory_spread),
+            "out_of_memory": 1.0 * ~predict(anywhere, fit.rates).memory.fits(anywhere),
+        }
+
+    def _fit(self, source: str) -> _Fit:
+        if self.known is None:
+            return _Fit(rates=shipped_rates())
+        own = source if source in self._sources else ""
+        if own not in self._fits:
+            self._fits[own] = _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own))
+        return self._fits[own]
+
+    @cached_property
+    def _sources(self) -> frozenset[str]:
+        return frozenset(row.source for row in self.known or ())
+
+
+def as_read(memory: Memory, rows: Sequence[Row]) -> Array:
+    """Of a memory prediction what each row's way of reading sees: the allocator's bytes, those reserved, or the device's."""
+    kinds = [(row.mem_kind or "").lower() for row in rows]
+    device = np.array(["smi" in kind for kind in kinds])
+    reserved = np.array(["reserved" in kind for kind in kinds]) | device
+    beyond = np.where(reserved, memory.by_tag["reserved"], 0.0) + np.where(device, memory.by_tag["context"], 0.0)
+    read: Array = memory.allocated + beyond
+    return read
+
+
+def fitted_rates(rows: Sequence[Row], *, together: bool, before: Coefficients | None = None) -> Coefficients:
+    """Coefficients from rows; `together`: rows of several sources, each of which weighs the same."""
+    rates = _fit_memory(rows, before or Coefficients(), together)
+    return _fit_time(rows, rates, together)
+
+
+def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
+    """What the rows of one source teach: coefficients, and what these leave over. Of several: coefficients alone."""
+    rates = fitted_rates(rows, together=not own)
+    timed = [row for row in rows if step_seconds(row)]
+    if not own or not timed:
+        return _Fit(rates=rates)
+    cases = stacked([case_of(row) for row in timed])
+    errors = np.log(_times(timed) / predict(cases, rates).seconds)
+    if len(timed) < FEWEST:
+        return _Fit(rates=rates, offset=float(errors.sum() / (len(timed) + 1.0)))
+    return _Fit(rates=rates, residual=learned(cases, errors))
+
+
+def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+    """Twice: the second time with the noise that the first one found."""
+    timed = _spread_out([row for row in rows if step_seconds(row)])
+    if not timed:
+        return before
+    cases, measured = stacked([case_of(row) for row in timed]), _times(timed)
+    weights = _weights(timed, together)
+    noise, rates = _TIME_NOISE, before
+    for _ in range(2):
+        rates = fitted(
+            names("time", shared=together), before, lambda tried: predict(cases, tried).seconds, measured, noise, weights
+        )
+        left = np.log(measured / predict(cases, rates).seconds)
+        spread = _spread(left, timed, before.time_spread)
+        if spread < 1.5 * noise:
+            break
+        noise = min(spread, 0.2)
+    return replace(rates, time_spread=spread)
+
+
+def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+    held = _spread_out([row for row in rows if peak_bytes(row)])
+    if not held:
+        return before
+    cases, measured = stacked([case_of(row) for row in held]), np.array([peak_bytes(row) or 0.0 for row in held])
+
+    def predicted(tried: Coefficients) -> Array:
+        return as_read(predict(cases, tried).memory, held)
+
+    weights = _weights(held, together)
+    rates = fitted(names("memory"), before, predicted, measured, _MEMORY_NOISE, weights)
+    left = np.log(measured / predicted(rates))
+    return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
+
+
+def _spread_out(rows: Sequence[Row]) -> list[Row]:
+    """At most `_MOST` of the rows, the same ones every time."""
+    if len(rows) <= _MOST:
+        return list(rows)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST]
+    return [rows[index] for index in sorted(chosen)]
+
+
+def _weights(rows: Sequence[Row], together: bool) -> Array | None:
+    if not together:
+        return None
+    counts = {row.source: 0 for row in rows}
+    for row in rows:
+        counts[row.source] += 1
+    return np.array([min(1.0, _EACH / counts[row.source]) for row in rows])
+
+
+def _times(rows: Sequence[Row]) -> Array:
+    return np.array([step_seconds(row) or 0.0 for row in rows])
+
+
+def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> float:
+    """Standard deviation by the median, that of the middle source, drawn to the prior where there are few rows."""
+    sources = {row.source for row in rows}
+    own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
+    found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
+    return float((len(left) * found + _HALF * before) / (len(left) + _HALF))
+
+
+def coefficient_values(rates: Coefficients) -> dict[str, float]:
+    """Every coefficient by its name."""
+    return dataclasses.asdict(rates)
+
+
+def cases_of_rows(rows: Sequence[Row]) -> Cases:
+    """The cases of rows that are not refused."""
+    return stacked([case_of(row) for row in rows])

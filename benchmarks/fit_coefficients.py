@@ -1,0 +1,54 @@
+"""Fits the coefficients that are shipped to measurements of others, and writes them with their sources.
+
+    python benchmarks/fit_coefficients.py [--data ../shared/data] [--out autotune/prediction/fitted.toml]
+
+Every source weighs the same. Of the measurements nothing is kept but the coefficients.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.row_cases import refusal
+from autotune.prediction.table_predictor import coefficient_values, fitted_rates
+from autotune.validation.table import read_table
+
+HEADER = """# Made by benchmarks/fit_coefficients.py from measurements of the sources named below; not to be edited.
+# Units and meaning: autotune/prediction/coefficients.py.
+"""
+
+
+def main() -> int:
+    """Fit and write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--out", type=Path, default=Path("autotune/prediction/fitted.toml"))
+    options = parser.parse_args()
+    table = options.data / "measured.csv"
+    if not table.exists():
+        print(f"{table}: is not there; give --data, the folder of measurements", file=sys.stderr)
+        return 2
+    rows = [row for row in read_table(table).rows if refusal(row) is None]
+    rates = fitted_rates(rows, together=True)
+    options.out.write_text(_document(rates, sorted({row.source for row in rows})), encoding="utf-8")
+    prior = coefficient_values(Coefficients())
+    for name, value in coefficient_values(rates).items():
+        print(f"{name:26} {value:12.4g}   prior {prior[name]:10.4g}")
+    return 0
+
+
+def _document(rates: Coefficients, sources: list[str]) -> str:
+    lines = [HEADER, "[sources]", "names = ["]
+    lines += [f"  {_quoted(source)}," for source in sources]
+    lines += ["]", "", "[coefficients]"]
+    lines += [f"{name} = {value:.6g}" for name, value in coefficient_values(rates).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+if __name__ == "__main__":
+    sys.exit(main())
