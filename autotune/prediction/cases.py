@@ -133,10 +133,14 @@ class Software:
     """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array
     """Bytes for one logit that outlive a micro-batch, where there are several."""
+    fragments: Array
+    """What the allocator must have, as a multiple of what is used, before memory runs out."""
     scores: Array
     """Bytes kept for one element of the attention matrix; 0: a kernel that does not keep it."""
     norm_extra: Array
     """Bytes kept for an element beyond the inputs of a norm: what a norm that is not one kernel saves."""
+    input_share: Array
+    """Bytes kept of what products read, as a share of the type that is computed in."""
     mlp_bytes: Array
     """Bytes kept for an element of the MLP's hidden layer."""
     frozen_outputs: Array

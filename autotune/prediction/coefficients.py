@@ -29,7 +29,7 @@ class Coefficients:
     """Time of backward as a multiple of forward's."""
     traffic: float = _known(1.0, 0.4, "time")
     """Bytes that norms, residuals and activations move, as a multiple of the least."""
-    kernel_seconds: float = _known(2.0e-4, 0.8, "time")
+    kernel_seconds: float = _known(2.0e-4, 0.8, "time", shared=False)
     """Seconds in which the host launches one layer's forward."""
     collective_launch: float = _known(4.0e-4, 1.0, "time", shared=False)
     """Seconds that launching tensor-parallel collectives adds to that."""
@@ -45,7 +45,7 @@ class Coefficients:
     """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
     crossed_seconds: float = _known(1.0e-5, 2.5, "time", shared=False)
     """Seconds that a tensor-parallel collective waits, a rank of its group, where pipeline neighbours are on other nodes."""
-    data_exposed: float = _known(0.35, 0.6, "time")
+    data_exposed: float = _known(0.15, 0.8, "time", shared=False)
     """Share of the data-parallel communication that could be hidden and is not."""
     hop_seconds: float = _known(2.0e-4, 0.8, "time")
     """Seconds that a micro-batch costs at a boundary of pipeline stages beyond its bytes."""

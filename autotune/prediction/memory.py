@@ -12,6 +12,8 @@ from autotune.prediction.pipeline import in_flight, split_layers
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
 """As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
+SELECTIVE = 0.45
+"""Share of a layer's activations that are kept where every other product's output is [torchtitan's per-operator policy]."""
 USABLE = 0.988
 """Share of a device's nominal memory that a process can have: 79.2 of 80 GiB [A100 and H100]."""
 
@@ -42,9 +44,13 @@ class Memory:
         """Bytes that torch's allocator has given out at the peak."""
         return self.needed - self.by_tag["context"]
 
+    def usable(self, cases: Cases) -> Array:
+        """Bytes of the device that can be used: what fragments of the allocator leave."""
+        return cases.hardware.capacity * USABLE / cases.software.fragments
+
     def fits(self, cases: Cases) -> NDArray[np.bool_]:
         """Whether it runs on the device, by the mean prediction."""
-        return self.needed <= cases.hardware.capacity * USABLE
+        return self.needed <= self.usable(cases)
 
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
@@ -171,7 +177,7 @@ def layer_bytes(cases: Cases) -> Array:
     masks = shapes.dropout * 2 * shapes.hidden
     norms = (2 * width + software.norm_extra) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
-    inputs = np.where(frozen, width, 2 * width) * shapes.hidden
+    inputs = np.where(frozen, width, 2 * width) * software.input_share * shapes.hidden
     attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
     scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
     least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
@@ -191,7 +197,7 @@ def kept_layer_bytes(cases: Cases) -> Array:
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
     scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence) / layouts.tensor
-    selective = np.where(software.scores > 0, whole - scores, 0.5 * whole)
+    selective = np.where(software.scores > 0, whole - scores, SELECTIVE * whole)
     kept = np.select([layouts.recompute == 2, layouts.recompute == 1], [full, selective], default=whole)
     return whole + (kept - whole) / layouts.recompute_every
 

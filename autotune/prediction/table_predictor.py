@@ -8,13 +8,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.cases import Array, Cases, stacked
+from autotune.prediction.cases import RECOMPUTE, Array, Cases, Flags, stacked
 from autotune.prediction.coefficients import Coefficients, names
 from autotune.prediction.fitting import fitted
 from autotune.prediction.memory import Memory
 from autotune.prediction.rates import fitted_sources, shipped_rates
 from autotune.prediction.residual import FEWEST, Residual, learned
-from autotune.prediction.row_cases import case_of, refusal
+from autotune.prediction.row_cases import adapts, case_of, refusal
 from autotune.prediction.step import Z90, predict
 from autotune.validation.contract import Forecast
 from autotune.validation.row import Row
@@ -22,9 +22,11 @@ from autotune.validation.truth import peak_bytes, step_seconds
 
 _MOST = 400
 """Rows that coefficients are fitted on; more tell next to nothing new of a score of them."""
-_EACH = 10.0
-"""Rows that a source weighs at most where several are fitted together."""
+_EACH = {"time": 3.0, "memory": 3.0}
+"""Rows that a source weighs at most where several are fitted together: what they keep in memory is their software's own."""
 _TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
+_APART = 0.3
+"""Standard deviation of the logarithm by which sources differ in what no coefficient stands for."""
 _HALF = 4.0
 """Rows at which the spread of a band is half the measured and half the prior one."""
 
@@ -35,6 +37,7 @@ class _Fit:
 
     rates: Coefficients
     residual: Residual | None = None
+    memory_residual: Residual | None = None
     offset: float = 0.0
     """Logarithm of measured / predicted time that all rows of the source share, where there are too few for a residual."""
 
@@ -73,11 +76,13 @@ class TablePredictor:
 
     def _forecast(self, source: str, rows: Sequence[Row]) -> dict[str, Array]:
         fit = self._fit(source)
-        cases = stacked([case_of(row) for row in rows])
+        cases = _settled(stacked([case_of(row) for row in rows]), rows, fit.rates)
         prediction = predict(cases, fit.rates)
         seconds = prediction.seconds * np.exp(fit.residual(cases) if fit.residual else fit.offset)
-        anywhere = replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
-        read = as_read(prediction.memory, rows)
+        anywhere = _anywhere(cases)
+        beyond = np.exp(fit.memory_residual(cases)) if fit.memory_residual else 1.0
+        read = as_read(prediction.memory, rows) * beyond
+        fullest = predict(anywhere, fit.rates).memory
         return {
             "step_seconds": seconds,
             "step_seconds_low": seconds * np.exp(-Z90 * fit.rates.time_spread),
@@ -85,7 +90,7 @@ class TablePredictor:
             "memory_bytes": read,
             "memory_bytes_low": read * np.exp(-Z90 * fit.rates.memory_spread),
             "memory_bytes_high": read * np.exp(Z90 * fit.rates.memory_spread),
-            "out_of_memory": 1.0 * ~predict(anywhere, fit.rates).memory.fits(anywhere),
+            "out_of_memory": 1.0 * (fullest.needed * beyond > fullest.usable(anywhere)),
         }
 
     def _fit(self, source: str) -> _Fit:
@@ -99,6 +104,34 @@ class TablePredictor:
     @cached_property
     def _sources(self) -> frozenset[str]:
         return frozenset(row.source for row in self.known or ())
+
+
+def _anywhere(cases: Cases) -> Cases:
+    """With the memory of the fullest rank, whichever was read."""
+    return replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
+
+
+def _settled(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
+    """With the least recomputation that fits, else with divided parameters, where a row leaves these open."""
+    adapting = np.array([adapts(row) for row in rows])
+    recomputes = adapting & np.array([row.recompute is None for row in rows])
+    divides = adapting & np.array([row.zero_stage is None for row in rows])
+    if not (recomputes | divides).any():
+        return cases
+    for level in range(1, len(RECOMPUTE)):
+        cases = _raised(cases, "recompute", level, recomputes & ~_fits(cases, rates))
+    cases = _raised(cases, "zero_stage", 3, divides & ~_fits(cases, rates))
+    cases = _raised(cases, "recompute", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
+    return _raised(cases, "recompute", 2, recomputes & divides & ~_fits(cases, rates))
+
+
+def _fits(cases: Cases, rates: Coefficients) -> Flags:
+    return predict(_anywhere(cases), rates).memory.fits(cases)
+
+
+def _raised(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
+    changed = np.where(chosen, value, getattr(cases.layouts, name))
+    return replace(cases, layouts=replace(cases.layouts, **{name: changed}))
 
 
 def as_read(memory: Memory, rows: Sequence[Row]) -> Array:
@@ -121,13 +154,21 @@ def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
     """What the rows of one source teach: coefficients, and what these leave over. Of several: coefficients alone."""
     rates = fitted_rates(rows, together=not own)
     timed = [row for row in rows if step_seconds(row)]
+    held = [row for row in rows if peak_bytes(row)]
+    memory = _memory_residual(held, rates) if own and len(held) >= FEWEST else None
     if not own or not timed:
-        return _Fit(rates=rates)
-    cases = stacked([case_of(row) for row in timed])
+        return _Fit(rates=rates, memory_residual=memory)
+    cases = _settled(stacked([case_of(row) for row in timed]), timed, rates)
     errors = np.log(_times(timed) / predict(cases, rates).seconds)
     if len(timed) < FEWEST:
-        return _Fit(rates=rates, offset=float(errors.sum() / (len(timed) + 1.0)))
-    return _Fit(rates=rates, residual=learned(cases, errors))
+        return _Fit(rates=rates, memory_residual=memory, offset=float(errors.sum() / (len(timed) + 1.0)))
+    return _Fit(rates=rates, memory_residual=memory, residual=learned(cases, errors))
+
+
+def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
+    cases = _settled(stacked([case_of(row) for row in held]), held, rates)
+    read = as_read(predict(cases, rates).memory, held)
+    return learned(cases, np.log(np.array([peak_bytes(row) or 0.0 for row in held]) / read))
 
 
 def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
@@ -135,9 +176,9 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
     timed = _spread_out([row for row in rows if step_seconds(row)])
     if not timed:
         return before
-    cases, measured = stacked([case_of(row) for row in timed]), _times(timed)
-    weights = _weights(timed, together)
-    noise, rates = _TIME_NOISE, before
+    cases, measured = _settled(stacked([case_of(row) for row in timed]), timed, before), _times(timed)
+    weights = _weights(timed, _EACH["time"] if together else None)
+    noise, rates = _APART if together else _TIME_NOISE, before
     for _ in range(2):
         rates = fitted(
             names("time", shared=together), before, lambda tried: predict(cases, tried).seconds, measured, noise, weights
@@ -159,7 +200,7 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     def predicted(tried: Coefficients) -> Array:
         return as_read(predict(cases, tried).memory, held)
 
-    weights = _weights(held, together)
+    weights = _weights(held, _EACH["memory"] if together else None)
     rates = fitted(names("memory"), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
     return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
@@ -173,13 +214,13 @@ def _spread_out(rows: Sequence[Row]) -> list[Row]:
     return [rows[index] for index in sorted(chosen)]
 
 
-def _weights(rows: Sequence[Row], together: bool) -> Array | None:
-    if not together:
+def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
+    if each is None:
         return None
     counts = {row.source: 0 for row in rows}
     for row in rows:
         counts[row.source] += 1
-    return np.array([min(1.0, _EACH / counts[row.source]) for row in rows])
+    return np.array([min(1.0, each / counts[row.source]) for row in rows])
 
 
 def _times(rows: Sequence[Row]) -> Array:
