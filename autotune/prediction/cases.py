@@ -153,6 +153,8 @@ class Software:
     """1 where tensor parallelism does not divide the logits."""
     keeps_gathered: Array
     """1 where sequence parallelism keeps its gathered inputs for backward, else it gathers them again; 2: without pipelines."""
+    scatters: Array
+    """1 where tensor-parallel ranks send a part each over a pipeline's boundary and gather it there."""
     attention_speed: Array
     """Speed of the attention kernel as a multiple of the standard kernel's."""
     elementwise: Array

@@ -28,6 +28,7 @@ def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple
         logit_bytes=scalar(values["logit_bytes"]),
         whole_logits=scalar(values["whole_logits"]),
         keeps_gathered=scalar(values["keeps_gathered"]),
+        scatters=scalar(values["scatters"]),
         attention_speed=scalar(values["attention_speed"]),
         elementwise=scalar(values["elementwise"]),
         first_heavy=scalar(values["first_heavy"]),

@@ -96,7 +96,7 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, batch: MicroBat
     layouts, shapes = cases.layouts, cases.shapes
     whole = shapes.layers * (batch.layer + batch.layer_communication) + batch.head
     mean = np.minimum(whole / layouts.pipeline, slowest)
-    divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
     tokens = layouts.micro_batch * shapes.sequence / layouts.context
     message = tokens * shapes.hidden * layouts.parameter_bytes / divided
     hop = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
