@@ -71,9 +71,14 @@ class ParallelSession(EngineSession):
         self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
 
     def train_step(self) -> StepReport:
+        loss, norm = self.run_step()
+        # Read last: reading waits for the device.
+        return StepReport(loss=None if loss is None else float(loss), gradient_norm=None if norm is None else float(norm))
+
+    def run_step(self) -> tuple[Tensor | None, Tensor | None]:
+        """`train_step`, whose loss and gradient norm are left where they are."""
         loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0])
-        norm = self._update()
-        return StepReport(loss=None if loss is None else float(loss), gradient_norm=norm)
+        return loss, self._update()
 
     def settled(self) -> bool:
         return all(replica.settled() for replica in self.replicas)
@@ -115,7 +120,7 @@ class ParallelSession(EngineSession):
         return torch.stack(losses).mean()
 
     @torch.no_grad()
-    def _update(self) -> float | None:
+    def _update(self) -> Tensor | None:
         for replica in self.replicas:
             replica.finish_gradients()
         self._sum_tied()
@@ -123,7 +128,7 @@ class ParallelSession(EngineSession):
         scale = None if norm is None else (self.workload.gradient_clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0)
         for replica in self.replicas:
             replica.update(scale)
-        return None if norm is None else float(norm)
+        return norm
 
     def _sum_tied(self) -> None:
         """Sum the gradients of a tied weight that the pipeline holds twice, on its first and on its last stage."""

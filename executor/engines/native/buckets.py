@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import Group, InFlight, mark
+from executor.engines.native.collectives import Group, InFlight, mark, shares_memory
 from executor.engines.native.layout import Layout, Slot, as_rows
 from search_spaces.trial_config import TrialConfig
 
@@ -208,7 +208,7 @@ class GradientReducer:
     def _land(self, sent: _Sent) -> None:
         sent.work.wait()
         share = self._share(sent.bucket)
-        if sent.output.data_ptr() != share.data_ptr():
+        if not shares_memory(sent.output, share):
             share.copy_(sent.output) if sent.first else share.add_(sent.output)
         if sent.last and self.replicas.size > 1:
             self._between_replicas.append(self.replicas.all_reduce(share))

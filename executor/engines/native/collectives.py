@@ -1,7 +1,10 @@
 """The collectives of one mesh dimension, and how a tensor is marked for the memory account."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,29 @@ BACKEND_SECONDS = 0.001
 """Seconds that a memory account gives the backend's thread to let go of a finished collective."""
 
 
+class Onlooker(Protocol):
+    """Follows an engine from outside: a dry run, which has no allocator that reports."""
+
+    def marked(self, tag: str, value: Tensor) -> None:
+        """The engine says that `value`'s storage belongs to `tag`."""
+
+    def started(self) -> object:
+        """A collective was started. What is returned is kept until it has been waited for."""
+
+
+_onlooker: ContextVar[Onlooker | None] = ContextVar("onlooker", default=None)
+
+
+@contextmanager
+def watched_by(onlooker: Onlooker) -> Iterator[None]:
+    """Tell `onlooker` what engines do on this thread."""
+    token = _onlooker.set(onlooker)
+    try:
+        yield
+    finally:
+        _onlooker.reset(token)
+
+
 class InFlight:
     """A collective on its way."""
 
@@ -29,6 +55,8 @@ class InFlight:
         self._aliases = aliases if accounting() and _use_count is not None else ()
         self._uses = [_use_count(alias) for alias in self._aliases] if _use_count is not None else []
         self._work = start()
+        onlooker = _onlooker.get()
+        self._beside = None if onlooker is None or self._work is None else onlooker.started()
 
     def wait(self) -> None:
         """Return when the result may be used; on CUDA, by the current stream.
@@ -40,6 +68,7 @@ class InFlight:
         if work is None:
             return
         work.wait()
+        self._beside = None
         if self._aliases:
             time.sleep(BACKEND_SECONDS)
             del work
@@ -110,6 +139,13 @@ def accounting() -> bool:
 
 def mark(tag: str, value: Tensor) -> None:
     """Tell a running memory account that `value`'s storage belongs to `tag`. Costs nothing where none runs."""
+    if (onlooker := _onlooker.get()) is not None:
+        onlooker.marked(tag, value)
     if accounting():
         with record_function(f"autotune.tag:{tag}:{value.untyped_storage().data_ptr()}"):
             pass
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in one storage; also where they hold no data."""
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

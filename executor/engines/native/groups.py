@@ -1,6 +1,6 @@
 """The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch.distributed as dist
 
@@ -37,6 +37,10 @@ class ParallelGroups:
                 before = total.get((operation, dimension), (0, 0))
                 total[operation, dimension] = (before[0] + count, before[1] + size)
         return total
+
+    def by_dimension(self) -> Iterator[tuple[str, Group]]:
+        """Every group with the dimension under which its traffic is reported."""
+        yield from self._all
 
     def close(self) -> None:
         """Destroy the groups that were made here; the default group stays."""

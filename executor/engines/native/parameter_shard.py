@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import mark
+from executor.engines.native.collectives import mark, shares_memory
 from executor.engines.native.copies import Copy, CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
 
@@ -65,7 +65,7 @@ class MasterShard(ParameterShard):
 
     def read(self, ranges: Sequence[Range]) -> Loaded:
         values = joined(self.master, ranges).to(self.dtype)
-        if values.untyped_storage().data_ptr() != self.master.untyped_storage().data_ptr():
+        if not shares_memory(values, self.master):
             mark("buffers", values)
         return Loaded(values)
 

@@ -167,7 +167,16 @@ class _Stage(PipelineStage):
 
     def end_step(self) -> None:
         """Call after the schedule's step."""
+        self._forget_local()
         self.replica.end_step()
+
+    def _forget_local(self) -> None:
+        """Let go of what a stage on this rank has handed over: torch would keep the last step's until the next one's comes."""
+        ranks = self.stage_index_to_group_rank
+        for near, received in ((self.stage_index - 1, self.args_recv_info), (self.stage_index + 1, self.grad_recv_info)):
+            if ranks.get(near) == self.group_rank:
+                for info in (info for infos in received.values() for info in infos):
+                    info.buffer = None
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         self.ledger.add()

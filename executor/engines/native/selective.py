@@ -55,7 +55,7 @@ class Region:
         kept = tree_map_only(Tensor, _detached, result)
         tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
         self._kept.append((key, kept, [tensor._version for tensor in tensors]))
-        self._storages.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        self._storages.update(tensor.untyped_storage()._cdata for tensor in tensors)
 
     def rewind(self) -> None:
         """Begin to recall from the first result."""
@@ -87,7 +87,7 @@ class Region:
 
     def check_overwritten(self, tensors: list[Tensor]) -> None:
         """Refuse an in-place collective on a kept result: it would run a second time on what it has already reduced."""
-        if not self.in_collective and any(tensor.untyped_storage().data_ptr() in self._storages for tensor in tensors):
+        if not self.in_collective and any(tensor.untyped_storage()._cdata in self._storages for tensor in tensors):
             raise RuntimeError(
                 "a collective overwrites a result that a checkpointed block keeps; call it through keep_collective"
             )

@@ -1,0 +1,37 @@
+"""FLOPs of one operator from the shapes that this rank computes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+Formula = Callable[..., int]
+"""(arguments of the operator, `out_val`: its result) -> FLOPs."""
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Two products: scores, and values mixed by them. Of grouped queries each head has its own."""
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
+
+
+def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Scores once more, and the gradients of scores, queries, keys and values."""
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
+
+
+def _attention() -> dict[Any, Formula]:
+    """Every fused attention that this torch has: those of torch's own table know neither the CPU's nor grouped queries."""
+    aten = torch.ops.aten
+    found: dict[Any, Formula] = {}
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        forward, backward = (f"_scaled_dot_product_{kind}{suffix}" for suffix in ("", "_backward"))
+        if hasattr(aten, forward) and hasattr(aten, backward):
+            found |= {getattr(aten, forward): _forward, getattr(aten, backward): _backward}
+    return found
+
+
+FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention()}
+"""Operator packet -> formula: torch's for matrix products and convolutions."""

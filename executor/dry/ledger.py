@@ -1,0 +1,143 @@
+"""Which storages live, by weak reference, and the highest sum of a step, split by tag."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.engine import HOST, TAGS
+
+
+_RESIZE = torch.UntypedStorage.resize_
+
+
+@dataclass(slots=True)
+class _Block:
+    """The memory of one storage."""
+
+    size: int
+    tag: str
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """The memory of one step, in bytes; fields as in `DryRank`."""
+
+    peak: int
+    by_tag: dict[str, int]
+    tag_peaks: dict[str, int]
+    host: int
+
+
+class Ledger:
+    """Follows the storages of a dry run from the first on; what it adds up begins with `open`.
+
+    A storage is known by the address of its `StorageImpl`, since tensors without data have no other; it dies when the last
+    tensor of it does. A tag holds for a block's whole life, also where it is told late.
+    """
+
+    def __init__(self, rounding_bytes: int = 1) -> None:
+        self._rounding = rounding_bytes
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Block]] = {}
+        self._changes: list[tuple[int, _Block]] = []
+        self._is_open = False
+        self._first: list[_Block] = []
+        self._host = 0
+
+    def see(self, value: Tensor, tag: str = "activations") -> None:
+        """A tensor that an operator returned: its storage is entered unless it is known."""
+        storage = value.untyped_storage()
+        key = storage._cdata
+        if (entry := self._known.get(key)) is not None:
+            if not entry[1].size and storage.size():
+                # FakeTensorMode makes a view that it knows by `set_`, which fills an emptied storage again.
+                _RESIZE(storage, 0)
+            return
+        block = _Block(self._rounded(storage.size()), tag, self._is_open)
+        self._known[key] = weakref.ref(storage, lambda _: self._died(key)), block
+        if self._is_open:
+            self._changes.append((block.size, block))
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size now."""
+        entry = self._known.get(storage._cdata)
+        if entry is None:
+            return
+        block = entry[1]
+        if block.counted and block.size:
+            self._changes.append((-block.size, block))
+        # What becomes of it is a new allocation: its tag is told anew.
+        new = _Block(self._rounded(storage.size()), "activations", self._is_open)
+        self._known[storage._cdata] = entry[0], new
+        if self._is_open and new.size:
+            self._changes.append((new.size, new))
+
+    def allocate(self, size: int, tag: str) -> object:
+        """Memory without a tensor; it is released when what is returned goes."""
+        token = _Token()
+        if self._is_open and size:
+            block = _Block(self._rounded(size), tag, True)
+            self._changes.append((block.size, block))
+            weakref.finalize(token, self._changes.append, (-block.size, block))
+        return token
+
+    def mark(self, tag: str, value: Tensor) -> None:
+        """The engine says whose memory this is."""
+        entry = self._known.get(value.untyped_storage()._cdata)
+        if entry is not None:
+            entry[1].tag = tag
+
+    def open(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Begin to add up, with the storages that the engine names; the first tag that names one holds."""
+        self._changes, self._first = [], []
+        host: dict[int, int] = {}
+        for tag, value in named:
+            self.see(value)
+            key = value.untyped_storage()._cdata
+            block = self._known[key][1]
+            if tag == HOST:
+                host[key] = block.size
+            elif block.size and not block.counted:
+                block.tag, block.counted = tag, True
+                self._first.append(block)
+        self._host = sum(host.values())
+        self._is_open = True
+
+    def close(self) -> Foretold:
+        """End, and tell the highest sum."""
+        self._is_open = False
+        now = Counter[str]()
+        for block in self._first:
+            now[block.tag] += block.size
+        highest, peak, at_peak = Counter(now), now.total(), Counter(now)
+        total = peak
+        for size, block in self._changes:
+            now[block.tag] += size
+            total += size
+            highest[block.tag] = max(highest[block.tag], now[block.tag])
+            if total > peak:
+                peak, at_peak = total, Counter(now)
+        return Foretold(
+            peak=peak,
+            by_tag={tag: at_peak[tag] for tag in TAGS},
+            tag_peaks={tag: highest[tag] for tag in TAGS},
+            host=self._host,
+        )
+
+    def _died(self, key: int) -> None:
+        _, block = self._known.pop(key)
+        if block.counted and self._is_open and block.size:
+            self._changes.append((-block.size, block))
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._rounding) * self._rounding
+
+
+class _Token:
+    """Stands for memory without a tensor."""
+
+    __slots__ = ("__weakref__",)

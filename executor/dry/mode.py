@@ -1,0 +1,165 @@
+"""The one mode through which every operator of a dry run passes."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor.dry.backends import Backend
+from executor.dry.flops import FORMULAS
+from executor.dry.ledger import Ledger
+from executor.dry.quick import QUICK, quick
+from executor.dry.traffic import FULL_MESSAGE, Traffic
+from executor.engines.native.collectives import watched_by
+from search_spaces.model import ModelSpec
+
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Above `FakeTensorMode`: sees every operator below autograd, and follows memory, FLOPs and traffic in one pass.
+
+    1. Tensors that wrap others (DTensor) are passed by: what they hold comes as operators of its own, in local shapes.
+    2. An optimizer that reads its step counter is told 1, and so is torch's pipeline schedule, whose shapes are stated. Our own
+       model's experts each get as many tokens as any other. Elsewhere a tensor without data has no value to give.
+    3. A collective makes what its backend would allocate for itself, until the engine has waited for it (`started`).
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, backend: Backend, spec: ModelSpec | None = None) -> None:
+        """`spec`: what our own model is of; None: the module is a user's."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.backend, self.ledger, self.traffic = backend, Ledger(backend.rounding_bytes), Traffic()
+        self.flops: int | None = 0
+        # What reads a value in our own model's steps is torch's alone, and takes 1 for an answer.
+        self._tells_values = int(spec is not None)
+        self._experts = itertools.cycle(range(spec.num_experts)) if spec is not None and spec.num_experts else None
+        self._expert_count = spec.num_experts if spec is not None else 0
+        self._copy: object = None
+        self._formulas: dict[Any, Callable[..., int] | None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for by every operator in C++: most calls by far
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if self._tells_values and func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        if self._experts is not None and func is torch.ops.aten.nonzero.default:
+            func, args = torch.ops.aten.new_empty.default, (args[0], [self._share_of_expert(args[0].numel()), args[0].dim()])
+            kwargs = {"dtype": torch.int64}
+        if func not in self._formulas:
+            self._formulas[func] = FORMULAS.get(getattr(func, "_overloadpacket", func))
+        result = quick(func, args, kwargs) if func in QUICK else NotImplemented
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+        formula = self._formulas[func]
+        if formula is not None:
+            self._count(formula, args, kwargs, result)
+        elif getattr(func, "namespace", "") in ("c10d", "_c10d_functional") and func._schema.name in FULL_MESSAGE:
+            operation, size = self.traffic.add(func, args, kwargs, result)
+            self._copy = self.ledger.allocate(round(self.backend.copies.get(operation, 0.0) * size), "buffers")
+        self._see(result)
+        return result
+
+    def marked(self, tag: str, value: Tensor) -> None:
+        """See `Onlooker`."""
+        self.ledger.mark(tag, value)
+
+    def started(self) -> object:
+        """What the backend has allocated for the collective that was started just now."""
+        copy, self._copy = self._copy, None
+        return copy
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While it holds, operators come here, and what no operator tells does too."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self.ledger.resized(storage)
+            return result
+
+        state = torch.get_rng_state
+
+        def kept_state() -> Tensor:
+            """Checkpointing keeps one for each region."""
+            kept = state()
+            self.ledger.see(kept)
+            return kept
+
+        hooks = register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update)
+        try:
+            with (
+                patch.object(torch.UntypedStorage, "resize_", resized),
+                patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
+                patch.object(nn.Module, "_apply", _apply),
+                watched_by(self),
+                self,
+            ):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _share_of_expert(self, choices: int) -> int:
+        """How many of a layer's choices fall on the next expert where all get alike; all choices are dealt out."""
+        assert self._experts is not None
+        expert = next(self._experts)
+        return (expert + 1) * choices // self._expert_count - expert * choices // self._expert_count
+
+    def _see(self, result: Any) -> None:
+        if isinstance(result, Tensor):
+            self.ledger.see(result)
+        elif isinstance(result, list | tuple):
+            for part in result:
+                self._see(part)
+
+    def _count(self, formula: Callable[..., int], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        try:
+            flops = formula(*args, **kwargs, out_val=result)
+        except Exception:  # as in the measurement: what cannot be counted is told as unknown
+            self.flops = None
+            return
+        if self.flops is not None:
+            self.flops += flops
+
+    def _begin_update(self, *_: Any) -> None:
+        self._tells_values += 1
+
+    def _end_update(self, *_: Any) -> None:
+        self._tells_values -= 1
+
+
+def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """`nn.Module._apply`: torch's own exchanges a fake parameter's inside, which a weak reference to it forbids."""
+    for child in module.children() if recurse else ():
+        _apply(child, convert)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            converted = convert(parameter)
+        if converted is parameter:
+            continue
+        if converted.device == parameter.device:
+            parameter.data = converted
+        else:
+            module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = convert(buffer)
+    return module

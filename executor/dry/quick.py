@@ -1,0 +1,51 @@
+"""A short way through the commonest operators: `FakeTensorMode` spends most of a dry run on finding results in its cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+aten = torch.ops.aten
+
+QUICK: frozenset[Any] = frozenset(
+    {
+        # Views.
+        aten.alias.default, aten.detach.default, aten.expand.default, aten.permute.default, aten.select.int, aten.slice.Tensor,
+        aten.split.Tensor, aten.squeeze.dim, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+        aten._unsafe_view.default,
+        # In place.
+        aten.add_.Tensor, aten.copy_.default, aten.div_.Tensor, aten.mul_.Tensor, aten.zero_.default,
+        # New tensors.
+        aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.clone.default, aten.mean.dim, aten.mm.default,
+        aten.mul.Scalar, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.silu.default,
+        aten.silu_backward.default, aten.sub.Tensor, aten.sum.dim_IntList,
+    }
+)  # fmt: skip
+"""Operators whose results have the shapes and strides that torch's own meta kernels give them."""
+
+_CPU = torch.device("cpu")
+
+
+def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What `FakeTensorMode` would return for an operator of `QUICK`; NotImplemented where it must be asked.
+
+    A view shares its storage with its base as real ones do: FakeTensorMode's cache makes it by `set_`, which fills a storage
+    that was emptied (`UntypedStorage.resize_`).
+    """
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not given or any(not isinstance(value, FakeTensor) or value.fake_device != _CPU for value in given):
+        return NotImplemented
+    mode = given[0].fake_mode
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    return _wrapped(result, mode)
+
+
+def _wrapped(result: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(result, FakeTensor):
+        return result
+    if isinstance(result, Tensor):
+        return FakeTensor(mode, result, _CPU)
+    return type(result)(_wrapped(part, mode) for part in result)

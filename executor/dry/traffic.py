@@ -1,0 +1,75 @@
+"""What a rank sends, as torch's collective operators tell it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from search_spaces.trial import CollectiveCount
+
+FULL_MESSAGE: Mapping[str, tuple[str, str]] = {
+    "c10d::allreduce_": ("all_reduce", "tensors"),
+    "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
+    "c10d::_allgather_base_": ("all_gather", "output_tensor"),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "c10d::allgather_": ("all_gather", "output_tensors"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "c10d::broadcast_": ("broadcast", "tensors"),
+    "c10d::reduce_": ("reduce", "tensors"),
+    "c10d::alltoall_base_": ("all_to_all", "input"),
+    "c10d::alltoall_": ("all_to_all", "input_tensors"),
+    "c10d::send": ("send", "tensors"),
+    "_c10d_functional::all_reduce": ("all_reduce", "input"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", ""),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
+    "_c10d_functional::broadcast": ("broadcast", "input"),
+}
+"""Operator -> (operation as measurements name it, the argument that is the full message; "": its result)."""
+
+
+class Traffic:
+    """Counts collectives by (operation, mesh dimension). What is received was counted by its sender."""
+
+    def __init__(self) -> None:
+        self.dimensions: dict[str, str] = {}
+        """Name of a process group -> the mesh dimension that it serves."""
+        self._sent: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._sent.clear()
+
+    def add(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> tuple[str, int]:
+        """Enter one call of a collective operator of `FULL_MESSAGE`; its operation and the bytes of its full message."""
+        operation, argument = FULL_MESSAGE[func._schema.name]
+        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+        size = _bytes(given[argument] if argument else result)
+        key = operation, self._dimension(given)
+        count, before = self._sent.get(key, (0, 0))
+        self._sent[key] = count + 1, before + size
+        return operation, size
+
+    def counts(self) -> tuple[CollectiveCount, ...]:
+        """Everything since `clear`, in the order of names."""
+        return tuple(
+            CollectiveCount(operation=operation, mesh_dimension=dimension, count=count, bytes=size)
+            for (operation, dimension), (count, size) in sorted(self._sent.items())
+        )
+
+    def _dimension(self, given: Mapping[str, Any]) -> str:
+        group = given.get("process_group", given.get("group_name"))
+        if isinstance(group, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(group)  # type: ignore[attr-defined]
+        name = group if isinstance(group, str) else getattr(group, "group_name", "")
+        return self.dimensions.get(name, "other")
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
