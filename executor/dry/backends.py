@@ -1,7 +1,7 @@
 """What a device's allocator and its communication backend add to the tensors that the engine makes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from executor.errors import RunnerError
 
@@ -13,17 +13,17 @@ class Backend:
     name: str
     device_kind: str
     """cpu or cuda."""
-    copies: Mapping[str, float] = field(default_factory=dict)
-    """Operation -> what the backend allocates for itself until the operation has ended, as a share of the full message."""
+    copies: frozenset[str] = frozenset()
+    """Operations for which the backend makes a copy of the full message, which lives until the program has waited for it."""
     rounding_bytes: int = 1
     """Every allocation is a multiple of this."""
 
 
 BACKENDS: Mapping[str, Backend] = {
-    # torch 2.13, ProcessGroupGloo.cpp: `reduce_scatter_tensor_coalesced` clones its input and all-reduces the clone, which lives
-    # as long as the work; `AsyncAllgatherWork` gathers into a flat tensor and copies that into the output. All-reduce, broadcast
-    # and send work in the caller's memory. The CPU allocator reports the bytes that were asked for.
-    "gloo": Backend(name="gloo", device_kind="cpu", copies={"reduce_scatter": 1.0, "all_gather": 1.0}),
+    # torch 2.13, ProcessGroupGloo.cpp: `reduce_scatter_tensor_coalesced` clones its input and all-reduces the clone, which
+    # lives as long as the work; `AsyncAllgatherWork` gathers into a flat tensor and copies that into the output. All-reduce,
+    # broadcast and send work in the caller's memory. The CPU allocator reports the bytes that were asked for.
+    "gloo": Backend(name="gloo", device_kind="cpu", copies=frozenset({"reduce_scatter", "all_gather"})),
     # NCCL reduces and gathers between the callers' buffers; its own channels are outside of torch's allocator
     # (`non_torch_bytes`). CUDACachingAllocator.cpp, `kMinBlockSize`: blocks are multiples of 512 bytes.
     "nccl": Backend(name="nccl", device_kind="cuda", rounding_bytes=512),

@@ -1,28 +1,34 @@
 """One rank of any world, built and stepped by its real engine on tensors without data."""
 
+import dataclasses
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor.data import read_text
-from executor.dry.backends import Backend, backend_of
+from executor.dry.backends import backend_of
+from executor.dry.extrapolation import extrapolate
 from executor.dry.mode import DryMode
 from executor.dry.result import DryRank, DryRun
-from executor.engine import RankContext
-from executor.engines.session import ParallelSession
-from executor.errors import EngineRefusalError
+from executor.engine import Engine, RankContext
+from executor.engines.session import ParallelSession, refuse
+from executor.errors import EngineRefusalError, FactoryError
 from executor.trial import ENGINES
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.model import Model, ModelSpec
 from search_spaces.pipeline import stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+
+MOST_MICRO_BATCHES = 3
+"""Without a pipeline, steps of more micro-batches than these are extrapolated from two shorter ones."""
 
 
 def dry_run(
@@ -40,25 +46,79 @@ def dry_run(
     2. The engine builds the rank and steps until lazily made state exists, as a trial does.
     3. One further step is followed: every storage that is made and released, every product, every collective.
 
+    Without a pipeline every micro-batch between the first and the last does the same, so that a long step is extrapolated
+    from steps of two and three. With one, every micro-batch is run: schedules have no such middle.
+
     Raises:
         EngineRefusalError: the engine refuses the combination.
-        FactoryError, DataError: the user's module or text cannot be used.
+        FactoryError, DataError: the user's module or text cannot be used, or the module asks for values.
     """
     chosen = ENGINES.get(engine)
     if chosen is None:
         raise EngineRefusalError("engine-known", f"there is no engine {engine!r}; use one of {', '.join(ENGINES)}")
+    if engine != "native":
+        problem = f"{engine} hands its collectives to torch's own wrappers, whose memory a dry run cannot follow"
+        raise EngineRefusalError("dry-run-engine", f"{problem}; use engine=native")
+    # What a batch size refuses is refused before it is changed.
+    refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):
         read_text(workload.data_path)  # before tensors lose their data
+
+    def step_of(micro_batches: int) -> DryRank:
+        samples = micro_batches * config.micro_batch_size * config.data_parallel_size(world_size)
+        shorter = dataclasses.replace(workload, global_batch_size=samples)
+        return _run(chosen, model, config, shorter, world_size, rank, backend)
+
+    wanted = config.gradient_accumulation_steps(workload.global_batch_size, world_size)
+    if wanted <= MOST_MICRO_BATCHES or config.pipeline_parallel_size > 1:
+        return step_of(wanted)
+    return extrapolate(step_of(MOST_MICRO_BATCHES - 1), step_of(MOST_MICRO_BATCHES), wanted)
+
+
+def dry_run_places(
+    model: Model,
+    config: TrialConfig,
+    workload: Workload,
+    world_size: int,
+    backend: str = "gloo",
+    engine: str = "native",
+    tell: Callable[[int], None] = lambda _: None,
+) -> DryRun:
+    """`dry_run` of the first rank at each place along the pipeline: ranks of one place differ in their data alone.
+
+    (Context-parallel ranks see other keys, but head and tail of the sequence together as many; tensor rank 0 has the norms'
+    share of the gradient norm.) `tell` is called with each rank before its turn.
+    """
+    began = time.monotonic()
+    mesh = make_mesh(config, world_size)
+    first: dict[int, int] = {}
+    for rank in range(world_size):
+        first.setdefault(mesh.coordinates(rank)[PIPELINE], rank)
+    ranks = []
+    for place in sorted(first):
+        tell(first[place])
+        ranks.append(dry_run(model, config, workload, world_size, first[place], backend, engine))
+    return DryRun(ranks=tuple(ranks), backend=backend, seconds=time.monotonic() - began)
+
+
+def _run(
+    engine: Engine, model: Model, config: TrialConfig, workload: Workload, world_size: int, rank: int, backend: str
+) -> DryRank:
     mode = DryMode(backend_of(backend), model if isinstance(model, ModelSpec) else None)
     with _world(rank, world_size), FakeTensorMode(allow_non_fake_inputs=True), mode.running():
         context = RankContext(rank=rank, world_size=world_size, device=torch.device("cpu"))
-        session = chosen.build(context, model, config, workload)
-        assert isinstance(session, ParallelSession)
         try:
-            _tell_dimensions(session, mode)
-            return _follow(session, mode)
-        finally:
-            session.close()
+            session = engine.build(context, model, config, workload)
+            assert isinstance(session, ParallelSession)
+            try:
+                _tell_dimensions(session, mode)
+                return _follow(session, mode)
+            finally:
+                session.close()
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise FactoryError(
+                f"{model.name} asks for a tensor's value ({error.func}), which a dry run has not: measure it by a trial instead"
+            ) from error
 
 
 def _follow(session: ParallelSession, mode: DryMode) -> DryRank:

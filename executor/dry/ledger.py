@@ -10,7 +10,6 @@ from torch import Tensor
 
 from executor.engine import HOST, TAGS
 
-
 _RESIZE = torch.UntypedStorage.resize_
 
 

@@ -16,10 +16,10 @@ from executor.dry.backends import Backend
 from executor.dry.flops import FORMULAS
 from executor.dry.ledger import Ledger
 from executor.dry.quick import QUICK, quick
+from executor.dry.sends import tensors_kept
 from executor.dry.traffic import FULL_MESSAGE, Traffic
 from executor.engines.native.collectives import watched_by
 from search_spaces.model import ModelSpec
-
 
 _DEVICE = torch.ops.prim.device.default
 
@@ -70,7 +70,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(formula, args, kwargs, result)
         elif getattr(func, "namespace", "") in ("c10d", "_c10d_functional") and func._schema.name in FULL_MESSAGE:
             operation, size = self.traffic.add(func, args, kwargs, result)
-            self._copy = self.ledger.allocate(round(self.backend.copies.get(operation, 0.0) * size), "buffers")
+            self._copy = self.ledger.allocate(size, "buffers") if operation in self.backend.copies else None
         self._see(result)
         return result
 
@@ -107,6 +107,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
                 patch.object(nn.Module, "_apply", _apply),
+                tensors_kept(),
                 watched_by(self),
                 self,
             ):

@@ -14,13 +14,16 @@ QUICK: frozenset[Any] = frozenset(
         # Views.
         aten.alias.default, aten.detach.default, aten.expand.default, aten.permute.default, aten.select.int, aten.slice.Tensor,
         aten.split.Tensor, aten.squeeze.dim, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.view.default,
-        aten._unsafe_view.default,
+        aten._unsafe_view.default, aten.split_with_sizes.default,
         # In place.
         aten.add_.Tensor, aten.copy_.default, aten.div_.Tensor, aten.mul_.Tensor, aten.zero_.default,
+        aten.exp_.default, aten.scatter_add_.default,
         # New tensors.
         aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.clone.default, aten.mean.dim, aten.mm.default,
         aten.mul.Scalar, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.silu.default,
-        aten.silu_backward.default, aten.sub.Tensor, aten.sum.dim_IntList,
+        aten.silu_backward.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.amax.default, aten.bitwise_or.Tensor,
+        aten.div.Scalar, aten.div.Tensor, aten.ge.Scalar, aten.gather.default, aten.log.default, aten.lt.Scalar,
+        aten.masked_fill.Scalar, aten.sub.Scalar,
     }
 )  # fmt: skip
 """Operators whose results have the shapes and strides that torch's own meta kernels give them."""
@@ -34,10 +37,14 @@ def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     A view shares its storage with its base as real ones do: FakeTensorMode's cache makes it by `set_`, which fills a storage
     that was emptied (`UntypedStorage.resize_`).
     """
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if not given or any(not isinstance(value, FakeTensor) or value.fake_device != _CPU for value in given):
+    mode: FakeTensorMode | None = None
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, FakeTensor) and value.fake_device == _CPU:
+            mode = value.fake_mode
+        elif isinstance(value, Tensor):
+            return NotImplemented
+    if mode is None:
         return NotImplemented
-    mode = given[0].fake_mode
     with in_kernel_invocation_manager(mode):
         result = func(*args, **kwargs)
     return _wrapped(result, mode)

@@ -64,7 +64,7 @@ class Traffic:
     def _dimension(self, given: Mapping[str, Any]) -> str:
         group = given.get("process_group", given.get("group_name"))
         if isinstance(group, torch.ScriptObject):
-            group = dist.ProcessGroup.unbox(group)  # type: ignore[attr-defined]
+            group = dist.ProcessGroup.unbox(group)
         name = group if isinstance(group, str) else getattr(group, "group_name", "")
         return self.dimensions.get(name, "other")
 

@@ -32,13 +32,17 @@ def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), dev
     transport = LocalTransport(1, environment={}, trial_function=RUN_PROFILE)
     try:
         transport.start(python_path)
-        return _profile_of(request, _answer(transport, request, device))
+        return _profile_of(request, answer_of(transport, request, device, "no profile"))
     finally:
         transport.close()
 
 
-def _answer(transport: LocalTransport, request: TrialRequest, device: str) -> Report:
-    """Lead the process from its start to its answer."""
+def answer_of(transport: LocalTransport, request: TrialRequest, device: str, late: str) -> Report:
+    """Lead the one process of `transport` from its start to its answer.
+
+    Raises:
+        RunnerError: there is none in time; `late` begins the message.
+    """
     until = time.monotonic() + request.timeout_seconds
     while (left := until - time.monotonic()) > 0:
         for _, message in transport.receive(left):
@@ -51,7 +55,7 @@ def _answer(transport: LocalTransport, request: TrialRequest, device: str) -> Re
                     transport.send(0, {"kind": Kind.RUN, "request": to_plain(request)})
                 case Kind.RESULT | Kind.FAILURE:
                     return message
-    raise RunnerError(f"no profile within {request.timeout_seconds:g} s; profile a smaller model, or fewer or shorter samples")
+    raise RunnerError(f"{late} within {request.timeout_seconds:g} s; take a smaller model, or fewer or shorter samples")
 
 
 def _joining(transport: LocalTransport, ready: Message, device: str) -> Message:

@@ -1,0 +1,79 @@
+"""What a rank process runs for the runner `dry` and for `autotune dry-run`: every place of the world, one after the other."""
+
+import socket
+import time
+from collections.abc import Callable
+
+from executor.dry.dry_run import dry_run_places
+from executor.dry.result import DryRank, DryRun
+from executor.engine import RankContext
+from executor.errors import MemoryLimitError
+from executor.runners.process_group import leave
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Progress, RankMeasurement, TrialRequest, TrialResult
+
+Tell = Callable[[Progress], None]
+
+
+def dry_gloo(_: RankContext, request: TrialRequest, progress: Tell) -> DryRun:
+    """The dry run of a request on CPUs joined by gloo."""
+    return _places(request, progress, "gloo")
+
+
+def dry_nccl(_: RankContext, request: TrialRequest, progress: Tell) -> DryRun:
+    """The dry run of a request on CUDA devices joined by NCCL."""
+    return _places(request, progress, "nccl")
+
+
+def trial_gloo(_: RankContext, request: TrialRequest, progress: Tell) -> TrialResult:
+    """The same as a trial's result."""
+    return _trial(request, progress, "gloo")
+
+
+def trial_nccl(_: RankContext, request: TrialRequest, progress: Tell) -> TrialResult:
+    """The same as a trial's result."""
+    return _trial(request, progress, "nccl")
+
+
+def _places(request: TrialRequest, progress: Tell, backend: str) -> DryRun:
+    leave()  # the process's own group of one rank: the world that is not there takes its place
+
+    def tell(rank: int) -> None:
+        progress(Progress(attempt=request.attempt, phase="dry run", step=0, message=f"rank {rank}"))
+
+    return dry_run_places(request.model, request.config, request.workload, request.world_size, backend, request.engine, tell)
+
+
+def _trial(request: TrialRequest, progress: Tell, backend: str) -> TrialResult:
+    began = time.monotonic()
+    found = _places(request, progress, backend)
+    limit = request.memory_limit_bytes
+    worst = max(found.ranks, key=lambda rank: rank.peak_memory_bytes)
+    if limit is not None and worst.peak_memory_bytes > limit:
+        raise MemoryLimitError(
+            f"rank {worst.rank} would need {worst.peak_memory_bytes:,} bytes in a step, the limit is {limit:,}; "
+            "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
+        )
+    return TrialResult(
+        attempt=request.attempt,
+        outcome=Outcome.OK,
+        message="dry run: nothing was timed",
+        peak_memory_bytes=found.peak_memory_bytes,
+        ranks=tuple(map(_measurement, found.ranks)),
+        phase_seconds={"dry run": time.monotonic() - began},
+        environment={"backend": backend, "dry": "true"},
+    )
+
+
+def _measurement(rank: DryRank) -> RankMeasurement:
+    return RankMeasurement(
+        rank=rank.rank,
+        host=socket.gethostname(),
+        peak_memory_bytes=rank.peak_memory_bytes,
+        memory_by_tag=rank.memory_by_tag,
+        tag_peak_bytes=rank.tag_peak_bytes,
+        rss_peak_bytes=0,
+        cpu_seconds_per_step=0.0,
+        collectives=rank.collectives,
+        host_memory_bytes=rank.host_memory_bytes,
+    )
