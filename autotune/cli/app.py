@@ -260,6 +260,47 @@ def validate(
     )
 
 
+@app.command("dry-run")
+def dry_run(
+    model: options.Model = None,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch a replica]"),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, 128 for local.")
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="native.")] = "native",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Foretell memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
+    from autotune.cli.dry_run import DryRunOptions, dry_run_command
+
+    end(
+        lambda: dry_run_command(
+            DryRunOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                pins=tuple(set_ or ()),
+                engine=engine,
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                timeout=timeout,
+                json=json,
+            )
+        )
+    )
+
+
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
 

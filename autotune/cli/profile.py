@@ -53,9 +53,10 @@ class ProfileOptions:
 
 def profile_command(options: ProfileOptions) -> Status:
     """Check everything, then profile in one rank process; nothing is kept."""
-    values = _single_values(options.pins)
+    values = single_values(options.pins, "a profile is of one configuration")
+    _whole_model(values)
     session = prepare(request_from_fields(_fields(options, values)))
-    config = _config(session, values)
+    config = configuration(session, values)
     request = dataclasses.replace(
         session.trial_request("profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
     )
@@ -77,17 +78,27 @@ def hfu(profile: ModelProfile, peak_flops: float | None) -> float | None:
     return flops_utilization(profile.flops / profile.step_seconds / 1e12, peak_flops)
 
 
-def _single_values(texts: tuple[str, ...]) -> dict[str, Value]:
+def single_values(texts: tuple[str, ...], why: str) -> dict[str, Value]:
+    """Knob -> its one value, from `KNOB=VALUE`.
+
+    Raises:
+        RequestError: several values are given; `why` there may be but one.
+        SearchSpaceError: a knob or a value does not exist.
+    """
     found: dict[str, Value] = {}
     for name, text in parse_pins(texts).items():
         value = parse_domain(name, text)
         if isinstance(value, str) or len(value) != 1:
-            raise RequestError(name, f"{text} is not one value", f"a profile is of one configuration: write {name}=VALUE")
-        if name in DIVIDES_THE_MODEL and value[0] != 1:
-            problem = f"{value[0]} ranks would divide the model"
-            raise RequestError(name, problem, "a profile is of the whole model on one rank: leave it at 1")
+            raise RequestError(name, f"{text} is not one value", f"{why}: write {name}=VALUE")
         found[name] = value[0]
     return found
+
+
+def _whole_model(values: Mapping[str, Value]) -> None:
+    for name in DIVIDES_THE_MODEL:
+        if values.get(name, 1) != 1:
+            problem = f"{values[name]} ranks would divide the model"
+            raise RequestError(name, problem, "a profile is of the whole model on one rank: leave it at 1")
 
 
 def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, Any]:
@@ -108,7 +119,12 @@ def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, A
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _config(session: Session, values: Mapping[str, Value]) -> TrialConfig:
+def configuration(session: Session, values: Mapping[str, Value]) -> TrialConfig:
+    """The space's defaults with these values.
+
+    Raises:
+        IllegalConfigError: a rule refuses it.
+    """
     config = session.space.canonical(session.space.base.replace(values))
     if refusals := session.space.check(config):
         raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)

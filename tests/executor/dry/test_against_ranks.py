@@ -1,0 +1,82 @@
+"""Dry runs against four real ranks: peaks within 1 %, FLOPs, collectives and host memory equal."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.dry.dry_run import dry_run_places
+from executor.runners.local import LocalRunner
+from search_spaces.mesh import PIPELINE, make_mesh
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, Workload
+from search_spaces.trial_config import TrialConfig
+
+RANKS = 4
+BOUND = 0.01
+SPEC = ModelSpec(
+    name="dry", family="llama", num_layers=4, hidden_size=32, num_attention_heads=8, num_key_value_heads=4, head_dim=4,
+    ffn_hidden_size=48, vocab_size=64, sequence_length=32,
+)  # fmt: skip
+EXPERTS = dataclasses.replace(SPEC, num_layers=2, num_experts=4, experts_per_token=2)
+QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
+GATHERS = {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": 1}
+PIPELINED = {"pipeline_parallel_size": 2}
+VIRTUAL: dict[str, Any] = {**PIPELINED, "virtual_stages": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "stage 0, many micro-batches": {},
+    "stage 1, bf16": {"zero_stage": 1, "precision": "bf16", "micro_batch_size": 4},
+    "stage 2, many micro-batches in buckets": {"zero_stage": 2, "reduce_bucket_size": 3000, "allgather_bucket_size": 3000},
+    "stage 3, full checkpointing": {**GATHERS, "micro_batch_size": 4, "activation_checkpointing": "full"},
+    "stage 3, hsdp, kept": {**GATHERS, "micro_batch_size": 2, "hsdp_shard_size": 2, "reshard_after_forward": False},
+    "offload": {**GATHERS, "offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.5, "micro_batch_size": 4},
+    "tensor, selective": {"tensor_parallel_size": 2, "activation_checkpointing": "selective", "micro_batch_size": 8},
+    "tensor, sequence, chunks": {
+        "tensor_parallel_size": 2, "sequence_parallel": True, "loss_chunk_size": 128, "micro_batch_size": 8
+    },
+    "context": {"context_parallel_size": 2, "zero_stage": 2, "micro_batch_size": 8},
+    "1f1b": {**PIPELINED, "zero_stage": 1, "micro_batch_size": 2},
+    "interleaved": {**VIRTUAL, "pipeline_schedule": "interleaved_1f1b", "zero_stage": 2, "micro_batch_size": 4},
+    "zbv": {**VIRTUAL, "pipeline_schedule": "zbv", "micro_batch_size": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LocalRunner]:
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    with LocalRunner(RANKS, device="cpu", environment=environment, trial_function="counting:run_trial") as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: str) -> None:
+    config, workload = TrialConfig().replace(CASES[case]), Workload(global_batch_size=16, sequence_length=32)
+    spec = dataclasses.replace(SPEC, num_layers=4 if config.virtual_stages > 1 else 2)
+    require_foretold(ranks, spec, config, workload, exact_memory=True)
+
+
+def test_experts_are_foretold_as_evenly_used(ranks: LocalRunner) -> None:
+    config, workload = TrialConfig(micro_batch_size=4), Workload(global_batch_size=16, sequence_length=32)
+    require_foretold(ranks, EXPERTS, config, workload, exact_memory=False)
+
+
+def require_foretold(runner: LocalRunner, spec: ModelSpec, config: TrialConfig, workload: Workload, exact_memory: bool) -> None:
+    request = TrialRequest(
+        attempt=config.hash, model=spec, config=config, workload=workload, world_size=RANKS, fidelity=QUICK, timeout_seconds=60
+    )
+    measured = runner.run(request)
+    assert measured.outcome is Outcome.OK, measured.traceback or measured.message
+    flops = [int(count) for count in measured.environment["flops"].split()]
+    mesh = make_mesh(config, RANKS)
+    foretold = {rank.coordinates[PIPELINE]: rank for rank in dry_run_places(spec, config, workload, RANKS).ranks}
+    for real in measured.ranks:
+        dry = foretold[mesh.coordinates(real.rank)[PIPELINE]]
+        assert dry.flops_per_step == flops[real.rank]
+        assert dry.collectives == real.collectives
+        assert dry.host_memory_bytes == real.host_memory_bytes
+        assert sum(dry.memory_by_tag.values()) == dry.peak_memory_bytes
+        bound = BOUND if exact_memory else 0.1
+        assert abs(dry.peak_memory_bytes / real.peak_memory_bytes - 1) <= bound, (dry, real)
