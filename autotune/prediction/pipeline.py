@@ -46,32 +46,38 @@ def split_layers(cases: Cases) -> Split:
     last = np.clip(last, 1, np.maximum(layers - others, 1))
     rest = layers - last
     low, extra = np.floor(rest / others), np.mod(rest, others)
-    high = np.where(extra > 0, low + 1, low)
-    alone = stages == 1
-    return _of_ranks(cases, alone, last, low, high, extra)
+    return _of_ranks(cases, last, low, extra)
 
 
-def _of_ranks(cases: Cases, alone: Array, last: Array, low: Array, high: Array, extra: Array) -> Split:
-    """From layers a stage to layers a rank: each rank holds `virtual` stages, the last rank the last of them.
+def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
+    """From layers a stage to layers a rank: each rank holds `virtual` stages.
 
-    Software that fills stages from the front gives each layers until it has its share of the FLOPs or more.
+    The `extra` stages with a layer more are those before the last one. Software that is `first_heavy` gives each stage layers
+    until it has its share of the FLOPs or more, so that the first ones have more. Looped schedules
+    give stage i to rank i modulo p, so that ranks differ by one layer and the last has the last stage. Folded ones give stages
+    i and 2p - 1 - i to rank i, so that the first has the last stage too: `first` and `last` are the same rank then.
     """
     layouts, layers = cases.layouts, cases.shapes.layers
-    front = cases.software.first_heavy > 0
-    per_rank = layouts.virtual
-    spread = (layers - last) / np.maximum(layouts.pipeline * per_rank - 1, 1)
-    many = per_rank > 1
-    filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / layouts.pipeline - 1e-9)
-    filled = np.clip(filled, high, layers)
-    first = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, filled, low))
-    most = np.where(many, np.ceil(per_rank * spread - 1e-9), np.where(front, filled, high))
-    end = np.where(many, np.floor((per_rank - 1) * spread + last + 1e-9), last)
-    place = np.where(front | many | (extra == 0), 0.0, np.maximum(layouts.pipeline - 1 - extra, 0.0))
+    front, folded = cases.software.first_heavy > 0, layouts.schedule >= ZBV
+    p, v = np.maximum(layouts.pipeline, 1), layouts.virtual
+    alone = p * v == 1
+    filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / p - 1e-9)
+    most = v * low + np.ceil(extra / p)
+    most = np.where(front & (v == 1), np.clip(filled, most, layers), most)
+    first = np.where(front, most, v * low + np.floor((extra + 1) / p))
+    end = (v - 1) * low + np.floor(extra / p) + last
+    left = np.mod(extra, p)
+    place = np.where(front | (left == 0), 0.0, np.maximum(p - 1 - left, 0.0))
+    both = low + last
+    inner = 2 * low + np.where(extra > 0, 1.0, 0.0) + np.where(extra >= p, 1.0, 0.0)
+    fold = folded & (v > 1) & ~alone
     return Split(
-        first=np.where(alone, layers, first),
-        last=np.where(alone, layers, end),
-        most=np.where(alone, layers, most),
-        place=np.where(alone, 0.0, place),
+        first=np.select([alone, fold], [layers + 0 * both, both], default=first),
+        last=np.select([alone, fold], [layers + 0 * both, both], default=end),
+        most=np.select([alone, fold], [layers + 0 * both, inner], default=np.maximum(most, first)),
+        place=np.select(
+            [alone, fold], [0.0 * both, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)], default=place
+        ),
     )
 
 
