@@ -188,6 +188,8 @@ class ModelSpec:
         if self.tied_embeddings:
             multiplied += self.vocab_size * (self.embedding_size or self.hidden_size)
         attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim * sequence_length
+        if self.lora_rank:  # of a frozen matrix no gradient is computed
+            return 4.0 * multiplied + 6.0 * self.adapter_parameters + attention
         return 6.0 * multiplied + attention
 
     @property
