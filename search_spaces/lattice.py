@@ -75,6 +75,15 @@ class Lattice:
             self._choices[key] = canonical_values(SEARCH_ORDER[depth], self._domains[depth], config, self._context)
         return self._choices[key]
 
+    def reads(self, depth: int) -> tuple[int, ...]:
+        """The knobs before the one at `depth`, by their places in SEARCH_ORDER, on which its legal choices depend."""
+        read = {*self._choice_reads[depth], *self._rule_reads[depth]}
+        return tuple(sorted(place for place in read if place < depth))
+
+    def legal_choices(self, prefix: Prefix) -> tuple[Value, ...]:
+        """The canonical values of the knob after `prefix` that no rule refuses so far; they may lead nowhere all the same."""
+        return tuple(value for value in self.choices(prefix) if self._verdict((*prefix, value)) is None)
+
     def tally(self, prefix: Prefix = ()) -> Tally:
         """How many canonical configurations start with `prefix`: legal ones, and refused ones by rule."""
         depth = len(prefix)

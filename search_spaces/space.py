@@ -98,22 +98,22 @@ class SearchSpace:
 
     def is_empty(self) -> bool:
         """Whether there is no legal configuration; far quicker than to count them."""
-        return not self._lattice.leads()
+        return not self.lattice.leads()
 
     def count(self) -> int:
         """How many legal configurations there are, exactly, without listing them."""
-        return self._lattice.tally().legal
+        return self.lattice.tally().legal
 
     def census(self) -> Census:
         """How the raw Cartesian product divides into legal, refused and merged configurations."""
-        tally = self._lattice.tally()
+        tally = self.lattice.tally()
         raw = math.prod(len(values) for values in self.domains.values())
         refused = dict(sorted(tally.refused.items(), key=lambda item: (-item[1], item[0])))
         return Census(raw=raw, legal=tally.legal, refused=refused, merged=raw - tally.legal - sum(refused.values()))
 
     def enumerate(self) -> Iterator[TrialConfig]:
         """Every legal configuration once, lazily, in a fixed order."""
-        return self._lattice.walk()
+        return self.lattice.walk()
 
     def sample(self, rng: random.Random) -> TrialConfig:
         """A legal configuration, each with the same probability.
@@ -121,7 +121,7 @@ class SearchSpace:
         Raises:
             LookupError: the space has no legal configuration (`census` tells why).
         """
-        drawn = self._lattice.draw(rng)
+        drawn = self.lattice.draw(rng)
         if drawn is None:
             raise LookupError("the space has no legal configuration")
         return drawn
@@ -144,7 +144,7 @@ class SearchSpace:
         prefix: Prefix = ()
         wanted = self.canonical(config)
         for knob in SEARCH_ORDER:
-            choices = self._lattice.choices(prefix)
+            choices = self.lattice.choices(prefix)
             prefix = (*prefix, _nearest(getattr(wanted, knob), choices))
         return config.replace(dict(zip(SEARCH_ORDER, prefix, strict=True)))
 
@@ -154,10 +154,11 @@ class SearchSpace:
 
     def refused_example(self, rule: str) -> TrialConfig | None:
         """A configuration that `census` counts under `rule`; None: there is none."""
-        return self._lattice.refused_example(rule)
+        return self.lattice.refused_example(rule)
 
     @cached_property
-    def _lattice(self) -> Lattice:
+    def lattice(self) -> Lattice:
+        """What answers; for who lists configurations in another way than `enumerate`."""
         return Lattice(self.context, self.base, self.domains, self.most_steps)
 
 

@@ -1,0 +1,163 @@
+"""What is predicted of one configuration, as values: step time and its parts, memory of every pipeline rank, how sure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.memory import rank_memory
+from autotune.prediction.question import Question
+from autotune.prediction.step import Prediction, predict
+from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.plain import to_plain
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+
+FLOPS_CONVENTION = "palm-appendix-b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """Memory of the ranks at one place along the pipeline."""
+
+    pipeline_rank: int
+    layers: int
+    total: float
+    """Bytes on the device at the fullest moment."""
+    by_tag: dict[str, float]
+    """Sums to the total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One configuration. Bands hold nine times out of ten."""
+
+    config: TrialConfig
+    step_seconds: Interval
+    breakdown_seconds: dict[str, float]
+    """Part of `step.PARTS` -> seconds; they sum to the mean of `step_seconds`."""
+    samples_per_second: Interval
+    tokens_per_second: float
+    tflops_per_device: float
+    """Useful work of the model alone, what is recomputed not counted; by `FLOPS_CONVENTION`."""
+    mfu: float | None
+    """`tflops_per_device` as a share of the peak; None: the peak is not stated."""
+    ranks: tuple[RankEstimate, ...]
+    """Every rank of the pipeline."""
+    peak_memory_bytes: Interval
+    """Of the fullest rank."""
+    host_memory_bytes: float
+    """Of a node's main memory, by all of its ranks."""
+    memory_limit_bytes: int
+    """What the device has, or was limited to."""
+    fit_probability: float
+    """How probable it is that device and host memory suffice."""
+
+    @property
+    def fullest(self) -> RankEstimate:
+        """The rank with the most."""
+        return max(self.ranks, key=lambda rank: rank.total)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it: names as in a best-config.json where the same thing is meant."""
+        return {
+            "config": self.config.values(),
+            "predicted": {
+                "samples_per_second": to_plain(self.samples_per_second),
+                "tokens_per_second": self.tokens_per_second,
+                "step_seconds": self.step_seconds.mean,
+                "step_seconds_band": {"low": self.step_seconds.low, "high": self.step_seconds.high},
+                "breakdown_seconds": self.breakdown_seconds,
+                "peak_memory_bytes": [to_plain(rank) for rank in self.ranks],
+                "peak_memory_band": to_plain(self.peak_memory_bytes),
+                "host_memory_bytes": self.host_memory_bytes,
+                "memory_limit_bytes": self.memory_limit_bytes,
+                "fit_probability": self.fit_probability,
+                "tflops_per_device": self.tflops_per_device,
+                "mfu": self.mfu,
+                "flops_convention": FLOPS_CONVENTION,
+            },
+        }
+
+
+def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
+    """What is predicted of each configuration, in their order."""
+    return [_estimate(question, config) for config in configs]
+
+
+def log_margin(room: float, needed: Array) -> Array:
+    """How far below the room, as a difference of logarithms: divided by the spread, a standard normal variable."""
+    margin: Array = np.log(room) - np.log(np.maximum(needed, 1.0))
+    return margin
+
+
+def host_bytes_of_node(question: Question, of_rank: Array) -> Array:
+    """Bytes of a node's main memory, all of its ranks together."""
+    return of_rank * min(question.cluster.devices_per_node, question.cluster.world_size)
+
+
+def fit_probability(question: Question, device_bytes: float, host_bytes: float, spread: float) -> float:
+    """How probable it is that neither the device nor its host runs out."""
+    cluster, normal = question.cluster, NormalDist()
+    device = normal.cdf(float(log_margin(cluster.device.memory_bytes, np.array(device_bytes))) / spread)
+    host = normal.cdf(float(log_margin(cluster.host_memory_bytes, np.array(host_bytes))) / spread)
+    return min(device, host)
+
+
+def _estimate(question: Question, config: TrialConfig) -> Estimate:
+    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
+    prediction = predict(cases, question.rates)
+    seconds, (fast, slow) = float(prediction.seconds[0]), prediction.seconds_band()
+    batch, tokens = question.global_batch_size, question.tokens
+    ranks = _ranks(question, config, cases)
+    peak = max(rank.total for rank in ranks)
+    factor = math.exp(1.645 * prediction.memory_spread)
+    host = float(host_bytes_of_node(question, prediction.memory.host)[0])
+    tflops = question.model.flops_per_token(question.sequence_length) * tokens / seconds / question.cluster.world_size / 1e12
+    peak_flops = question.cluster.device.peak_flops.get(config.precision)
+    return Estimate(
+        config=config,
+        step_seconds=Interval(mean=seconds, low=float(fast[0]), high=float(slow[0])),
+        breakdown_seconds=_breakdown(prediction),
+        samples_per_second=Interval(mean=batch / seconds, low=batch / float(slow[0]), high=batch / float(fast[0])),
+        tokens_per_second=tokens / seconds,
+        tflops_per_device=tflops,
+        mfu=tflops * 1e12 / peak_flops if peak_flops else None,
+        ranks=ranks,
+        peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
+        host_memory_bytes=host,
+        memory_limit_bytes=question.cluster.device.memory_bytes,
+        fit_probability=fit_probability(question, peak, host, prediction.memory_spread),
+    )
+
+
+def _breakdown(prediction: Prediction) -> dict[str, float]:
+    return {name: float(np.broadcast_to(values, (1,))[0]) for name, values in prediction.parts.items()}
+
+
+def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
+    """Memory of each pipeline rank, by the layers that it really holds."""
+    places = config.pipeline_parallel_size
+    held = split_layers(question.model, config, question.sequence_length) if places > 1 else ()
+    stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
+    layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [question.model.num_layers]
+    last = len(held) - 1 if held else 0
+    memory = rank_memory(
+        cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
+        np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
+    )  # fmt: skip
+    tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
+    return tuple(
+        RankEstimate(
+            pipeline_rank=place,
+            layers=layers[place],
+            total=float(sum(values[place] for values in tags.values())),
+            by_tag={tag: float(values[place]) for tag, values in tags.items()},
+        )
+        for place in range(places)
+    )

@@ -1,0 +1,88 @@
+"""Rows of a grid as cases: the arrays of `config_cases`, of shape (rows, 1), (1, sides) or (1, 1)."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Software, scalar
+from autotune.prediction.config_cases import engine_software, hardware_of, shapes_of
+from autotune.prediction.grid import Grid, Rows
+from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.model import ModelSpec
+from search_spaces.space import SearchSpace
+from search_spaces.states import PARAMETER_BYTES
+from search_spaces.trial_config import Value
+
+UNIFORM = ("precision", "attention_backend")
+"""Knobs that all configurations of a grid have the same value of: what computes, and how, follows from them."""
+BUCKETS = (
+    "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
+    "max_live_parameters", "overlap_comm", "defer_gradient_reduction", "loss_chunk_size",
+)  # fmt: skip
+"""Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
+UNSEEN = ("allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments")
+"""Knobs that no equation looks at: a plan has the first of their values."""
+
+
+class GridCases:
+    """Makes the cases of a grid's rows."""
+
+    def __init__(self, space: SearchSpace, model: ModelSpec, engine: str, grid: Grid) -> None:
+        self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
+        precision, attention = (_only(space, name) for name in UNIFORM)
+        self._shapes = shapes_of(model, space.workload.sequence_length)
+        self._hardware = hardware_of(space.cluster, str(precision))
+        self._software: Software = engine_software(model, engine, {str(attention)})
+        self._width = scalar(PARAMETER_BYTES[str(precision)])
+
+    def of(self, rows: Rows) -> Cases:
+        """The cases of the rows with every side."""
+        return Cases(shapes=self._shapes, hardware=self._hardware, layouts=self._layouts(rows), software=self._software)
+
+    def _layouts(self, rows: Rows) -> Layouts:
+        def number(name: str, meaning: Callable[[Value], float] = float) -> Array:
+            depth = SEARCH_ORDER.index(name)
+            table = np.array([meaning(value) for value in self._grid.values[depth]], dtype=np.float64)
+            return table[self._grid.codes(rows, name)]
+
+        tensor, pipeline = number("tensor_parallel_size"), number("pipeline_parallel_size")
+        context, micro_batch = number("context_parallel_size"), number("micro_batch_size")
+        data = np.maximum(np.floor(self._world / (tensor * pipeline * context)), 1.0)
+        stage, shard = number("zero_stage"), number("hsdp_shard_size")
+        return Layouts(
+            data=data,
+            tensor=tensor,
+            pipeline=pipeline,
+            context=context,
+            expert=number("expert_parallel_size"),
+            shard=np.where((shard > 0) & (stage == 3), shard, data * context),
+            zero_stage=stage,
+            micro_batch=micro_batch,
+            accumulation=np.floor(self._batch / (micro_batch * data)),
+            sequence_parallel=number("sequence_parallel"),
+            virtual=np.where(pipeline > 1, number("virtual_stages"), 1.0),
+            schedule=number("pipeline_schedule", lambda value: SCHEDULES.index(str(value))),
+            recompute=number("activation_checkpointing", lambda value: RECOMPUTE.index(str(value))),
+            recompute_every=number("checkpoint_every_k"),
+            offload_optimizer=number("offload_ratio") * number("offload_optimizer", lambda value: value != "none"),
+            offload_parameters=number("offload_param", lambda value: value != "none"),
+            parameter_bytes=self._width,
+            reduce_bytes=number("reduce_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+            reduce_bucket=number("reduce_bucket_size"),
+            prefetch_bucket=number("prefetch_bucket_size"),
+            persistence=number("param_persistence_threshold"),
+            max_live=number("max_live_parameters"),
+            overlap=number("overlap_comm"),
+            defer=number("defer_gradient_reduction"),
+            reshard=number("reshard_after_forward"),
+            loss_chunk=number("loss_chunk_size"),
+            balanced=number("pipeline_split", lambda value: value == "balanced"),
+        )
+
+
+def _only(space: SearchSpace, name: str) -> Value:
+    """The one value of a knob that is the same everywhere."""
+    values: tuple[Value, ...] = space.domains.get(name, (getattr(space.base, name),))
+    if len(values) != 1:
+        raise ValueError(f"{name} has {len(values)} values in one grid")
+    return values[0]
