@@ -174,6 +174,48 @@ def space(
 
 
 @app.command()
+def predict(
+    model: options.ShapedModel = None,
+    cluster: options.Anywhere = "local",
+    ranks: options.EveryRank = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    global_batch_size: options.AnyBatch = None,
+    seq_len: options.AnyLength = None,
+    memory_limit: Bytes = None,
+    engine: options.NamedEngine = "native",
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    frozen_bits: options.FrozenBits = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Memory of every pipeline rank too.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict step time and memory of one configuration. Nothing is run."""
+    from autotune.cli.predict import PredictOptions, predict_command
+
+    end(
+        lambda: predict_command(
+            PredictOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                pins=tuple(set_ or ()),
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                engine=engine,
+                lora_rank=lora_rank,
+                lora_targets=lora_targets,
+                frozen_bits=frozen_bits,
+                stages=stages,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
 def engines(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
 ) -> None:

@@ -62,6 +62,32 @@ ConfirmRepeats = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")]
 
+# What is predicted for: what `predict` and `plan` share.
+
+ShapedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")]
+Anywhere = Annotated[str, typer.Option("--cluster", metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")]
+EveryRank = Annotated[
+    int | None,
+    typer.Option("--ranks", min=1, metavar="N", help="Ranks; default: every device, and on local without GPUs 2."),
+]
+AnyBatch = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8, or one a rank]"),
+]
+AnyLength = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, at most 128 for local."),
+]
+NamedEngine = Annotated[str, typer.Option("--engine", metavar="NAME", help="native, ddp or fsdp2.")]
+LoraRank = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Train low-rank adapters of this rank, all else frozen.")
+]
+LoraTargets = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Matrices that carry them, with commas. [default: query,value]"),
+]
+FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
+
 
 def given(**fields: Any) -> dict[str, Any]:
     """The fields of a request that were given as options; a switch that was left out is none."""

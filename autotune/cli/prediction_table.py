@@ -1,0 +1,140 @@
+"""What is predicted of a configuration, as people read it."""
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.sizes import bytes_text
+from autotune.prediction.estimate import Estimate, RankEstimate
+from autotune.prediction.question import Question
+from search_spaces.knobs import value_text
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+
+BAR = 24
+"""Characters of a whole bar."""
+SPENT_ON = {
+    "compute": "forward, backward, recomputation",
+    "tensor": "tensor, context, expert links",
+    "pipeline": "idle stages and boundaries",
+    "data": "states between ranks, exposed",
+    "optimizer": "update on the device",
+    "offload": "update on the host, copies",
+}
+
+
+def print_estimate(question: Question, estimate: Estimate, console: Console, stages: bool) -> None:
+    """Step time by what it is spent on, memory by what it holds, and both with their bands."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, soft_wrap=True)
+
+    say(asked_text(question))
+    say("  " + config_text(question, estimate.config))
+    step, rate = estimate.step_seconds, estimate.samples_per_second
+    say(f"\nstep {seconds_text(step.mean)}   nine times in ten {seconds_text(step.low)} to {seconds_text(step.high)}", "bold")
+    console.print(_time_table(estimate), highlight=False)
+    share = "" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}"
+    say(
+        f"  {rate.mean:.4g} samples/s [{rate.low:.4g}, {rate.high:.4g}], {estimate.tokens_per_second:,.0f} tokens/s, "
+        f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
+    )
+    peak, fullest = estimate.peak_memory_bytes, estimate.fullest
+    say(f"\n{_memory_head(fullest, len(estimate.ranks), peak)}", "bold")
+    console.print(_memory_table(estimate, fullest), highlight=False)
+    say("  " + fit_text(estimate), "" if estimate.fit_probability >= 0.5 else "yellow")
+    if estimate.host_memory_bytes:
+        host = question.cluster.host_memory_bytes
+        say(f"  and {bytes_text(estimate.host_memory_bytes)} of the {bytes_text(host)} of a node's main memory")
+    if stages:
+        say("\nmemory of each pipeline rank", "bold")
+        console.print(_stage_table(estimate), highlight=False)
+
+
+def asked_text(question: Question) -> str:
+    """What is predicted for, in one line."""
+    model, cluster, count = question.model, question.cluster, question.cluster.world_size
+    adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ""
+    return (
+        f"{model.name} ({model.parameter_count:,} parameters{adapters}) on {cluster.name}: {count} "
+        f"rank{'s' if count > 1 else ''} on {cluster.device.name}, {question.engine} engine, global batch "
+        f"{question.global_batch_size} of {question.sequence_length} tokens"
+    )
+
+
+def config_text(question: Question, config: TrialConfig) -> str:
+    """The knobs that are no defaults, those that everybody asks for always, and what follows from them."""
+    defaults, world = TrialConfig().values(), question.cluster.world_size
+    shown = [
+        f"{name}={value_text(value)}"
+        for name, value in config.values().items()
+        if name in ("zero_stage", "micro_batch_size") or value != defaults[name]
+    ]
+    data, batches = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
+    return f"{' '.join(shown)}  ({data} data-parallel, {batches} micro-batch{'es' if batches > 1 else ''} a step)"
+
+
+def seconds_text(seconds: float) -> str:
+    """`12.3 s`, `12.3 ms`."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    if not seconds:
+        return "-"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def bar_text(share: float, width: int = BAR) -> str:
+    """A bar of blocks, to an eighth of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def fit_text(estimate: Estimate) -> str:
+    """How probable it is that memory suffices, in words that the figure bears out."""
+    chance = estimate.fit_probability
+    limit = bytes_text(estimate.memory_limit_bytes)
+    told = "more than 99 %" if chance > 0.99 else "less than 1 %" if chance < 0.01 else f"{chance:.0%}".replace("%", " %")
+    return f"fits into {limit} with a probability of {told}"
+
+
+def _time_table(estimate: Estimate) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, min_width=11)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, width=BAR)
+    table.add_column(style="dim", no_wrap=True)
+    whole = estimate.step_seconds.mean
+    for name, seconds in estimate.breakdown_seconds.items():
+        share = seconds / whole
+        table.add_row(f"  {name}", seconds_text(seconds), f"{share:.1%}", bar_text(share), SPENT_ON.get(name, ""))
+    return table
+
+
+def _memory_head(fullest: RankEstimate, ranks: int, peak: Interval) -> str:
+    where = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest" if ranks > 1 else ""
+    return f"memory {bytes_text(peak.mean)} a rank{where}   nine times in ten {bytes_text(peak.low)} to {bytes_text(peak.high)}"
+
+
+def _memory_table(estimate: Estimate, fullest: RankEstimate) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, width=BAR)
+    limit = estimate.memory_limit_bytes
+    for tag, size in fullest.by_tag.items():
+        table.add_row(f"  {tag}", bytes_text(size), f"{size / limit:.1%}", bar_text(size / limit))
+    free = limit - fullest.total
+    table.add_row("  free" if free >= 0 else "  too much", bytes_text(abs(free)), f"{abs(free) / limit:.1%}", "", style="dim")
+    return table
+
+
+def _stage_table(estimate: Estimate) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("  rank", "layers", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, width=BAR)
+    for rank in estimate.ranks:
+        share = rank.total / estimate.memory_limit_bytes
+        table.add_row(str(rank.pipeline_rank), str(rank.layers), bytes_text(rank.total), bar_text(share))
+    return table
