@@ -67,8 +67,7 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
         value = knob.default
-    count = context.model.parameter_count
-    if knob.is_element_size and int(value) >= count:
+    if knob.is_element_size and int(value) >= (count := context.model.parameter_count):
         return max(int(knob.default), count)
     if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0

@@ -80,10 +80,14 @@ class TrialConfig:
         Raises:
             UnknownNameError: a knob does not exist.
         """
-        for name in changes:
-            if name not in KNOB_NAMES:
+        replaced = object.__new__(TrialConfig)  # a fifth of the time of dataclasses.replace: counting a space is made of this
+        for name in KNOB_NAMES:
+            object.__setattr__(replaced, name, getattr(self, name))
+        for name, value in changes.items():
+            if name not in _KNOWN:
                 raise UnknownNameError(name, "no knob has this name", "see `autotune space --knobs` for the knobs")
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+            object.__setattr__(replaced, name, value)
+        return replaced
 
     @property
     def hash(self) -> str:
@@ -98,6 +102,7 @@ class TrialConfig:
 
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
 """The names of all knobs, in the order in which they are shown."""
+_KNOWN = frozenset(KNOB_NAMES)
 
 
 def stable_hash(value: Any) -> str:

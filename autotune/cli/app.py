@@ -216,6 +216,70 @@ def predict(
 
 
 @app.command()
+def plan(
+    model: options.ShapedModel = None,
+    cluster: options.Anywhere = "local",
+    ranks: options.EveryRank = None,
+    space_: Annotated[
+        str, typer.Option("--space", metavar="NAME", help="parallel, zero, zero-buckets, 3d, full, or a TOML file.")
+    ] = "parallel",
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Plans to show.")] = 10,
+    objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
+    max_: Annotated[
+        str | None,
+        typer.Option("--max", metavar="WHAT", help="seq_len, micro_batch or model: plan for the largest that fits."),
+    ] = None,
+    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s that a plan must reach.")] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Of the best rate, with the objective memory. [default: 0.8]"),
+    ] = None,
+    fit_probability: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="How probable it must be that a plan fits. [default: 0.95]")
+    ] = None,
+    set_: Pins = None,
+    global_batch_size: options.AnyBatch = None,
+    seq_len: options.AnyLength = None,
+    memory_limit: Bytes = None,
+    engine: options.NamedEngine = "native",
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    frozen_bits: options.FrozenBits = None,
+    json: Json = False,
+) -> None:
+    """Rank every configuration of a space by what is predicted, with the reason for each knob. Nothing is run."""
+    from autotune.cli.plan import PlanCommandOptions, plan_command
+
+    end(
+        lambda: plan_command(
+            PlanCommandOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                space=space_,
+                top=top,
+                objective=objective,
+                most=max_,
+                fit_probability=fit_probability,
+                share=share,
+                price=price,
+                rate=rate,
+                pins=tuple(set_ or ()),
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                engine=engine,
+                lora_rank=lora_rank,
+                lora_targets=lora_targets,
+                frozen_bits=frozen_bits,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
 def engines(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
 ) -> None:

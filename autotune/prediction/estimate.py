@@ -3,16 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Cases
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.memory import rank_memory
 from autotune.prediction.question import Question
-from autotune.prediction.step import Prediction, predict
+from autotune.prediction.room import fit_probability, ranks_of_node
+from autotune.prediction.step import Z90, Prediction, predict
 from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
@@ -90,25 +90,6 @@ def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estima
     return [_estimate(question, config) for config in configs]
 
 
-def log_margin(room: float, needed: Array) -> Array:
-    """How far below the room, as a difference of logarithms: divided by the spread, a standard normal variable."""
-    margin: Array = np.log(room) - np.log(np.maximum(needed, 1.0))
-    return margin
-
-
-def host_bytes_of_node(question: Question, of_rank: Array) -> Array:
-    """Bytes of a node's main memory, all of its ranks together."""
-    return of_rank * min(question.cluster.devices_per_node, question.cluster.world_size)
-
-
-def fit_probability(question: Question, device_bytes: float, host_bytes: float, spread: float) -> float:
-    """How probable it is that neither the device nor its host runs out."""
-    cluster, normal = question.cluster, NormalDist()
-    device = normal.cdf(float(log_margin(cluster.device.memory_bytes, np.array(device_bytes))) / spread)
-    host = normal.cdf(float(log_margin(cluster.host_memory_bytes, np.array(host_bytes))) / spread)
-    return min(device, host)
-
-
 def _estimate(question: Question, config: TrialConfig) -> Estimate:
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
     prediction = predict(cases, question.rates)
@@ -116,8 +97,8 @@ def _estimate(question: Question, config: TrialConfig) -> Estimate:
     batch, tokens = question.global_batch_size, question.tokens
     ranks = _ranks(question, config, cases)
     peak = max(rank.total for rank in ranks)
-    factor = math.exp(1.645 * prediction.memory_spread)
-    host = float(host_bytes_of_node(question, prediction.memory.host)[0])
+    factor = math.exp(Z90 * prediction.memory_spread)
+    host = float(prediction.memory.host[0])
     tflops = question.model.flops_per_token(question.sequence_length) * tokens / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return Estimate(
@@ -130,9 +111,9 @@ def _estimate(question: Question, config: TrialConfig) -> Estimate:
         mfu=tflops * 1e12 / peak_flops if peak_flops else None,
         ranks=ranks,
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
-        host_memory_bytes=host,
+        host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=question.cluster.device.memory_bytes,
-        fit_probability=fit_probability(question, peak, host, prediction.memory_spread),
+        fit_probability=fit_probability(question, peak, host),
     )
 
 

@@ -26,7 +26,7 @@ Index = NDArray[np.int64]
 
 BLOCK = 65_536
 """Configurations of a block: few enough that its arrays stay in a processor's cache."""
-LARGEST_TABLE = 1 << 22
+LARGEST_TABLE = 1 << 20
 """Combinations of what a knob depends on that are looked up by their number; with more, they are sorted."""
 SPARE = 3
 """Values that canonical form may add to a domain: the default, the parameter count, 0."""
@@ -85,18 +85,27 @@ class Grid:
 
     def configs(self, rows: Rows) -> Iterator[TrialConfig]:
         """Every configuration of the rows: each row with each side."""
-        for place in range(rows.count * self.sides.count):
-            yield self.config(rows, place)
+        for codes in self.codes_at(rows, np.arange(rows.count * self.sides.count)):
+            yield self.config_of(codes)
 
     def config(self, rows: Rows, place: int) -> TrialConfig:
         """The configuration at a place: row x sides + side."""
-        row, side = divmod(place, self.sides.count)
+        return self.config_of(self.codes_at(rows, np.array([place]))[0])
 
-        def value(depth: int) -> Value:
-            code = self.sides.code(depth, side) if SEARCH_ORDER[depth] in self.on_side else rows.code(depth, row)
-            return self.values[depth][code]
+    def codes_at(self, rows: Rows, places: Index) -> Codes:
+        """The codes of the configurations at these places: of shape (places, knobs)."""
+        row, side = np.divmod(places, self.sides.count)
+        found = np.empty((len(places), len(SEARCH_ORDER)), dtype=np.int16)
+        for depth, name in enumerate(SEARCH_ORDER):
+            column, at = (self.sides.columns[depth], side) if name in self.on_side else (rows.columns[depth], row)
+            found[:, depth] = column[at] if len(column) > 1 else column[0]
+        return found
 
-        return self._space.base.replace({name: value(depth) for depth, name in enumerate(SEARCH_ORDER)})
+    def config_of(self, codes: Codes) -> TrialConfig:
+        """The configuration that has these codes."""
+        return self._space.base.replace(
+            {name: values[code] for name, values, code in zip(SEARCH_ORDER, self.values, codes, strict=True)}
+        )
 
     def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[Rows]:
         """Rows of the knobs that are judged, the others standing at any value; some `most` at a time."""
@@ -140,8 +149,10 @@ class Grid:
     def _next(self, rows: Rows, row: int, judged: bool) -> list[int]:
         """What may follow a row."""
         depth = len(rows.columns)
-        prefix = tuple(self.values[place][rows.code(place, row)] for place in range(depth))
-        values = self._lattice.legal_choices(prefix) if judged else self._lattice.choices(prefix)[:1]
+        prefix = [values[0] for values in self.values[:depth]]  # any, where nobody looks
+        for place in self._lattice.reads(depth):
+            prefix[place] = self.values[place][rows.code(place, row)]
+        values = self._lattice.legal_choices(tuple(prefix)) if judged else self._lattice.choices(tuple(prefix))[:1]
         return [self._place(depth, value) for value in values]
 
     def _place(self, depth: int, value: Value) -> int:

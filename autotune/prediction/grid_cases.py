@@ -15,13 +15,6 @@ from search_spaces.trial_config import Value
 
 UNIFORM = ("precision", "attention_backend")
 """Knobs that all configurations of a grid have the same value of: what computes, and how, follows from them."""
-BUCKETS = (
-    "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
-    "max_live_parameters", "overlap_comm", "defer_gradient_reduction", "loss_chunk_size",
-)  # fmt: skip
-"""Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
-UNSEEN = ("allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments")
-"""Knobs that no equation looks at: a plan has the first of their values."""
 
 
 class GridCases:

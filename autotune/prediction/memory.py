@@ -1,6 +1,7 @@
 """Bytes that a rank holds at its fullest moment, by tag and by stage of the pipeline."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Memory:
     @property
     def total(self) -> Array:
         """Bytes on the device."""
-        return np.sum(list(np.broadcast_arrays(*self.by_tag.values())), axis=0)  # type: ignore[no-any-return]
+        return reduce(np.add, self.by_tag.values())
 
     @property
     def needed(self) -> Array:
@@ -79,7 +80,7 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     tags["activations"] = (
         rates.activation_scale * _activations(cases, rates, layers, place, first, last) + rates.workspace_bytes
     )
-    used = np.sum(list(np.broadcast_arrays(*tags.values())), axis=0)
+    used = reduce(np.add, tags.values())
     tags["reserved"] = (rates.fragmentation - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)

@@ -1,6 +1,7 @@
 """A prediction: the seconds of a step by what they are spent on, and the memory of the fullest rank."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Prediction:
     @property
     def seconds(self) -> Array:
         """Of an optimizer step."""
-        return np.sum(list(np.broadcast_arrays(*self.parts.values())), axis=0)  # type: ignore[no-any-return]
+        return reduce(np.add, self.parts.values())
 
     def seconds_band(self) -> tuple[Array, Array]:
         """Between which the step is nine times out of ten."""

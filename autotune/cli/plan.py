@@ -1,0 +1,79 @@
+"""`autotune plan`: the configurations of a space that are predicted to be best, and why."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from autotune.cli.plan_table import print_largest, print_plans
+from autotune.cli.predict import asked_document, named
+from autotune.cli.status import Status
+from autotune.prediction.largest import largest
+from autotune.prediction.plan import PlanOptions, plan
+from autotune.prediction.question import cluster_of, model_of, question_of
+from autotune.prediction.room import PROBABILITY
+from search_spaces.spaces import parse_pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCommandOptions:
+    """What the command line gave."""
+
+    model: str | None
+    cluster: str
+    ranks: int | None
+    space: str
+    top: int
+    objective: str
+    most: str | None
+    """What is made as large as it fits; None: nothing."""
+    fit_probability: float | None
+    share: float | None
+    price: float | None
+    rate: float | None
+    pins: tuple[str, ...]
+    global_batch_size: int | None
+    sequence_length: int | None
+    memory_limit: int | None
+    engine: str
+    lora_rank: int | None
+    lora_targets: str | None
+    frozen_bits: int | None
+    json: bool
+
+
+def plan_command(options: PlanCommandOptions) -> Status:
+    """Resolve, rank, tell."""
+    wanted = PlanOptions(
+        objective=options.objective,  # type: ignore[arg-type]  # it checks the name itself
+        top=options.top,
+        fit_probability=PROBABILITY if options.fit_probability is None else options.fit_probability,
+        share=options.share,
+        price=options.price,
+        rate=options.rate,
+    )
+    question = question_of(
+        model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
+        cluster_of(options.cluster, options.ranks, options.memory_limit),
+        global_batch_size=options.global_batch_size,
+        sequence_length=options.sequence_length,
+        engine=options.engine,
+        space=options.space,
+        pins=parse_pins(options.pins),
+    )
+    biggest = largest(question, options.most, wanted.fit_probability) if options.most else None
+    question = biggest.question if biggest else question
+    plans = plan(question, wanted)
+    if options.json:
+        document: dict[str, Any] = {**asked_document(question), "space": question.space, "objective": wanted.objective.value}
+        if biggest:
+            document["max"] = {"dimension": biggest.dimension.value, "value": biggest.value, "next": biggest.next}
+        sys.stdout.write(json.dumps(document | plans.document(), indent=2) + "\n")
+        return Status.OK
+    console = Console()
+    if biggest:
+        print_largest(biggest, console)
+    print_plans(question, plans, wanted, console)
+    return Status.OK

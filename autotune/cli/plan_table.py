@@ -1,0 +1,145 @@
+"""Plans as people read them: ranked, with where their time goes, their memory, and why the best is as it is."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.cli.prediction_table import asked_text, bar_text, seconds_text
+from autotune.cli.sizes import bytes_text
+from autotune.prediction.largest import Dimension, Largest
+from autotune.prediction.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans
+from autotune.prediction.question import Question
+from search_spaces.knobs import value_text
+from search_spaces.trial_config import TrialConfig
+
+TIME_BAR, MEMORY_BAR = 24, 12
+"""Characters of the bars."""
+LETTERS = {
+    "compute": ("c", "green"), "tensor": ("t", "blue"), "pipeline": ("p", "yellow"), "data": ("d", "magenta"),
+    "optimizer": ("o", "cyan"), "offload": ("h", "red"),
+}  # fmt: skip
+"""Part of a step -> its letter in a bar."""
+ALTERNATIVES = 4
+"""That are told of a knob."""
+ALWAYS = ("zero_stage", "micro_batch_size")
+
+
+def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console) -> None:
+    """All of them, and the reasons of the best."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, soft_wrap=True)
+
+    say(asked_text(question))
+    say(
+        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} settings of buckets in "
+        f"{plans.seconds:.1f} s; {plans.fitting:,} fit with a probability of {_percent(options.fit_probability)} or more"
+    )
+    if len(plans.world_sizes) > 1:
+        say(f"on {', '.join(map(str, plans.world_sizes))} devices")
+    say(f"ranked by {_ranked_by(options)}")
+    configs = [plan.estimate.config for plan in plans.plans]
+    shared, differing = _knobs(configs)
+    if shared:
+        say("  all: " + " ".join(f"{name}={value_text(getattr(configs[0], name))}" for name in shared))
+    say("")
+    for number, plan in enumerate(plans.plans, 1):
+        console.print(_figures(number, plan, question), soft_wrap=True)
+        say("    " + _config_text(plan, question, differing), "dim" if number > 1 else "")
+    say(
+        "  time goes to "
+        + ", ".join(f"{letter} {name}" for name, (letter, _) in LETTERS.items())
+        + "; brackets hold nine times in ten",
+        "dim",
+    )
+    best = plans.plans[0]
+    if best.reasons:
+        say("\nwhy the first: what is best with each other value", "bold")
+        for reason in best.reasons:
+            say("  " + reason.text(best.goal, ALTERNATIVES))
+
+
+def print_largest(found: Largest, console: Console) -> None:
+    """What the largest is."""
+    model = found.question.model
+    what = {
+        Dimension.SEQ_LEN: f"longest sequence: {found.value:,} tokens",
+        Dimension.MICRO_BATCH: f"largest micro-batch: {found.value:,} samples",
+        Dimension.MODEL: f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
+        f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})",
+    }[found.dimension]
+    size = f"{found.next / 1e9:,.4g} billion" if found.next and found.dimension is Dimension.MODEL else f"{found.next or 0:,}"
+    console.print(f"{what}{f'; {size} does not fit' if found.next else ''}", style="bold", highlight=False, soft_wrap=True)
+
+
+def time_bar(breakdown: dict[str, float], width: int = TIME_BAR) -> Text:
+    """A letter for each share of the step; shares are rounded so that the bar has its width."""
+    whole, bar, done, drawn = sum(breakdown.values()), Text(), 0.0, 0
+    for name, seconds in breakdown.items():
+        letter, style = LETTERS.get(name, ("?", ""))
+        done += seconds
+        end = round(done / whole * width)
+        bar.append(letter * (end - drawn), style=style)
+        drawn = end
+    return bar
+
+
+def _figures(number: int, plan: Plan, question: Question) -> Text:
+    estimate = plan.estimate
+    rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes.mean
+    step = seconds_text(estimate.step_seconds.mean)
+    line = Text(f"{number:>2}  {rate.mean:.4g} samples/s [{rate.low:.4g}, {rate.high:.4g}]  {step}  ")
+    line.append_text(time_bar(estimate.breakdown_seconds))
+    share = peak / estimate.memory_limit_bytes
+    line.append(f"  {bytes_text(peak):>8} {bar_text(share, MEMORY_BAR):<{MEMORY_BAR}} {share:.0%}")
+    if estimate.mfu is not None:
+        line.append(f"  MFU {estimate.mfu:.1%}")
+    if plan.cluster.world_size != question.cluster.world_size:
+        line.append(f"  {plan.cluster.world_size} devices")
+    if plan.cost_per_million_tokens is not None:
+        line.append(f"  {plan.cost_per_million_tokens:.3g} a million tokens")
+    if number == 1:
+        line.stylize("bold")
+    return line
+
+
+def _config_text(plan: Plan, question: Question, differing: Sequence[str]) -> str:
+    config, world, defaults = plan.estimate.config, plan.cluster.world_size, TrialConfig()
+    shown = [
+        f"{name}={value_text(getattr(config, name))}"
+        for name in differing
+        if name in ALWAYS or getattr(config, name) != getattr(defaults, name)
+    ]
+    data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
+    return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
+
+
+def _knobs(configs: Sequence[TrialConfig]) -> tuple[list[str], list[str]]:
+    """The knobs that all have at the same value and that are no defaults, and those that are to be told of each."""
+    defaults, shared, differing = TrialConfig(), [], []
+    for name, value in configs[0].values().items():
+        same = all(getattr(config, name) == value for config in configs)
+        if not same or (name in ALWAYS):
+            differing.append(name)
+        elif value != getattr(defaults, name):
+            shared.append(name)
+    return shared, differing
+
+
+def _ranked_by(options: PlanOptions) -> str:
+    reached = "" if options.rate is None else f" among those that reach {options.rate:g} samples/s"
+    match options.objective:
+        case PlanObjective.THROUGHPUT:
+            return f"samples/s{reached}"
+        case PlanObjective.MEMORY:
+            share = SHARE if options.share is None else options.share
+            return f"peak memory, least first, among those with {_percent(share)} of the best rate or more{reached}"
+        case PlanObjective.COST:
+            return f"price of a token{reached}; a device costs {options.price:g} an hour"
+        case PlanObjective.DEVICES:
+            return f"devices, fewest first, then samples/s{reached}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g} %"

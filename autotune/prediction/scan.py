@@ -1,0 +1,262 @@
+"""A space in one pass: the best configurations, and how well each value of each knob does at its best."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.cases import Array
+from autotune.prediction.grid import Codes, Grid, Rows
+from autotune.prediction.grid_cases import UNIFORM, GridCases
+from autotune.prediction.question import Question
+from autotune.prediction.room import Room
+from autotune.prediction.step import predict
+from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig, Value
+
+BUCKETS = (
+    "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
+    "loss_chunk_size",
+)  # fmt: skip
+"""Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
+UNSEEN = ("allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments")
+"""Knobs that no equation looks at: they stand near the device's defaults."""
+APART = frozenset({*BUCKETS, *UNSEEN})
+KEPT = 1000
+"""Configurations whose buckets are set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a scan may take."""
+
+    configurations: int | None = None
+    """None: as many as there are."""
+    until: float | None = None
+    """Time of `time.monotonic` at which it gives up; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """One of the best, before its buckets are set."""
+
+    config: TrialConfig
+    seconds: float
+    """Of a step."""
+    memory: float
+    """Bytes of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBest:
+    """How well one value of one knob does, whatever the others have."""
+
+    leader: Leader | None
+    """The best that has it; None: none fits, or all that fit are too slow."""
+    needed: float
+    """Bytes of the most sparing that has it, whether it fits or not."""
+    fits: bool
+    """Whether anything that has it fits, however slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What a scan found."""
+
+    leaders: tuple[Leader, ...]
+    """The best first, `KEPT` of them at most."""
+    count: int
+    """Configurations that were predicted."""
+    fitting: int
+    fastest: float
+    """Seconds of the fastest step that fits; infinite: none fits."""
+    least: float
+    """Bytes of the most sparing configuration, whether it fits or not."""
+    at_best: dict[str, dict[Value, AtBest]]
+    """Knob -> value -> how well it does, of the knobs that had several."""
+
+
+def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float | None, bounds: Bounds) -> Scanned:
+    """Predict every configuration of the space, buckets at their defaults.
+
+    Args:
+        question: what is planned for.
+        space: what is chosen from.
+        room: what fits.
+        slowest: None: the fastest lead. Seconds: those lead that need the least memory among all steps that take no longer.
+        bounds: what it may take.
+
+    Raises:
+        SpaceTooLargeError: it takes more than the bounds allow.
+    """
+    found = _Found(by_memory=slowest is not None)
+    for part in uniform_parts(without_buckets(space)):
+        grid = Grid(part)
+        cases = GridCases(part, question.model, question.engine, grid)
+        for rows in grid.blocks():
+            require_within(bounds, found.count)
+            prediction = predict(cases.of(rows), question.rates)
+            shape = (rows.count, grid.sides.count)
+            seconds, memory = np.broadcast_to(prediction.seconds, shape), np.broadcast_to(prediction.memory.total, shape)
+            fits = np.broadcast_to(room.holds(memory, prediction.memory.host), shape)
+            found.add(_Block(grid, rows, seconds, memory, fits, fits if slowest is None else fits & (seconds <= slowest)))
+    return found.scanned()
+
+
+def without_buckets(space: SearchSpace) -> SearchSpace:
+    """The space with each bucket, and what no equation sees, at the value that is nearest to the base's."""
+    apart = {name: values for name, values in space.domains.items() if name in APART}
+    standing = {name: _nearest(getattr(space.base, name), values) for name, values in apart.items()}
+    domains = {name: values for name, values in space.domains.items() if name not in apart}
+    return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
+
+
+def _nearest(value: Value, values: Sequence[Value]) -> Value:
+    if value in values or isinstance(value, bool | str):
+        return value if value in values else values[0]
+    return min(values, key=lambda other: abs(float(other) - float(value)))
+
+
+def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
+    """The space divided into such that have one precision and one attention kernel each."""
+    split = [[(name, value) for value in space.domains[name]] for name in UNIFORM if name in space.domains]
+    domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
+    for values in itertools.product(*split):
+        yield dataclasses.replace(space, domains=domains | {name: (value,) for name, value in values})
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is predicted of rows with sides; arrays of shape (rows, sides)."""
+
+    grid: Grid
+    rows: Rows
+    seconds: Array
+    memory: Array
+    fits: NDArray[np.bool_]
+    leads: NDArray[np.bool_]
+    """Those that fit and are fast enough."""
+
+
+@dataclass(slots=True)
+class _Value:
+    """What was found of one value of one knob so far."""
+
+    least: float = np.inf
+    """Seconds or bytes of the best."""
+    needed: float = np.inf
+    fits: bool = False
+    best: tuple[Grid, Codes, float, float] | None = None
+    """Grid, codes, seconds and bytes of the best."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What was found so far."""
+
+    by_memory: bool
+    """Whether the least memory leads."""
+    count: int = 0
+    fitting: int = 0
+    fastest: float = np.inf
+    least: float = np.inf
+    _values: dict[str, dict[Value, _Value]] = field(default_factory=dict)
+    _ranked: Array = field(default_factory=lambda: np.empty((0, 2)))
+    """Seconds and bytes of each that leads, the best first."""
+    _configs: list[tuple[Grid, Codes]] = field(default_factory=list)
+    """The grid and the codes of each."""
+
+    def add(self, block: _Block) -> None:
+        """A block's predictions."""
+        self.count += block.seconds.size
+        self.fitting += int(np.count_nonzero(block.fits))
+        self.least = min(self.least, float(block.memory.min()))
+        ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
+        self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
+        self._compare(block, ranked)
+        self._lead(block, ranked.ravel())
+
+    def scanned(self) -> Scanned:
+        """All of it."""
+        leaders = [
+            Leader(config=grid.config_of(codes), seconds=float(seconds), memory=float(memory))
+            for (grid, codes), (seconds, memory) in zip(self._configs, self._ranked, strict=True)
+        ]
+        varied = {name: values for name, values in self._values.items() if len(values) > 1 and name not in APART}
+        return Scanned(
+            leaders=tuple(leaders),
+            count=self.count,
+            fitting=self.fitting,
+            fastest=self.fastest,
+            least=self.least,
+            at_best={name: {value: _at_best(found) for value, found in values.items()} for name, values in varied.items()},
+        )
+
+    def _lead(self, block: _Block, ranked: Array) -> None:
+        """Let those of the block that are better than the last of the leaders take their places."""
+        last = self._ranked[-1, 1 if self.by_memory else 0] if len(self._ranked) == KEPT else np.inf
+        places = np.flatnonzero(ranked < last)
+        if not len(places):
+            return
+        if len(places) > KEPT:
+            places = places[np.argpartition(ranked[places], KEPT - 1)[:KEPT]]
+        both = np.concatenate([self._ranked, np.column_stack([block.seconds.ravel()[places], block.memory.ravel()[places]])])
+        order = np.lexsort((both[:, 0], both[:, 1]) if self.by_memory else (both[:, 1], both[:, 0]))[:KEPT]
+        codes = block.grid.codes_at(block.rows, places)
+        old = len(self._configs)
+        self._configs = [self._configs[at] if at < old else (block.grid, codes[at - old]) for at in order]
+        self._ranked = both[order]
+
+    def _compare(self, block: _Block, ranked: Array) -> None:
+        """Note how well each value of each knob does."""
+        parts = (ranked, block.memory, np.where(block.fits, 0.0, np.inf))
+        by_row, by_side = [part.min(axis=1) for part in parts], [part.min(axis=0) for part in parts]
+        for depth, name in enumerate(SEARCH_ORDER):
+            if name in APART:
+                continue
+            side = name in block.grid.on_side
+            codes = (block.grid.sides if side else block.rows).columns[depth]
+            values, least = block.grid.values[depth], by_side if side else by_row
+            tables = np.full((3, len(values)), np.inf)
+            for table, part in zip(tables, least, strict=True):
+                np.minimum.at(table, codes if len(codes) > 1 else np.full(len(part), codes[0]), part)
+            for code in np.flatnonzero(np.isfinite(tables[1])):
+                found = self._values.setdefault(name, {}).setdefault(values[code], _Value())
+                found.needed, found.fits = min(found.needed, float(tables[1, code])), found.fits or bool(tables[2, code] == 0)
+                if tables[0, code] < found.least:
+                    at = int(np.flatnonzero((codes == code) & (least[0] == tables[0, code]))[0])
+                    row, column = (int(ranked[:, at].argmin()), at) if side else (at, int(ranked[at].argmin()))
+                    place = np.array([row * block.grid.sides.count + column])
+                    found.least = float(tables[0, code])
+                    found.best = (
+                        block.grid, block.grid.codes_at(block.rows, place)[0], float(block.seconds[row, column]),
+                        float(block.memory[row, column]),
+                    )  # fmt: skip
+
+
+def _at_best(found: _Value) -> AtBest:
+    leader = None
+    if found.best is not None:
+        grid, codes, seconds, memory = found.best
+        leader = Leader(config=grid.config_of(codes), seconds=seconds, memory=memory)
+    return AtBest(leader=leader, needed=found.needed, fits=found.fits)
+
+
+def require_within(bounds: Bounds, count: int) -> None:
+    """Give up where more than the bounds allow was taken.
+
+    Raises:
+        SpaceTooLargeError: it was.
+    """
+    if bounds.configurations is not None and count > bounds.configurations:
+        raise SpaceTooLargeError(
+            "space", f"it has more than {bounds.configurations:,} configurations", "pin some knobs, or choose a smaller space"
+        )
+    if bounds.until is not None and time.monotonic() > bounds.until:
+        raise SpaceTooLargeError("space", "it takes too long to rank", "pin some knobs, or choose a smaller space")
