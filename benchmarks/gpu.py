@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [--markdown docs/gpu.md] [--only trials memory …]
 
 trials         trials through the `local` runner on one GPU: throughput, MFU, the allocator's peak, reservation, clocks, retries
-memory         the memory account's peak against `torch.cuda.max_memory_allocated` of the same step
+memory         the memory account's peak against `torch.cuda.max_memory_allocated` of the same step, and the dry run's
 by-hand        a 1B llama by our engine against one written by hand with every trick (`gpu_by_hand.py`)
 two-ranks      two ranks on the one GPU (`gpu_pair.py`): layouts, offload, checkpointing, overlap against one rank
 out-of-memory  a real CUDA out-of-memory: INFEASIBLE, and the next trial runs
@@ -28,6 +28,7 @@ import torch
 from benchmarks.gpu_by_hand import prove_against_hand
 from benchmarks.gpu_pair import prove_two_ranks
 from benchmarks.gpu_proof import Proof, request
+from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
@@ -38,7 +39,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-MEMORY_BOUND = 0.02
+MEMORY_BOUND, RESERVED_BOUND = 0.02, 0.05
 LIMIT_SECONDS = 480
 """After these no further proof is begun: a command on a lent GPU has ten minutes."""
 
@@ -88,8 +89,22 @@ def prove_memory(proof: Proof, model: ModelSpec, workload: Workload, device: tor
         )
         session.close()
         del session
+        _claim_foretold(proof, model, config, workload, device, allocators)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _claim_foretold(
+    proof: Proof, model: ModelSpec, config: TrialConfig, workload: Workload, device: torch.device, allocated: int
+) -> None:
+    """The dry run's peak against the allocator's; against what it has reserved too, since that is what must fit."""
+    foretold = dry_run(model, config, workload, 1, backend="nccl" if device.type == "cuda" else "gloo").peak_memory_bytes
+    off = abs(foretold / allocated - 1)
+    proof.claim(off <= MEMORY_BOUND, f"dry run {foretold:,} bytes, allocator {allocated:,}, {off:.2%} apart")
+    if device.type == "cuda":
+        reserved = torch.cuda.max_memory_reserved(device)
+        off = abs(foretold / reserved - 1)
+        proof.claim(off <= RESERVED_BOUND, f"dry run {foretold:,} bytes, reserved {reserved:,}, {off:.2%} apart")
 
 
 def prove_out_of_memory(proof: Proof, model: ModelSpec, workload: Workload, device: str) -> None:
