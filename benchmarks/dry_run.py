@@ -159,8 +159,8 @@ def main() -> int:
     within = sum(error <= BOUND for error in errors)
     summary = (
         f"{len(errors)} configurations, every rank: peak within {BOUND:.0%} in {within}, largest error {max(errors):.2%}, "
-        f"median {statistics.median(errors):.2%}; FLOPs, collectives (count and bytes by operation and dimension) and host memory "
-        f"{'equal in all' if equal else '**not equal in all**'}.\n"
+        f"median {statistics.median(errors):.2%}; FLOPs, collectives (count and bytes by operation and dimension) and "
+        f"host memory {'equal in all' if equal else '**not equal in all**'}.\n"
     )
     text = "\n".join([PROSE, "## On this machine, gloo\n", summary, *lines, *large()]) + "\n"
     print(text.split("## On this machine")[1].splitlines()[2], text.splitlines()[-1], sep="\n")

@@ -19,7 +19,8 @@ QUICK: frozenset[Any] = frozenset(
         aten.add_.Tensor, aten.copy_.default, aten.div_.Tensor, aten.mul_.Tensor, aten.zero_.default,
         aten.exp_.default, aten.scatter_add_.default,
         # New tensors.
-        aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.clone.default, aten.mean.dim, aten.mm.default,
+        aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.clone.default, aten._to_copy.default, aten.mean.dim,
+        aten.mm.default,
         aten.mul.Scalar, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.silu.default,
         aten.silu_backward.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.amax.default, aten.bitwise_or.Tensor,
         aten.div.Scalar, aten.div.Tensor, aten.ge.Scalar, aten.gather.default, aten.log.default, aten.lt.Scalar,
@@ -43,7 +44,7 @@ def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             mode = value.fake_mode
         elif isinstance(value, Tensor):
             return NotImplemented
-    if mode is None:
+    if mode is None or kwargs.get("device") is not None:
         return NotImplemented
     with in_kernel_invocation_manager(mode):
         result = func(*args, **kwargs)
