@@ -129,6 +129,10 @@ class Software:
 
     gradient_bytes: Array
     """Bytes of a gradient that is held: 2 in the model's type, 4 where micro-batches are summed in fp32."""
+    holds_gradients: Array
+    """1 where gradients have a place of their own throughout; 0: they come as activations go, but for accumulation."""
+    buckets: Array
+    """Reduce buckets that are there at once."""
     state_bytes: Array
     """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array

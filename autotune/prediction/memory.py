@@ -75,15 +75,36 @@ def memory(cases: Cases, rates: Coefficients) -> Memory:
 def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
     held = stage_parameters(cases, layers, first, last)
-    tags = _states(cases, held)
-    tags["buffers"] = _buffers(cases, held)
-    tags["activations"] = (
-        rates.activation_scale * _activations(cases, rates, layers, place, first, last) + rates.workspace_bytes
-    )
+    tags = _fuller(*_moments(cases, rates, held, _activations(cases, rates, layers, place, first, last)))
     used = reduce(np.add, tags.values())
     tags["reserved"] = (rates.fragmentation - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
+
+
+def _moments(
+    cases: Cases, rates: Coefficients, held: StageParameters, activations: tuple[Array, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Bytes by tag when backward begins and when it ends.
+
+    It begins with all activations and, where micro-batches went before or gradients have a place of their own, all gradients.
+    It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
+    """
+    kept, working = activations
+    states, gathered = _states(cases, held), _gathered(cases, held)
+    before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
+
+    def moment(gradients: Array, buffers: Array, activations: Array) -> dict[str, Array]:
+        used = rates.activation_scale * activations + rates.workspace_bytes
+        return {**states, "gradients": gradients, "buffers": gathered + buffers, "activations": used}
+
+    begins = moment(states["gradients"] * before, 0 * gathered, kept + working)
+    return begins, moment(states["gradients"], _reducing(cases, held), working)
+
+
+def _fuller(one: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
+    fuller = reduce(np.add, other.values()) > reduce(np.add, one.values())
+    return {tag: np.where(fuller, other[tag], one[tag]) for tag in one}
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:
@@ -114,10 +135,13 @@ def _states(cases: Cases, held: StageParameters) -> dict[str, Array]:
 
     on_device = 1 - np.maximum(layouts.offload_parameters, 0.0)
     width = np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, layouts.parameter_bytes)
+    # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
+    own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
+    state = software.state_bytes - np.where(own_master, 4.0, 0.0)
     return {
         "parameters": on_device * (divided(by_parameter) * layouts.parameter_bytes + held.frozen / by_parameter * width),
         "gradients": divided(by_gradient) * software.gradient_bytes,
-        "optimizer_state": divided(by_state) * software.state_bytes * (1 - layouts.offload_optimizer),
+        "optimizer_state": divided(by_state) * state * (1 - layouts.offload_optimizer),
     }
 
 
@@ -128,12 +152,10 @@ def _host(cases: Cases, held: StageParameters) -> Array:
     return states + (held.trained + held.frozen) / by_parameter * layouts.parameter_bytes * layouts.offload_parameters
 
 
-def _buffers(cases: Cases, held: StageParameters) -> Array:
-    """Reduce buckets in flight; at stage 3 what is gathered: the layer that runs and what is gathered ahead."""
+def _gathered(cases: Cases, held: StageParameters) -> Array:
+    """At stage 3 what is gathered: the layer that runs and what is gathered ahead."""
     layouts = cases.layouts
     whole = held.trained + held.frozen
-    bucket = np.minimum(layouts.reduce_bucket, held.trained)
-    reducing = np.where(layouts.data * layouts.context > 1, bucket * layouts.reduce_bytes, 0.0)
     layer = layer_parameters(cases)
     unit = (layer.attention + layer.dense + layer.experts / layouts.expert) / layouts.tensor
     ahead = np.minimum(layouts.prefetch_bucket + unit, np.maximum(layouts.max_live, unit))
@@ -141,10 +163,21 @@ def _buffers(cases: Cases, held: StageParameters) -> Array:
     kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
     live = np.minimum(kept, whole) * layouts.parameter_bytes * (1 - 1 / layouts.shard)
     live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live)
-    return np.where(layouts.zero_stage >= 3, live, 0.0) + np.where(layouts.zero_stage >= 1, reducing, 0.0)
+    return np.where(layouts.zero_stage >= 3, live, 0.0)
 
 
-def _activations(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Array:
+def _reducing(cases: Cases, held: StageParameters) -> Array:
+    """Buckets that are filled and reduced, where gradients do not stay whole."""
+    layouts = cases.layouts
+    buckets = np.minimum(layouts.reduce_bucket * cases.software.buckets, held.trained)
+    own = np.where(layouts.data * layouts.context > 1, buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes), 0.0)
+    _, by_gradient, _ = shares(cases)
+    return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, 0.0)
+
+
+def _activations(
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array
+) -> tuple[Array, Array]:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch * shapes.sequence / layouts.context
@@ -157,8 +190,7 @@ def _activations(cases: Cases, rates: Coefficients, layers: Array, place: Array,
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     working = np.where(layouts.recompute > 0, whole - kept, 0.0) + rates.working_layers * whole
     peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * again
-    held: Array = tokens * ahead * layers * kept + ahead * embedded + peak
-    return held
+    return tokens * ahead * layers * kept + ahead * embedded + peak - tokens * working, tokens * working
 
 
 def _divided(cases: Cases) -> Array:
