@@ -64,11 +64,11 @@ class Coefficients:
     """Outside of torch's allocator: the device's context and communicators."""
     workspace_bytes: float = _known(2.0e8, 0.6, "memory")
     """In the allocator beside what the equations count: workspaces of libraries, small tensors."""
-    fragmentation: float = _known(1.05, 0.03, "memory")
+    fragmentation: float = _known(1.05, 0.03, "memory", shared=False)
     """Reserved / allocated."""
-    activation_scale: float = _known(1.0, 0.06, "memory")
+    activation_scale: float = _known(1.0, 0.06, "memory", shared=False)
     """Activations kept / those that the equations count."""
-    working_layers: float = _known(2.0, 0.3, "memory")
+    working_layers: float = _known(2.0, 0.3, "memory", shared=False)
     """Activations of a layer that backward holds besides those kept: gradients and temporaries."""
     memory_spread: float = _known(0.06, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted memory."""

@@ -77,7 +77,9 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     held = stage_parameters(cases, layers, first, last)
     tags = _fuller(*_moments(cases, rates, held, _activations(cases, rates, layers, place, first, last)))
     used = reduce(np.add, tags.values())
-    tags["reserved"] = (rates.fragmentation - 1) * used
+    # Halfway to what it must have where it fragments most.
+    reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
+    tags["reserved"] = (reserved - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
 

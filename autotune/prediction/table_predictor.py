@@ -201,7 +201,7 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
         return as_read(predict(cases, tried).memory, held)
 
     weights = _weights(held, _EACH["memory"] if together else None)
-    rates = fitted(names("memory"), before, predicted, measured, _MEMORY_NOISE, weights)
+    rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
     return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
 
