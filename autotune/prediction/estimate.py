@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.prediction.cases import Cases
+from autotune.prediction.cases import Array, Cases
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.memory import rank_memory
 from autotune.prediction.question import Question
@@ -87,25 +87,34 @@ class Estimate:
 
 def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
     """What is predicted of each configuration, in their order."""
-    return [_estimate(question, config) for config in configs]
+    alike: dict[tuple[str, str], list[int]] = {}
+    for place, config in enumerate(configs):
+        alike.setdefault((config.precision, config.attention_backend), []).append(place)
+    found: dict[int, Estimate] = {}
+    for places in alike.values():
+        own = [configs[place] for place in places]
+        cases = cases_of(question.model, question.cluster, question.workload, own, question.engine)
+        prediction = predict(cases, question.rates)
+        for row, (place, config) in enumerate(zip(places, own, strict=True)):
+            found[place] = _estimate(question, config, cases.take(np.array([row])), prediction, row)
+    return [found[place] for place in range(len(configs))]
 
 
-def _estimate(question: Question, config: TrialConfig) -> Estimate:
-    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
-    prediction = predict(cases, question.rates)
-    seconds, (fast, slow) = float(prediction.seconds[0]), prediction.seconds_band()
+def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int) -> Estimate:
+    seconds = _at(prediction.seconds, row)
+    fast, slow = (_at(edge, row) for edge in prediction.seconds_band())
     batch, tokens = question.global_batch_size, question.tokens
     ranks = _ranks(question, config, cases)
     peak = max(rank.total for rank in ranks)
     factor = math.exp(Z90 * prediction.memory_spread)
-    host = float(prediction.memory.host[0])
+    host = _at(prediction.memory.host, row)
     tflops = question.model.flops_per_token(question.sequence_length) * tokens / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return Estimate(
         config=config,
-        step_seconds=Interval(mean=seconds, low=float(fast[0]), high=float(slow[0])),
-        breakdown_seconds=_breakdown(prediction),
-        samples_per_second=Interval(mean=batch / seconds, low=batch / float(slow[0]), high=batch / float(fast[0])),
+        step_seconds=Interval(mean=seconds, low=fast, high=slow),
+        breakdown_seconds={name: _at(values, row) for name, values in prediction.parts.items()},
+        samples_per_second=Interval(mean=batch / seconds, low=batch / slow, high=batch / fast),
         tokens_per_second=tokens / seconds,
         tflops_per_device=tflops,
         mfu=tflops * 1e12 / peak_flops if peak_flops else None,
@@ -117,8 +126,9 @@ def _estimate(question: Question, config: TrialConfig) -> Estimate:
     )
 
 
-def _breakdown(prediction: Prediction) -> dict[str, float]:
-    return {name: float(np.broadcast_to(values, (1,))[0]) for name, values in prediction.parts.items()}
+def _at(values: Array, row: int) -> float:
+    """The value of a row; what all rows have in common stands once."""
+    return float(values[row if len(values) > 1 else 0])
 
 
 def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:

@@ -81,11 +81,11 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
         grid = Grid(part)
         cases = GridCases(part, question.model, question.engine, grid)
         for rows in grid.blocks():
+            count += rows.count * grid.sides.count
             require_within(bounds, count)
             needed = memory(cases.of(rows), question.rates)
             if np.any(room.holds(needed.total, needed.host)):
                 return True
-            count += rows.count * grid.sides.count
     return False
 
 

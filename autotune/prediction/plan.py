@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.buckets import Tuned, tuned
+from autotune.prediction.buckets import tuned
 from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question
 from autotune.prediction.reasons import Goal, Reason, reasons_of
@@ -19,7 +19,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.plain import to_plain
 from search_spaces.space import SearchSpace
 
-MOST_PLANS = 1000
+MOST_PLANS = 100
 SHARE = 0.8
 """Of the best rate, what a plan of least memory reaches at least."""
 
@@ -181,11 +181,11 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     goal = Goal(by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes)
-    plans = []
-    for item in chosen[: options.top]:
-        reasons = reasons_of(item, scanned.at_best, best, space.context, goal)
-        plans.append(_plan(question, item, reasons, goal, options))
-    return plans
+    told = estimates(question, [item.config for item in chosen[: options.top]])
+    return [
+        _plan(question, estimate, reasons_of(item, scanned.at_best, best, space.context, goal), goal, options)
+        for estimate, item in zip(told, chosen, strict=False)
+    ]
 
 
 def _scanned(
@@ -205,8 +205,7 @@ def _scanned(
     return scan(question, space, room, slowest=slowest, bounds=left)
 
 
-def _plan(question: Question, item: Tuned, reasons: tuple[Reason, ...], goal: Goal, options: PlanOptions) -> Plan:
-    estimate = estimates(question, [item.config])[0]
+def _plan(question: Question, estimate: Estimate, reasons: tuple[Reason, ...], goal: Goal, options: PlanOptions) -> Plan:
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
     return Plan(

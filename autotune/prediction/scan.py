@@ -100,7 +100,7 @@ def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float |
         grid = Grid(part)
         cases = GridCases(part, question.model, question.engine, grid)
         for rows in grid.blocks():
-            require_within(bounds, found.count)
+            require_within(bounds, found.count + rows.count * grid.sides.count)
             prediction = predict(cases.of(rows), question.rates)
             shape = (rows.count, grid.sides.count)
             seconds, memory = np.broadcast_to(prediction.seconds, shape), np.broadcast_to(prediction.memory.total, shape)

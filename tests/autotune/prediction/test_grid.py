@@ -21,6 +21,10 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
 
+STANDING = {
+    "reduce_bucket_size": "5e8", "allgather_bucket_size": "5e8", "prefetch_bucket_size": "5e7", "max_live_parameters": "1e9",
+    "param_persistence_threshold": "1e5", "overlap_comm": "true", "contiguous_gradients": "true",
+}  # fmt: skip
 SPACES = {
     "zero": ("llama-3-8b", "dgx-h100", "zero", "native", {}),
     "one-configuration": ("llama-3-8b", "dgx-h100", "zero", "native", {
@@ -31,9 +35,9 @@ SPACES = {
     }),
     "3d": ("llama-3-8b", "dgx-h100", "3d", "native", {"virtual_stages": "1,2"}),
     "3d-any-engine": ("gpt2", "dgx-h100", "3d", None, {"zero_stage": "0,3"}),
-    "fsdp2": ("llama-3-8b", "dgx-h100:2", "parallel", "fsdp2", {"checkpoint_every_k": 1, "micro_batch_size": "1,2"}),
+    "fsdp2": ("llama-3-8b", "dgx-h100:2", "parallel", "fsdp2", STANDING | {"checkpoint_every_k": 1, "micro_batch_size": "1,2"}),
     "ddp": ("gpt2", "dgx-h100", "full", "ddp", {"reduce_bucket_size": "1e6,5e8"}),
-    "experts": ("mixtral-8x7b", "dgx-h100", "parallel", None, {
+    "experts": ("mixtral-8x7b", "dgx-h100", "parallel", None, STANDING | {
         "checkpoint_every_k": 1, "virtual_stages": 1, "offload_param": "none", "pipeline_schedule": "1f1b",
         "context_parallel_size": "1,2",
     }),

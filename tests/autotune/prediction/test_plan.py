@@ -22,7 +22,10 @@ from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
 from search_spaces.trial_config import TrialConfig
 
-SMALL = {"checkpoint_every_k": "1,2", "offload_param": "none", "virtual_stages": "1,2", "micro_batch_size": "1,2,4"}
+SMALL = {
+    "checkpoint_every_k": "1,2", "offload_param": "none", "virtual_stages": "1,2", "micro_batch_size": "1,2",
+    "context_parallel_size": "1,2", "pipeline_schedule": "1f1b,zbv",
+}  # fmt: skip
 
 
 def asked(model: str = "llama-3-8b", cluster: str = "dgx-h100", **fields: Any) -> Question:
@@ -47,7 +50,7 @@ def test_a_scan_finds_what_brute_force_finds() -> None:
     question = asked()
     fitting = brute(question)
     scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
-    assert scanned.fitting == len(fitting) > 1000
+    assert scanned.fitting == len(fitting) > 500
     assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
     ordered = sorted((seconds, memory) for seconds, memory, _ in fitting)
     assert [leader.seconds for leader in scanned.leaders] == pytest.approx([seconds for seconds, _ in ordered[:1000]])
@@ -102,9 +105,11 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
 
 def test_buckets_are_set_where_that_gains() -> None:
     """One configuration but for its buckets: what is chosen is the best of all settings of each bucket alone."""
-    pins = {"zero_stage": 1, "micro_batch_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "offload_param": "none",
-            "context_parallel_size": 1, "offload_optimizer": "none", "activation_checkpointing": "full", "checkpoint_every_k": 1,
-            "reduce_bucket_size": "1000,5e8", "overlap_comm": "false,true"}  # fmt: skip
+    pins = {
+        "zero_stage": 1, "micro_batch_size": 1, "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "offload_param": "none",
+        "sequence_parallel": "true", "context_parallel_size": 1, "offload_optimizer": "none", "checkpoint_every_k": 1,
+        "activation_checkpointing": "full", "reduce_bucket_size": "1000,5e8", "overlap_comm": "false,true",
+    }  # fmt: skip
     question = asked(pins=pins)
     found = plan(question, PlanOptions(top=5))
     assert found.configurations == 1
@@ -120,7 +125,8 @@ def test_buckets_are_set_where_that_gains() -> None:
 
 def test_reasons_are_what_the_other_values_come_to() -> None:
     """Each reason again by brute force: the space with the knob pinned to the other value."""
-    question = asked(pins=SMALL | {"reduce_bucket_size": "5e8", "prefetch_bucket_size": "5e7", "overlap_comm": "true",
+    question = asked(pins=SMALL
+        | {"reduce_bucket_size": "5e8", "prefetch_bucket_size": "5e7", "overlap_comm": "true",
                                    "max_live_parameters": "1e9", "param_persistence_threshold": "1e5"})  # fmt: skip
     best = plan(question, PlanOptions(top=1)).plans[0]
     told = {reason.knob: reason for reason in best.reasons}
@@ -157,7 +163,7 @@ def test_cost_and_devices_choose_the_size_of_the_cluster() -> None:
     best = cheap.plans[0]
     hours = best.estimate.step_seconds.mean / 3600
     assert best.cost_per_million_tokens == pytest.approx(2.0 * best.cluster.world_size * hours / (32 * 8192) * 1e6)
-    at_most = plan(question, PlanOptions(objective=PlanObjective.COST, price=2.0, top=500)).plans
+    at_most = plan(question, PlanOptions(objective=PlanObjective.COST, price=2.0, top=100)).plans
     assert best.cost_per_million_tokens == min(item.cost_per_million_tokens or 0 for item in at_most)
     rate = fast.estimate.samples_per_second.mean * 0.4
     few = plan(question, PlanOptions(objective=PlanObjective.DEVICES, rate=rate, top=1))
@@ -218,7 +224,7 @@ def test_scaled_models_keep_their_heads() -> None:
     ("fields", "told"),
     [
         ({"objective": "speed"}, "objective: 'speed' is not known; use one of throughput, memory, cost, devices"),
-        ({"top": 0}, "top: 0 is not between 1 and 1000"),
+        ({"top": 0}, "top: 0 is not between 1 and 100"),
         ({"objective": "cost"}, "price: is missing"),
         ({"price": -1.0}, "price: -1.0 is not positive"),
         ({"rate": float("nan")}, "rate: nan is not positive"),
@@ -243,8 +249,8 @@ def test_bounds_are_kept() -> None:
 def test_an_estimate_is_of_one_legal_configuration() -> None:
     with pytest.raises(RequestError, match="zero_stage: has several values"):
         asked(pins={"zero_stage": "1,2"}).config()
-    with pytest.raises(IllegalConfigError, match="tensor-in-node"):
-        asked("gpt2-xl", pins={"tensor_parallel_size": 5}).config()
+    with pytest.raises(IllegalConfigError, match="world-divides"):
+        asked("gpt2-xl", pins={"tensor_parallel_size": 5}, sequence_length=1000).config()
     question = asked(pins={"pipeline_parallel_size": 4, "zero_stage": 1})
     (found,) = estimates(question, [question.config()])
     assert [rank.layers for rank in found.ranks] == [8, 8, 9, 7]
