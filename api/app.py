@@ -18,7 +18,7 @@ from api.guard import VERSION, Guard
 from api.keys import KeyReader
 from api.metrics import Metrics, Timed
 from api.rates import KnownKeys
-from api.routes import catalog, jobs, operations, results, webhooks
+from api.routes import catalog, jobs, operations, predictions, results, webhooks
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
@@ -89,6 +89,6 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     app.asks_for_keys = asks_for_keys
     problems.install(app)
     # They are tried in this order: first what is asked for most.
-    for routes in (jobs, results, operations, catalog, webhooks):
+    for routes in (jobs, results, operations, catalog, predictions, webhooks):
         app.include_router(routes.router)
     return app

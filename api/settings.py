@@ -30,9 +30,13 @@ class Settings:
     requests_per_second: float = 0.0
     """Of one key, and of one address without a valid key, over bursts of ten seconds; 0: no limit."""
     counts_at_once: int = 2
-    """Spaces that are counted at the same time."""
+    """Spaces that are counted, and predictions that are made, at the same time."""
     count_steps: int = 120_000
     """What counting one may take: some three seconds."""
+    plan_configurations: int = 1_000_000
+    """Configurations that a plan ranks at most: some three seconds."""
+    plan_seconds: float = 10.0
+    """Seconds after which a plan is given up."""
     submission_steps: int = 20_000
     """What finding a legal configuration of a submission's space may take: most take some dozens."""
     hosts: tuple[str, ...] = ()

@@ -115,14 +115,21 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     _require_names(fields, settings)
     if body.baseline is not None:
         fields["baseline"] = checked(body.baseline)
-    uploaded: ModelSpec | None = None
-    if isinstance(body.model, UploadedModel):
-        if body.model.name in preset_tables("models"):
-            raise RequestError("model.name", f"{body.model.name!r} is the name of a preset", "choose another")
-        uploaded, fields["model"] = model_spec_from_config(body.model.config, body.model.name), body.model.name
-    else:
-        fields["model"] = _allowed_model(body.model, settings)
+    fields["model"], uploaded = uploaded_or_named(body.model, settings)
     return request_from_fields(fields), uploaded
+
+
+def uploaded_or_named(model: str | UploadedModel, settings: Settings) -> tuple[str, ModelSpec | None]:
+    """The model's name, and the model where it was uploaded.
+
+    Raises:
+        RequestError, SearchSpaceError: the server does not know or allow it, or it cannot be read.
+    """
+    if not isinstance(model, UploadedModel):
+        return _allowed_model(model, settings), None
+    if model.name in preset_tables("models"):
+        raise RequestError("model.name", f"{model.name!r} is the name of a preset", "choose another")
+    return model.name, model_spec_from_config(model.config, model.name)
 
 
 def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
@@ -157,12 +164,19 @@ def _allowed_model(name: str, settings: Settings) -> str:
 
 
 def _require_names(fields: dict[str, Any], settings: Settings) -> None:
-    """Names of presets alone: what could be a path is not even looked for."""
-    cluster, space = fields.get("cluster", "local"), fields.get("space", "zero")
+    require_preset_names(fields.get("cluster", "local"), fields.get("space", "zero"))
+    if fields.get("runner", settings.runners[0]) not in settings.runners:
+        raise RequestError("runner", f"{fields['runner']!r} is not known", f"use one of {', '.join(settings.runners)}")
+    fields.setdefault("runner", settings.runners[0])
+
+
+def require_preset_names(cluster: str, space: str) -> None:
+    """Names of presets alone: what could be a path is not even looked for.
+
+    Raises:
+        UnknownNameError: one is none.
+    """
     if not is_cluster_name(cluster):
         raise unknown_name("cluster", cluster, ("local", *preset_tables("clusters")))
     if space not in preset_tables("spaces"):
         raise unknown_name("space", space, preset_tables("spaces"))
-    if fields.get("runner", settings.runners[0]) not in settings.runners:
-        raise RequestError("runner", f"{fields['runner']!r} is not known", f"use one of {', '.join(settings.runners)}")
-    fields.setdefault("runner", settings.runners[0])

@@ -1,16 +1,11 @@
 """What there is to choose from: models, clusters, spaces, engines; and what a space holds."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
-from starlette.exceptions import HTTPException
 
 from api.auth import Reader, SettingsOf
+from api.computing import Computing, place
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
@@ -19,15 +14,6 @@ from search_spaces.knobs import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 
 router = APIRouter(prefix="/v1", tags=["catalog"])
-PATIENCE_SECONDS = 5.0
-
-
-async def _counting(request: Request) -> asyncio.Semaphore:
-    places: asyncio.Semaphore = request.app.state.counting
-    return places
-
-
-Counting = Annotated[asyncio.Semaphore, Depends(_counting)]
 
 
 class ConfigSubmission(JobSubmission):
@@ -74,9 +60,9 @@ async def list_knobs(_: Reader) -> PlainList:
 
 
 @router.post("/spaces/count", operation_id="count_space")
-async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, counting: Counting) -> SpaceView:
+async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> SpaceView:
     """Count the legal configurations of a request's space, and what each rule refuses. Spaces that take too long are 422."""
-    async with _place(counting):
+    async with place(computing):
         return await run_in_threadpool(_counted, body, settings)
 
 
@@ -106,17 +92,3 @@ def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader) -> 
         config=config.values(),
         refusals=[RefusalView(rule=item.rule, message=item.message, remedy=item.remedy) for item in refusals],
     )
-
-
-@asynccontextmanager
-async def _place(places: asyncio.Semaphore) -> AsyncIterator[None]:
-    """One of the places for requests that compute for long. Who waits for one holds no thread."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await places.acquire()
-    except TimeoutError:
-        raise HTTPException(503, "too many spaces are being counted; try again", {"Retry-After": "5"}) from None
-    try:
-        yield
-    finally:
-        places.release()

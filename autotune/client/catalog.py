@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Unpack
 
-from autotune.client.fields import KnobValue, Model, SubmissionFields, submission_body
+from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, SubmissionFields, asked_body, submission_body
 from autotune.client.transport import Transport
-from autotune.client.views import Descriptions, Names, Plain, Space, Usage, Validation
+from autotune.client.views import Descriptions, Names, Plain, Plans, Prediction, Space, Usage, Validation
 
 
 class CatalogCalls:
@@ -58,3 +58,29 @@ class CatalogCalls:
         """
         body = submission_body(model, fields) | {"config": dict(config)}
         return self._transport.post(Validation, "/v1/spaces/validate", body)
+
+    def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Unpack[AskedFields]) -> Prediction:
+        """Step time and memory of one configuration, predicted; nothing is run.
+
+        Args:
+            model: as in `submit`, but no `module:factory`.
+            config: knob -> value; knobs that are left out have the device's defaults.
+            fields: what is predicted for.
+
+        Raises:
+            InvalidRequestError: a field is refused, or a rule refuses the configuration.
+        """
+        body = asked_body(model, fields, AskedFields) | {"config": dict(config or {})}
+        return self._transport.post(Prediction, "/v1/predictions", body)
+
+    def plan(self, model: Model, **fields: Unpack[PlanFields]) -> Plans:
+        """The configurations of a space that are predicted to be best, with the reason for each knob; nothing is run.
+
+        Args:
+            model: as in `predict`.
+            fields: what is planned.
+
+        Raises:
+            InvalidRequestError: a field is refused, nothing fits, or the space is too large.
+        """
+        return self._transport.post(Plans, "/v1/plans", asked_body(model, fields, PlanFields))

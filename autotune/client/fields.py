@@ -55,6 +55,59 @@ class SubmissionFields(TypedDict, total=False):
     """Higher ones go first; between -100 and 100."""
 
 
+class AskedFields(TypedDict, total=False):
+    """What is predicted for. What is left out, or None, has the default of `autotune predict`."""
+
+    cluster: str | None
+    """`local`, or a preset as NAME:NODES."""
+    ranks: int | None
+    global_batch_size: int | None
+    """Samples in an optimizer step, over all ranks."""
+    sequence_length: int | None
+    """Tokens in a sample."""
+    memory_limit_bytes: int | None
+    engine: str | None
+    lora_rank: int | None
+    """Rank of low-rank adapters, all else being frozen."""
+    lora_targets: Sequence[str] | None
+    frozen_bits: int | None
+
+
+class PlanFields(AskedFields, total=False):
+    """What is planned, too. What is left out, or None, has the default of `autotune plan`."""
+
+    space: str | None
+    """A preset's name."""
+    pins: Mapping[str, KnobValue | Sequence[KnobValue]]
+    objective: str | None
+    """throughput, memory, cost or devices."""
+    top: int | None
+    """Plans that are given."""
+    price: float | None
+    """Of a device for an hour."""
+    rate: float | None
+    """Samples/s that a plan must reach."""
+    share: float | None
+    """Of the best rate, with the objective memory."""
+    fit_probability: float | None
+    max: str | None
+    """seq_len, micro_batch or model: plan for the largest that fits."""
+
+
+def asked_body(model: Model, fields: Mapping[str, Any], known: type[AskedFields]) -> dict[str, Any]:
+    """The body of a request to predict or plan: fields that are None left out, a model's file read.
+
+    Raises:
+        RequestError: the file cannot be read.
+        TypeError: a field does not exist.
+    """
+    names = {**AskedFields.__annotations__, **known.__annotations__}
+    for name in fields:
+        if name not in names:
+            raise TypeError(f"{name!r} is no field of this request; use some of {', '.join(names)}")
+    return {"model": model_body(model), **{name: value for name, value in fields.items() if value is not None}}
+
+
 def submission_body(model: Model, fields: SubmissionFields) -> dict[str, Any]:
     """The body of a request: fields that are None left out, a model's file read.
 

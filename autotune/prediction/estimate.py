@@ -63,8 +63,8 @@ class Estimate:
         """The rank with the most."""
         return max(self.ranks, key=lambda rank: rank.total)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON holds it: names as in a best-config.json where the same thing is meant."""
+    def document(self, every_rank: bool = True) -> dict[str, Any]:
+        """As JSON holds it: names as in a best-config.json where the same thing is meant; of every rank or the fullest."""
         return {
             "config": self.config.values(),
             "predicted": {
@@ -73,7 +73,7 @@ class Estimate:
                 "step_seconds": self.step_seconds.mean,
                 "step_seconds_band": {"low": self.step_seconds.low, "high": self.step_seconds.high},
                 "breakdown_seconds": self.breakdown_seconds,
-                "peak_memory_bytes": [to_plain(rank) for rank in self.ranks],
+                "peak_memory_bytes": [to_plain(rank) for rank in (self.ranks if every_rank else (self.fullest,))],
                 "peak_memory_band": to_plain(self.peak_memory_bytes),
                 "host_memory_bytes": self.host_memory_bytes,
                 "memory_limit_bytes": self.memory_limit_bytes,

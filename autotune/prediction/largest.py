@@ -94,6 +94,7 @@ def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bound
     low, high = -1, len(sizes)
     while high - low > 1:
         middle = (low + high) // 2
+        require_within(bounds, 0)
         if anything_fits(sizes[middle], room_of(sizes[middle], probability), bounds):
             low = middle
         else:

@@ -14,7 +14,7 @@ from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question
 from autotune.prediction.reasons import Goal, Reason, reasons_of
 from autotune.prediction.room import PROBABILITY, Room, room_of
-from autotune.prediction.scan import Bounds, Scanned, scan
+from autotune.prediction.scan import Bounds, Scanned, require_within, scan
 from search_spaces.cluster import ClusterSpec
 from search_spaces.plain import to_plain
 from search_spaces.space import SearchSpace
@@ -90,7 +90,7 @@ class Plan:
         return {
             "world_size": self.cluster.world_size,
             "nodes": self.cluster.nodes,
-            **self.estimate.document(),
+            **self.estimate.document(every_rank=False),
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "reasons": [{**to_plain(reason), "text": reason.text(self.goal)} for reason in self.reasons],
         }
@@ -139,6 +139,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
     counted = _Counted()
     found: list[Plan] = []
     for part in _sizes(question, options):
+        require_within(bounds, counted.configurations)
         counted.sizes.append(part.cluster.world_size)
         found += _plans_of(part, options, bounds, counted)
         if found and options.objective is PlanObjective.DEVICES:

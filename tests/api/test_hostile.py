@@ -287,7 +287,7 @@ def test_what_is_remembered_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 def test_who_waits_to_count_holds_no_thread(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """More counts than there are threads, and the rest of the service answers at once."""
-    monkeypatch.setattr("api.routes.catalog.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("api.computing.PATIENCE_SECONDS", 0.3)
     client = serve(counts_at_once=1)
     gate = asyncio.Semaphore(1)
     client.app.state.counting = gate

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.fuzz
 EXAMPLES = int(os.environ.get("AUTOTUNE_FUZZ_EXAMPLES", "5"))
 THOROUGH = EXAMPLES > 5
 WORD = "Bearer of-the-administrator"
-RESOLVED = ("submit_job", "count_space", "validate_config")
+RESOLVED = ("submit_job", "count_space", "validate_config", "predict", "plan")
 EXPECTED = [
     # Which names there are, and which values go together, is more than a schema says: 422.
     (RESOLVED, ["422"]),

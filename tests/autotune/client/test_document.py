@@ -16,6 +16,7 @@ import served
 
 from autotune import Client
 from autotune.client import SubmissionFields, views
+from autotune.client.fields import AskedFields, PlanFields
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
@@ -34,6 +35,14 @@ FIELDS: dict[str, Any] = {
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "allow_unstable": True, "priority": 5,
+}  # fmt: skip
+ASKED: dict[str, Any] = {
+    "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit_bytes": 10**9,
+    "engine": "native", "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
+}  # fmt: skip
+PLANNED: dict[str, Any] = ASKED | {
+    "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
+    "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "seq_len",
 }  # fmt: skip
 MODEL = {"name": "mine", "config": {"model_type": "llama"}}
 CALLS: dict[str, Callable[[Client], Any]] = {
@@ -58,6 +67,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_engines": lambda client: client.engines(),
     "list_knobs": lambda client: client.knobs(),
     "count_space": lambda client: client.count_space(MODEL, **FIELDS),
+    "predict": lambda client: client.predict(MODEL, {"zero_stage": 3}, **ASKED),
+    "plan": lambda client: client.plan(MODEL, **PLANNED),
     "get_usage": lambda client: client.usage("anna"),
     "create_webhook": lambda client: client.create_webhook("https://example.com/hook"),
     "list_webhooks": lambda client: client.webhooks(),
@@ -71,7 +82,9 @@ VIEWS: dict[type, str] = {
     views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
     views.Descriptions: "PlainList", views.Usage: "UsageView", views.Webhook: "WebhookView", views.NewWebhook: "NewWebhookView",
     views.WebhookList: "WebhookList", views.DeliveryTry: "TryView", views.Delivery: "DeliveryView",
-    views.DeliveryList: "DeliveryList",
+    views.DeliveryList: "DeliveryList", views.PredictedInterval: "IntervalView", views.Band: "BandView",
+    views.RankMemory: "RankMemoryView", views.Predicted: "PredictedView", views.Prediction: "PredictionView",
+    views.PlanReason: "ReasonView", views.Plan: "PlanView", views.PlanMax: "MaxView", views.Plans: "PlansView",
 }  # fmt: skip
 
 
@@ -123,6 +136,15 @@ def test_the_fields_of_a_submission_are_those_of_the_document() -> None:
     assert {"model", *SubmissionFields.__annotations__} == SCHEMAS["JobSubmission"]["properties"].keys()
     assert FIELDS.keys() == SubmissionFields.__annotations__.keys(), "the call above leaves fields out"
     assert SCHEMAS["ConfigSubmission"]["properties"].keys() - SCHEMAS["JobSubmission"]["properties"].keys() == {"config"}
+
+
+def test_the_fields_of_what_is_predicted_are_those_of_the_document() -> None:
+    assert {"model", "config", *AskedFields.__annotations__} == SCHEMAS["PredictionRequest"]["properties"].keys()
+    known = {*AskedFields.__annotations__, *PlanFields.__annotations__}
+    assert {"model", *known} == SCHEMAS["PlanRequest"]["properties"].keys()
+    assert (ASKED.keys(), PLANNED.keys()) == (AskedFields.__annotations__.keys(), known), "the calls above leave fields out"
+    with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="'tops' is no field of this request; use"):
+        client.plan("llama-tiny", tops=3)  # type: ignore[call-arg]
 
 
 def test_a_field_that_does_not_exist() -> None:

@@ -1,0 +1,140 @@
+"""Predictions and plans over HTTP: what they answer, what they refuse, and that they stay within bounds."""
+
+import time
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+ASKED = {"model": "llama-3-8b", "cluster": "dgx-h100", "sequence_length": 4096, "global_batch_size": 64}
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
+    "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def problem(client: TestClient, path: str, status: int = 422, **fields: Any) -> dict[str, Any]:
+    answer = client.post(path, json=ASKED | fields)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def test_a_prediction_sums_up(client: TestClient) -> None:
+    config = {"pipeline_parallel_size": 4, "zero_stage": 1, "activation_checkpointing": "full"}
+    answer = client.post("/v1/predictions", json=ASKED | {"config": config})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    told = body["predicted"]
+    assert (body["model"], body["world_size"], body["engine"]) == ("llama-3-8b", 8, "native")
+    assert body["config"].items() >= config.items()
+    assert sum(told["breakdown_seconds"].values()) == pytest.approx(told["step_seconds"])
+    assert told["samples_per_second"]["mean"] == pytest.approx(64 / told["step_seconds"])
+    assert told["step_seconds_band"]["low"] < told["step_seconds"] < told["step_seconds_band"]["high"]
+    assert sum(rank["layers"] for rank in told["peak_memory_bytes"]) == 32
+    assert max(rank["total"] for rank in told["peak_memory_bytes"]) == pytest.approx(told["peak_memory_band"]["mean"])
+    assert 0 <= told["fit_probability"] <= 1
+
+
+def test_an_uploaded_model_is_predicted(client: TestClient) -> None:
+    model = {"name": "mine", "config": CONFIG}
+    answer = client.post("/v1/predictions", json={"model": model, "cluster": "dgx-a100", "lora_rank": 8, "frozen_bits": 4})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["model"], answer.json()["sequence_length"]) == ("mine", 512)
+
+
+def test_plans_are_ranked_with_reasons(client: TestClient) -> None:
+    answer = client.post("/v1/plans", json=ASKED | {"space": "3d", "top": 3, "price": 2.0})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    rates = [plan["predicted"]["samples_per_second"]["mean"] for plan in body["plans"]]
+    assert len(rates) == 3
+    assert rates == sorted(rates, reverse=True)
+    assert body["configurations"] >= body["fitting"] > 100
+    assert body["max"] is None
+    for plan in body["plans"]:
+        assert plan["cost_per_million_tokens"] > 0
+        assert {"zero_stage", "activation_checkpointing"} <= {reason["knob"] for reason in plan["reasons"]}
+        assert len(plan["predicted"]["peak_memory_bytes"]) == 1
+
+
+def test_the_largest_is_planned_for(client: TestClient) -> None:
+    pins = {"checkpoint_every_k": 1, "pipeline_schedule": "1f1b"}
+    body = client.post("/v1/plans", json=ASKED | {"max": "seq_len", "top": 1, "pins": pins, "space": "3d"}).json()
+    assert body["max"]["dimension"] == "seq_len"
+    assert body["max"]["value"] == body["sequence_length"] < body["max"]["next"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field", "remedy"),
+    [
+        ("/v1/predictions", {"config": {"tensor_parallel_size": 3}}, "world-divides", "choose degrees"),
+        ("/v1/predictions", {"config": {"zero_stag": 3}}, "zero_stag", "did you mean"),
+        ("/v1/predictions", {"config": {"zero_stage": 7}}, "zero_stage", "give 0, 1, 2 or 3"),
+        ("/v1/predictions", {"config": {"reduce_dtype": "fp16"}}, "engine-honours", "leave the knob"),
+        ("/v1/predictions", {"model": "llama-9"}, "llama-9", "did you mean"),
+        ("/v1/predictions", {"model": "os:system"}, "model", "give a preset"),
+        ("/v1/predictions", {"model": "/etc/passwd"}, "/etc/passwd", "config.json"),
+        ("/v1/predictions", {"cluster": "/etc/passwd"}, "/etc/passwd", "local"),
+        ("/v1/predictions", {"ranks": 5}, "ranks", "leave it out"),
+        ("/v1/predictions", {"engine": "megatron"}, "engine", "use one of"),
+        ("/v1/predictions", {"frozen_bits": 4}, "frozen_bits", "lora_rank"),
+        ("/v1/predictions", {"lora_rank": 4, "lora_targets": ["queries"]}, "lora_targets", "name some of"),
+        ("/v1/predictions", {"model": "gpt2", "sequence_length": 4096}, "sequence_length", "at most 1024"),
+        ("/v1/plans", {"space": "./mine.toml"}, "./mine.toml", "use one of"),
+        ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
+        ("/v1/plans", {"objective": "cost"}, "price", "give what a device costs"),
+        ("/v1/plans", {"share": 0.5}, "share", "leave it out"),
+        ("/v1/plans", {"memory_limit_bytes": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
+        ("/v1/plans", {"rate": 1e12, "space": "zero"}, "rate", "lower it"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(client: TestClient, path: str, fields: Any, field: str, remedy: str) -> None:
+    (error,) = problem(client, path, **fields)["errors"]
+    assert error["field"] == field
+    assert remedy in error["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/plans", {"objective": "speed"}), ("/v1/plans", {"top": 101}), ("/v1/plans", {"max": "layers"}),
+        ("/v1/predictions", {"x": 1}),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_document_is_named(client: TestClient, path: str, fields: Any) -> None:
+    assert next(iter(fields)) in problem(client, path, **fields)["errors"][0]["field"]
+
+
+def test_plans_stay_within_bounds(serve: Any) -> None:
+    client = serve(plan_configurations=1000)
+    told = problem(client, "/v1/plans", space="parallel")
+    assert told["errors"][0]["message"] == "it has more than 1,000 configurations"
+    client = serve(plan_seconds=0.001)
+    assert problem(client, "/v1/plans", space="parallel")["errors"][0]["message"] == "it takes too long to rank"
+    client = serve(count_steps=100)
+    assert "more than 100 steps" in problem(client, "/v1/plans", space="parallel")["errors"][0]["message"]
+
+
+def test_the_largest_plans_end_in_time(client: TestClient) -> None:
+    """Every knob with every value, over all sizes of a huge cluster, for the longest sequence: refused, and soon."""
+    knobs = {
+        "checkpoint_every_k": list(range(1, 100)),
+        "micro_batch_size": list(range(1, 100)),
+        "hsdp_shard_size": list(range(100)),
+    }
+    for fields in (
+        {"space": "full", "cluster": "dgx-h100:100000", "global_batch_size": 2**32, "objective": "cost", "price": 1.0},
+        {"space": "full", "cluster": "dgx-h100:4096", "global_batch_size": 2**20, "pins": knobs, "max": "seq_len"},
+    ):
+        began = time.monotonic()
+        answer = client.post("/v1/plans", json=ASKED | fields)
+        assert answer.status_code in (200, 422), answer.text
+        assert time.monotonic() - began < 30
+
+
+def test_keys_are_asked_for(serve: Any) -> None:
+    client = serve(require_keys=True)
+    for path in ("/v1/predictions", "/v1/plans"):
+        assert problem(client, path, status=401)["title"] == "Unauthorized"
