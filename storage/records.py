@@ -6,6 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import Measured
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -150,6 +152,27 @@ class ApiKey:
     expires: datetime | None
     revoked: datetime | None
     last_used: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRecord:
+    """What a micro-benchmark measured on a cluster."""
+
+    id: str
+    created: datetime
+    fingerprint: str
+    """Of the cluster's hardware."""
+    cluster: ClusterSpec
+    environment: Mapping[str, str]
+    """Versions and hardware as rank 0 saw them."""
+    hosts: tuple[str, ...]
+    """The host of each rank."""
+    seconds: float
+    """What the measurement took, start of the ranks included."""
+    context_bytes: int | None
+    """See `MicrobenchmarkResult`; so `workspace_bytes`."""
+    workspace_bytes: int | None
+    rows: tuple[Measured, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,3 +93,4 @@ class Pruned:
     events: int
     deliveries: int
     submissions: int
+    calibrations: int = 0

@@ -7,10 +7,26 @@ from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 from sqlalchemy.orm import Session
 
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage import attempts, events, figures, jobs, keys, queue, results, retention, transfer, trials, webhooks, workers
+from storage import (
+    attempts,
+    calibrations,
+    events,
+    figures,
+    jobs,
+    keys,
+    queue,
+    results,
+    retention,
+    transfer,
+    trials,
+    webhooks,
+    workers,
+)
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
@@ -20,6 +36,7 @@ from storage.records import (
     ApiKey,
     Ask,
     AttemptRecord,
+    CalibrationRecord,
     EventRecord,
     Figures,
     JobNews,
@@ -221,6 +238,14 @@ class SqlStore(Store):
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
         return self._read(webhooks.deliveries, webhook_id, limit)
 
+    def save_calibration(
+        self, fingerprint: str, cluster: ClusterSpec, result: MicrobenchmarkResult, seconds: float
+    ) -> CalibrationRecord:
+        return self._write(calibrations.save_calibration, fingerprint, cluster, result, seconds)
+
+    def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
+        return self._read(calibrations.calibrations, fingerprint, limit)
+
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
         return self._look(transfer.dump, sink, job_id)
 
@@ -233,6 +258,7 @@ class SqlStore(Store):
             events=sum(self._write(retention.prune_job, job_id, before) for job_id in old),
             deliveries=self._write(retention.prune_deliveries, before),
             submissions=self._write(retention.prune_submissions, before),
+            calibrations=self._write(calibrations.prune_calibrations, before),
         )
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, TextIO
 
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -14,6 +16,7 @@ from storage.records import (
     ApiKey,
     Ask,
     AttemptRecord,
+    CalibrationRecord,
     EventRecord,
     Figures,
     JobNews,
@@ -331,6 +334,18 @@ class Store(ABC):
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
         """The newest deliveries of a webhook first."""
 
+    # calibrations
+
+    @abstractmethod
+    def save_calibration(
+        self, fingerprint: str, cluster: ClusterSpec, result: MicrobenchmarkResult, seconds: float
+    ) -> CalibrationRecord:
+        """Keep what a micro-benchmark measured; `fingerprint` tells the hardware, in at most 16 characters."""
+
+    @abstractmethod
+    def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
+        """The newest micro-benchmarks first, of a fingerprint or of all."""
+
     # files
 
     @abstractmethod
@@ -355,7 +370,7 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, before: datetime) -> Pruned:
-        """Remove the events of jobs that ended before, their submission keys, and finished deliveries; a transaction each."""
+        """Remove the events of jobs that ended before, their submission keys, finished deliveries and replaced calibrations."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tables: jobs, trials, attempts, rank measurements, events; and the service's: keys, webhooks, workers, usage, marks.
+"""The tables: jobs, trials, attempts, rank measurements, events, calibrations; the service's: keys, webhooks, workers, usage.
 
 Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
 """
@@ -294,6 +294,26 @@ class DeliveryRow(Base):
     state: Mapped[DeliveryState]
     payload: Mapped[dict[str, Any]]
     tries: Mapped[list[Any]]
+
+
+class CalibrationRow(Base):
+    """What a micro-benchmark measured on a cluster."""
+
+    __tablename__ = "calibrations"
+    __table_args__ = (Index(None, "fingerprint", "created"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    created: Mapped[datetime]
+    fingerprint: Mapped[str] = mapped_column(String(16))
+    """Of the cluster's hardware: who asks for a calibration looks it up by this."""
+    cluster: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+    """Versions and hardware as rank 0 saw them."""
+    hosts: Mapped[list[Any]]
+    seconds: Mapped[float]
+    context_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    workspace_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    rows: Mapped[list[Any]]
 
 
 class CommitRow(Base):

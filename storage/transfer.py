@@ -24,6 +24,7 @@ from storage.records import HELD
 from storage.tables import (
     AttemptRow,
     Base,
+    CalibrationRow,
     DeliveryRow,
     EventRow,
     JobRow,
@@ -41,7 +42,7 @@ FORMAT = "autotune-rows"
 VERSION = 1
 BATCH = 500
 OF_A_JOB: tuple[type[Base], ...] = (JobRow, TrialRow, AttemptRow, RankRow, EventRow)
-EVERYTHING: tuple[type[Base], ...] = (*OF_A_JOB, SubmissionRow, KeyRow, WebhookRow, DeliveryRow, UsageRow)
+EVERYTHING: tuple[type[Base], ...] = (*OF_A_JOB, SubmissionRow, KeyRow, WebhookRow, DeliveryRow, UsageRow, CalibrationRow)
 LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen"))
 """Who holds a job is nothing that a file can keep."""
 
@@ -129,6 +130,11 @@ def _insert(session: Session, table: Table, rows: list[dict[str, Any]]) -> list[
     for row in rows:
         if unknown := row.keys() - {column.name for column in table.columns}:
             raise TransferError(f"{table.name}: has no column {min(unknown)!r}; upgrade autotune")
+    if table is table_of(CalibrationRow):  # those that are here already are the same: calibrations are never changed
+        there = set(session.scalars(select(CalibrationRow.id).where(CalibrationRow.id.in_([row["id"] for row in rows]))))
+        rows = [row for row in rows if row["id"] not in there]
+        if not rows:
+            return []
     decoded = [{name: _value(table, name, value) for name, value in row.items()} for row in rows]
     ids = [str(row["id"]) for row in rows] if table is table_of(JobRow) else []
     for job_id in ids:

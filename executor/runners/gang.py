@@ -1,4 +1,4 @@
-"""A gang: the ranks that run a trial together, kept warm from one trial to the next."""
+"""A gang: the ranks that run a trial (or a micro-benchmark) together, kept warm from one trial to the next."""
 
 import dataclasses
 import time
@@ -10,11 +10,14 @@ from executor.runners import devices
 from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, judge
+from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
+Work = TrialRequest | MicrobenchmarkRequest
+"""What a gang runs. A micro-benchmark is a trial to it: both have an attempt, a time limit and a result."""
 START_SECONDS = 180.0
 """Time for cold ranks to import their code and to join."""
 REJOIN_SECONDS = 15.0
@@ -56,7 +59,7 @@ class Gang:
         self._joined: set[int] = set()
         self._trials = 0
         self._lives = 0
-        self._request: TrialRequest | None = None
+        self._request: Work | None = None
         self._deadline = 0.0
         self._asked_at = 0.0
         self._setup_seconds = 0.0
@@ -69,7 +72,7 @@ class Gang:
         """The token of the attempt that runs."""
         return self._request.attempt if self._request else None
 
-    def start(self, request: TrialRequest) -> None:
+    def start(self, request: Work) -> None:
         """Begin a trial; the gang must have none."""
         self._request = request
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
@@ -138,8 +141,9 @@ class Gang:
         self._setup_seconds = now - self._asked_at
         self._deadline = now + self._request.timeout_seconds
         self._reports, self._failed_at, self._seen = {}, None, None
+        kind = Kind.RUN if isinstance(self._request, TrialRequest) else Kind.MEASURE
         for rank in range(self._transport.world_size):
-            self._transport.send(rank, {"kind": Kind.RUN, "request": to_plain(self._request)})
+            self._transport.send(rank, {"kind": kind, "request": to_plain(self._request)})
 
     def _hear(self, rank: int, message: Message | Death) -> list[Progress | TrialResult]:
         if isinstance(message, Death) or message["kind"] in (Kind.RESULT, Kind.FAILURE):
@@ -241,8 +245,10 @@ class Gang:
         self._ready.clear()
 
 
-def _folders(request: TrialRequest) -> tuple[str, ...]:
-    return request.model.python_path if isinstance(request.model, FactoryModel) else ()
+def _folders(request: Work) -> tuple[str, ...]:
+    if isinstance(request, TrialRequest) and isinstance(request.model, FactoryModel):
+        return request.model.python_path
+    return ()
 
 
 def _start_failure(report: Report) -> tuple[str, str | None]:

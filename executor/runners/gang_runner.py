@@ -3,11 +3,13 @@
 import collections
 import time
 
-from executor.runners.gang import Gang
+from executor.errors import RunnerError
+from executor.runners.gang import Gang, Work
 from executor.runners.runner import Event, Handle, Runner
 from executor.runners.transport import Transport
+from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.outcome import Outcome
-from search_spaces.trial import TrialRequest, TrialResult
+from search_spaces.trial import TrialResult
 
 POLL_SECONDS = 0.1
 """How soon a cancellation, which may come from a signal handler, is looked at."""
@@ -19,12 +21,12 @@ class GangRunner(Runner):
     def __init__(self, transport: Transport, gang: Gang) -> None:
         self._world_size = transport.world_size
         self._gang = gang
-        self._waiting: collections.deque[TrialRequest] = collections.deque()
+        self._waiting: collections.deque[Work] = collections.deque()
         self._cancelled: dict[Handle, str] = {}
         self._events: list[tuple[Handle, Event]] = []
 
-    def submit(self, request: TrialRequest) -> Handle:
-        """Queue the attempt; it starts at once where the gang is free."""
+    def submit(self, request: Work) -> Handle:
+        """Queue the attempt; it starts at once where the gang is free. A micro-benchmark too: its result has rows."""
         if request.world_size == self._world_size:
             self._waiting.append(request)
             self._start_next()
@@ -54,6 +56,22 @@ class GangRunner(Runner):
     def cancel(self, handle: Handle, reason: str) -> None:
         """Ask for the end of an attempt. One assignment, so that any thread and any signal handler may call it."""
         self._cancelled[handle] = reason
+
+    def measure(self, request: MicrobenchmarkRequest) -> MicrobenchmarkResult:
+        """Run a micro-benchmark on the ranks and wait for it; for a runner that has nothing else to do, as `run`.
+
+        Raises:
+            RunnerError: ranks cannot be started, or the micro-benchmark failed on them.
+        """
+        handle = self.submit(request)
+        while True:
+            for of, event in self.events(1.0):
+                if of != handle or not isinstance(event, TrialResult):
+                    continue
+                if isinstance(event, MicrobenchmarkResult):
+                    return event
+                trace = f"\n{event.traceback}" if event.traceback else ""
+                raise RunnerError(f"the micro-benchmark ended {event.outcome}: {event.message}{trace}")
 
     def capacity(self) -> int:
         """1 where the gang is free and nothing waits for it."""

@@ -9,7 +9,8 @@
        │ ◄───────────────────────── progress    any number
        │ ◄───────────── result or failure       exactly one for each run, unless the rank dies
 
-`describe` (answered by `described` or `failure`) needs no `join`.
+`measure` asks for a micro-benchmark where `run` asks for a trial. `describe` (answered by `described` or `failure`) needs no
+`join`.
 """
 
 import json
@@ -27,6 +28,7 @@ class Kind(StrEnum):
     LISTENING = "listening"
     JOINED = "joined"
     RUN = "run"
+    MEASURE = "measure"
     PROGRESS = "progress"
     RESULT = "result"
     FAILURE = "failure"

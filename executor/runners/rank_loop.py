@@ -14,9 +14,11 @@ import torch
 
 from executor.engine import RankContext
 from executor.factory import load_factory
+from executor.measurement.microbenchmark import run_microbenchmark
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import join
+from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
@@ -42,7 +44,7 @@ class RankLoop:
             except (EOFError, OSError):
                 return
             self._connection.send_bytes(self._answer(message))
-            if message["kind"] == Kind.RUN:
+            if message["kind"] in (Kind.RUN, Kind.MEASURE):
                 self._release_memory()
 
     def _answer(self, message: Message) -> bytes:
@@ -56,7 +58,11 @@ class RankLoop:
             case Kind.JOIN:
                 return self._join(message)
             case Kind.RUN:
-                return self._run(message)
+                request = from_plain(TrialRequest, message["request"])
+                return _answered(self._run_trial(self._joined(), request, self._tell_progress))
+            case Kind.MEASURE:
+                wanted = from_plain(MicrobenchmarkRequest, message["request"])
+                return _answered(run_microbenchmark(self._joined(), wanted, self._tell_progress))
             case _:
                 return _describe(message["reference"])
 
@@ -65,12 +71,10 @@ class RankLoop:
         self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
         return {"kind": Kind.JOINED}
 
-    def _run(self, message: Message) -> Message:
+    def _joined(self) -> RankContext:
         if self._context is None:
             raise ConnectionError("this rank has not joined its gang")
-        request = from_plain(TrialRequest, message["request"])
-        result = self._run_trial(self._context, request, self._tell_progress)
-        return {"kind": Kind.RESULT, "result": to_plain(result)}
+        return self._context
 
     def _tell_progress(self, progress: Progress) -> None:
         self._send({"kind": Kind.PROGRESS, "progress": to_plain(progress)})
@@ -89,6 +93,10 @@ class RankLoop:
             torch.accelerator.empty_cache()
         if self._malloc_trim is not None:
             self._malloc_trim(0)
+
+
+def _answered(result: TrialResult) -> Message:
+    return {"kind": Kind.RESULT, "result": to_plain(result)}
 
 
 def _ready() -> Message:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death
+from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialResult
@@ -85,7 +86,7 @@ def _is_result(report: Report) -> bool:
 
 def _result(report: Report) -> TrialResult:
     assert not isinstance(report, Death)
-    return from_plain(TrialResult, report["result"])
+    return from_plain(MicrobenchmarkResult if "rows" in report["result"] else TrialResult, report["result"])
 
 
 def _order(report: Report) -> int:

@@ -1,0 +1,229 @@
+"""What a rank computes in a micro-benchmark: products, attention, layers, memory traffic, launches, copies to the host."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from executor.engines.native.model import Block, Head, rotary_table, whole
+from search_spaces.microbenchmark import ALONE, GroupShape, Operation, layer_model
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Run = Callable[[], object]
+LAUNCH_FLOPS = 3e7
+"""FLOPs that a CPU's core does while the kernels of a layer are launched: small layers all take as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to measure."""
+
+    operation: Operation
+    precision: str
+    shape: tuple[int, ...]
+    cost: float
+    """FLOPs or bytes: time grows with it among the cases of one operation and group."""
+    memory: float
+    """Bytes that it holds, roughly."""
+    make: Callable[[], Run]
+    """Allocates; what it returns is timed."""
+    group: GroupShape = ALONE
+    on_host: bool = False
+    """Whether the host's seconds count, not the device's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Shapes for one kind of device: those of the models that are trained on it."""
+
+    rows: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]
+    """(inner, outer) of products."""
+    attention: tuple[tuple[int, int, int, int], ...]
+    """(samples, tokens, heads, head dimension)."""
+    layers: tuple[tuple[int, int, int, int, int], ...]
+    """(samples, tokens, hidden, heads, ffn)."""
+    heads: tuple[tuple[int, int, int, int], ...]
+    """(samples, tokens, hidden, vocabulary)."""
+    elements: tuple[int, ...]
+
+
+CPU_GRID = Grid(
+    rows=(64, 256, 1024, 4096),
+    widths=((64, 64), (128, 128), (128, 512), (512, 128), (512, 512), (512, 2048), (2048, 512)),
+    attention=((1, 128, 4, 32), (8, 128, 4, 32), (2, 512, 8, 64), (1, 1024, 8, 64)),
+    layers=(
+        (1, 8, 32, 1, 64), (1, 128, 64, 2, 176), (1, 128, 128, 4, 344), (4, 128, 128, 4, 344), (1, 128, 256, 4, 688),
+        (4, 128, 256, 8, 688), (2, 256, 512, 8, 1376), (1, 512, 128, 4, 344),
+    ),
+    heads=((1, 128, 64, 256), (1, 128, 128, 512), (4, 128, 128, 512), (4, 128, 256, 2048)),
+    elements=(2**16, 2**20, 2**23),
+)  # fmt: skip
+CUDA_GRID = Grid(
+    rows=(256, 1024, 4096, 16384),
+    widths=((512, 512), (1024, 4096), (4096, 1024), (2048, 2048), (4096, 4096), (4096, 14336), (14336, 4096), (8192, 8192)),
+    attention=((1, 1024, 16, 64), (4, 2048, 16, 64), (2, 2048, 32, 128), (1, 8192, 32, 128)),
+    layers=(
+        (1, 32, 128, 2, 256), (1, 512, 512, 8, 1376), (1, 2048, 1024, 16, 2816), (4, 2048, 1024, 16, 2816),
+        (1, 2048, 2048, 16, 5632), (2, 2048, 4096, 32, 11008), (1, 8192, 4096, 32, 14336),
+    ),
+    heads=((1, 2048, 1024, 32000), (2, 2048, 2048, 32000), (1, 2048, 4096, 128000)),
+    elements=(2**20, 2**24, 2**27),
+)  # fmt: skip
+
+
+def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator[Case]:
+    """Everything that needs no other rank, at each precision that the device computes in."""
+    grid = CUDA_GRID if device.type == "cuda" else CPU_GRID
+    for precision in precisions:
+        dtype = DTYPES[precision]
+        if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported():
+            continue
+        for rows in grid.rows:
+            for inner, outer in grid.widths:
+                yield from _products(device, dtype, precision, rows, inner, outer)
+        for attended in grid.attention:
+            yield from _attention(device, dtype, precision, attended)
+        for layer in grid.layers:
+            yield _layer(device, dtype, precision, layer)
+        for head in grid.heads:
+            yield _head(device, dtype, precision, head)
+    yield from _memory(device, grid)
+
+
+def _products(device: torch.device, dtype: torch.dtype, precision: str, rows: int, inner: int, outer: int) -> Iterator[Case]:
+    def tensors() -> tuple[Tensor, Tensor, Tensor]:
+        sizes = ((rows, inner), (outer, inner), (rows, outer))
+        x, weight, gradient = (torch.randn(size, device=device, dtype=dtype) for size in sizes)
+        return x, weight, gradient
+
+    def forward() -> Run:
+        x, weight, _ = tensors()
+        return lambda: functional.linear(x, weight)
+
+    def backward() -> Run:
+        x, weight, gradient = tensors()
+        return lambda: (gradient @ weight, gradient.t() @ x)
+
+    flops = 2.0 * rows * inner * outer
+    memory = 2.0 * dtype.itemsize * (rows * inner + inner * outer + rows * outer)
+    shape = (rows, inner, outer)
+    yield Case(operation=Operation.PRODUCT, precision=precision, shape=shape, cost=flops, memory=memory, make=forward)
+    yield Case(
+        operation=Operation.PRODUCT_BACKWARD, precision=precision, shape=shape, cost=2 * flops, memory=memory, make=backward
+    )
+
+
+def _attention(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]) -> Iterator[Case]:
+    samples, tokens, heads, width = shape
+
+    def inputs() -> list[Tensor]:
+        size = (samples, heads, tokens, width)
+        return [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+    def forward() -> Run:
+        query, key, value = inputs()
+        return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    def backward() -> Run:
+        leaves = inputs()
+        query, key, value = leaves
+        result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        gradient = torch.randn_like(result)
+        return lambda: torch.autograd.grad(result, leaves, gradient, retain_graph=True)
+
+    cost = 4.0 * samples * tokens * tokens * heads * width
+    memory = 12.0 * dtype.itemsize * samples * tokens * heads * width
+    for operation, make in ((Operation.ATTENTION, forward), (Operation.ATTENTION_BACKWARD, backward)):
+        yield Case(operation=operation, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+
+
+def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int, int]) -> Case:
+    samples, tokens, hidden, heads, ffn = shape
+
+    def make() -> Run:
+        spec = layer_model(tokens, hidden, heads, ffn)
+        block = Block(spec, whole(spec)).to(device=device, dtype=dtype)
+        cosines, sines = (table.to(device=device, dtype=dtype) for table in rotary_table(spec, tokens))
+        x = torch.randn(samples, tokens, hidden, device=device, dtype=dtype, requires_grad=True)
+        gradient, leaves = torch.randn_like(x), [x, *block.parameters()]
+        return lambda: torch.autograd.grad(block(x, (cosines, sines), None), leaves, gradient)
+
+    parameters = 4 * hidden * hidden + 3 * hidden * ffn
+    cost = 6.0 * samples * tokens * (parameters + tokens * hidden) + LAUNCH_FLOPS
+    memory = 4.0 * dtype.itemsize * (parameters + samples * tokens * (16 * hidden + 6 * ffn))
+    return Case(operation=Operation.LAYER, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+
+
+def _head(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]) -> Case:
+    samples, tokens, hidden, vocabulary = shape
+
+    def make() -> Run:
+        spec = layer_model(tokens, hidden, 1, hidden, vocabulary)
+        head = Head(spec, whole(spec), 0).to(device=device, dtype=dtype)
+        x = torch.randn(samples, tokens, hidden, device=device, dtype=dtype, requires_grad=True)
+        labels = torch.randint(vocabulary, (samples, tokens), device=device)
+        leaves = [x, *head.parameters()]
+        return lambda: torch.autograd.grad(head(x, labels), leaves)
+
+    cost = 6.0 * samples * tokens * hidden * vocabulary + LAUNCH_FLOPS
+    memory = 4.0 * hidden * vocabulary * dtype.itemsize + 16.0 * samples * tokens * vocabulary
+    return Case(operation=Operation.HEAD, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+
+
+def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
+    def copy(elements: int) -> Run:
+        source = torch.zeros(elements, device=device)
+        target = torch.zeros_like(source)
+        return lambda: target.copy_(source)
+
+    def launch() -> Run:
+        value = torch.zeros(64, device=device)
+        return lambda: value.add_(1.0)
+
+    host = torch.device("cpu")
+    for elements in grid.elements:
+        moved = 4.0 * elements
+        parts: list[tuple[Operation, float, Callable[[], Run]]] = [
+            (Operation.COPY, 2.0, partial(copy, elements)),
+            (Operation.UPDATE, 4.0, partial(update, elements, device)),
+        ]
+        if device.type == "cuda":
+            parts += [
+                (Operation.HOST_UPDATE, 0.0, partial(update, elements, host)),
+                (Operation.TO_HOST, 1.0, partial(host_copy, elements, device, down=True)),
+                (Operation.TO_DEVICE, 1.0, partial(host_copy, elements, device, down=False)),
+            ]
+        for operation, held, make in parts:
+            size = int(moved) if operation in (Operation.TO_HOST, Operation.TO_DEVICE) else elements
+            yield Case(
+                operation=operation, precision="fp32", shape=(size,), cost=moved, memory=held * moved, make=make,
+                on_host=operation is Operation.HOST_UPDATE,
+            )  # fmt: skip
+    yield Case(operation=Operation.LAUNCH, precision="fp32", shape=(64,), cost=1.0, memory=256.0, make=launch, on_host=True)
+
+
+def update(elements: int, device: torch.device) -> Run:
+    """An optimizer step over flat fp32 states: norm, clipping, fused AdamW."""
+    parameter = torch.zeros(elements, device=device, requires_grad=True)
+    parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+
+    def run() -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        gradient.mul_((1.0 / (gradient.norm() + 1e-6)).clamp(max=1.0))
+        optimizer.step()
+
+    return run
+
+
+def host_copy(elements: int, device: torch.device, *, down: bool) -> Run:
+    """A copy between the device and pinned memory of its host."""
+    on_device = torch.zeros(elements, device=device)
+    on_host = torch.zeros(elements, pin_memory=True)
+    source, target = (on_device, on_host) if down else (on_host, on_device)
+    return lambda: target.copy_(source, non_blocking=True)

@@ -1,0 +1,135 @@
+"""The micro-benchmark on one rank: what the equations of a prediction rest on, measured within a stated time."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+
+from executor.engine import RankContext
+from executor.measurement.agreement import gather_plain
+from executor.measurement.device import read_device
+from executor.measurement.environment import environment
+from executor.measurement.kernels import Case, compute_cases
+from executor.measurement.links import close_groups, link_cases, open_groups
+from executor.measurement.stopwatch import Stopwatch
+from search_spaces.microbenchmark import Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Progress
+
+LINK_SHARE = 0.35
+"""Share of the time for what ranks send each other."""
+WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
+"""Share of the time that an operation gets as a multiple of others': layers tell most of a step."""
+BF16_ON_CPU = 0.3
+"""The same for a precision that a device has, and seldom trains in."""
+MEMORY_SHARE = 0.25
+"""Share of the free memory that one case may hold."""
+
+
+def run_microbenchmark(
+    context: RankContext, request: MicrobenchmarkRequest, progress: Callable[[Progress], None]
+) -> MicrobenchmarkResult:
+    """Measure what `search_spaces.microbenchmark.Operation` names; every rank of the gang calls it and gets the same result.
+
+    1. What needs no other rank, on all ranks at once as in training, the cheapest shapes first.
+    2. Collectives over the ranks of a node, across nodes and over all, small messages first.
+    3. What stays in memory when all of that is gone.
+    """
+    hosts = tuple(gather_plain(context, socket.gethostname()))
+    stopwatch = Stopwatch(context)
+    cases = compute_cases(context.device, request.precisions)
+    compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
+    share = 1.0 if context.world_size == 1 else 1 - LINK_SHARE
+    bench = _Bench(context, request, stopwatch, progress)
+    rows = bench.run(compute, share * request.seconds, "compute")
+    if context.world_size > 1:
+        groups = open_groups(context, hosts)
+        links = sorted(
+            link_cases(context, groups, request.largest_message_bytes),
+            key=lambda case: (case.group.ranks, case.group.in_node, case.operation, case.cost),
+        )
+        rows += bench.run(links, request.seconds - stopwatch.elapsed(), "links")
+        close_groups(groups)
+    return MicrobenchmarkResult(
+        attempt=request.attempt,
+        outcome=Outcome.OK,
+        rows=tuple(rows),
+        hosts=hosts,
+        environment=environment(context.device),
+        context_bytes=_largest(context, read_device(context.device).non_torch_bytes),
+        workspace_bytes=_largest(context, _left_over(context.device)),
+    )
+
+
+class _Bench:
+    """Runs cases within a time."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        request: MicrobenchmarkRequest,
+        stopwatch: Stopwatch,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._context, self._request, self._stopwatch, self._progress = context, request, stopwatch, progress
+        self._room = -stopwatch.slowest(-MEMORY_SHARE * _free_bytes(context))
+
+    def run(self, cases: Sequence[Case], seconds: float, phase: str) -> list[Measured]:
+        """Rows of the cases, those of one operation and group together; each such family has its share of what is left."""
+        until = self._stopwatch.elapsed() + seconds
+        families = [list(family) for _, family in groupby(cases, key=lambda case: (case.operation, case.precision, case.group))]
+        weights = [self._weight(family[0]) for family in families]
+        rows: list[Measured] = []
+        for number, family in enumerate(families):
+            if self._context.rank == 0:
+                told = f"{family[0].operation} {family[0].precision}"
+                self._progress(Progress(attempt=self._request.attempt, phase=phase, step=number, message=told))
+            left = until - self._stopwatch.elapsed()
+            rows += self._family(family, left * weights[number] / sum(weights[number:]))
+        return rows
+
+    def _weight(self, case: Case) -> float:
+        rare = case.precision == "bf16" and self._context.device.type == "cpu"
+        return WEIGHTS.get(case.operation, 1.0) * (BF16_ON_CPU if rare else 1.0)
+
+    def _family(self, cases: Sequence[Case], seconds: float) -> Iterator[Measured]:
+        """From the cheapest on, until the next would not fit in the time or in memory. The first is always measured."""
+        until = self._stopwatch.elapsed() + seconds
+        last: tuple[float, float] | None = None
+        for number, case in enumerate(cases):
+            left = until - self._stopwatch.elapsed()
+            expected = last[0] * case.cost / last[1] if last else 0.0
+            # Two runs to warm up and three samples.
+            if case.memory > self._room or (last and 5 * expected > left):
+                return
+            run = case.make()
+            allowed = max(left, 0.0) / (len(cases) - number) - 2 * expected
+            timing = self._stopwatch.measure(run, allowed, on_host=case.on_host)
+            last = (timing.low, case.cost)  # not the median: what is left out for a moment's noise is left out for good
+            yield Measured(
+                operation=case.operation, precision=case.precision, shape=case.shape, group=case.group,
+                seconds=timing.median, low=timing.low, high=timing.high, samples=timing.samples,
+            )  # fmt: skip
+
+
+def _free_bytes(context: RankContext) -> float:
+    """Free memory of the device, or this rank's share of the host's."""
+    if context.device.type == "cuda":
+        return float(torch.cuda.mem_get_info(context.device)[0])
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", context.world_size))
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) / ranks
+
+
+def _left_over(device: torch.device) -> int | None:
+    """Only CUDA's allocator tells; the CPU's libraries have their workspaces outside of it."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_allocated(device))
+
+
+def _largest(context: RankContext, value: int | None) -> int | None:
+    values = [each for each in gather_plain(context, value) if each is not None]
+    return max(values) if values else None

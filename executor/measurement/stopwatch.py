@@ -1,0 +1,91 @@
+"""Seconds of one run of something, agreed by all ranks: warm-up, repeats, the slowest rank."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from executor.engine import RankContext
+from executor.measurement.agreement import gather_numbers
+
+SAMPLE_SECONDS = 1e-3
+"""A sample runs as often as this takes: well above the resolution of clocks and events."""
+MOST_RUNS = 500
+LEAST_SAMPLES = 3
+MOST_SAMPLES = 21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one run."""
+
+    median: float
+    low: float
+    """First quartile."""
+    high: float
+    """Third quartile."""
+    samples: int
+
+
+class Stopwatch:
+    """Times runs on every rank at once: each rank calls the same methods in the same order and gets the same answers."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._began = time.monotonic()
+
+    def elapsed(self) -> float:
+        """Seconds since the stopwatch was made, by the rank for which most have passed."""
+        return self.slowest(time.monotonic() - self._began)
+
+    def slowest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        return max(row[0] for row in gather_numbers(self._context, [value]))
+
+    def measure(self, run: Callable[[], object], allowed: float, *, on_host: bool = False) -> Timing:
+        """Time `run` for about `allowed` seconds; `on_host` counts the host's seconds alone, not the device's.
+
+        1. Run it once for what is made lazily, and once more to see how long it takes.
+        2. Agree on runs a sample and on samples, so that collectives match.
+        3. Of each sample the slowest rank counts; of the samples the median.
+        """
+        self._sample(run, 1, on_host)
+        once = max(self.slowest(self._sample(run, 1, on_host)), 1e-7)
+        runs = min(math.ceil(SAMPLE_SECONDS / once), MOST_RUNS)
+        count = min(max(int(allowed / (runs * once)), LEAST_SAMPLES), MOST_SAMPLES)
+        mine = [self._sample(run, runs, on_host) / runs for _ in range(count)]
+        slowest = [max(column) for column in zip(*gather_numbers(self._context, mine), strict=True)]
+        low, median, high = statistics.quantiles(slowest, n=4, method="inclusive")
+        return Timing(median=median, low=low, high=high, samples=count)
+
+    def _sample(self, run: Callable[[], object], runs: int, on_host: bool) -> float:
+        if self._context.device.type != "cuda":
+            began = time.perf_counter()
+            for _ in range(runs):
+                run()
+            return time.perf_counter() - began
+        return _on_host(run, runs) if on_host else _by_events(run, runs)
+
+
+def _on_host(run: Callable[[], object], runs: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(runs):
+        run()
+    seconds = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return seconds
+
+
+def _by_events(run: Callable[[], object], runs: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(runs):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3

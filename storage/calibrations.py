@@ -1,0 +1,65 @@
+"""Micro-benchmarks of clusters: kept whole, found by the cluster's fingerprint."""
+
+import secrets
+from datetime import datetime
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import Measured, MicrobenchmarkResult
+from search_spaces.plain import from_plain, to_plain
+from storage.records import CalibrationRecord
+from storage.tables import CalibrationRow
+
+
+def save_calibration(
+    session: Session, now: datetime, fingerprint: str, cluster: ClusterSpec, result: MicrobenchmarkResult, seconds: float
+) -> CalibrationRecord:
+    """See `Store.save_calibration`."""
+    row = CalibrationRow(
+        id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
+        created=now,
+        fingerprint=fingerprint,
+        cluster=to_plain(cluster),
+        environment=dict(result.environment),
+        hosts=list(result.hosts),
+        seconds=seconds,
+        context_bytes=result.context_bytes,
+        workspace_bytes=result.workspace_bytes,
+        rows=to_plain(result.rows),
+    )
+    session.add(row)
+    return _record(row)
+
+
+def calibrations(session: Session, fingerprint: str | None, limit: int) -> list[CalibrationRecord]:
+    """See `Store.calibrations`."""
+    query = select(CalibrationRow).order_by(CalibrationRow.created.desc(), CalibrationRow.id.desc()).limit(limit)
+    if fingerprint is not None:
+        query = query.where(CalibrationRow.fingerprint == fingerprint)
+    return [_record(row) for row in session.scalars(query)]
+
+
+def prune_calibrations(session: Session, now: datetime, before: datetime) -> int:
+    """Remove old ones that a newer one of the same cluster has replaced."""
+    del now
+    query = select(CalibrationRow.fingerprint, CalibrationRow.id).order_by(CalibrationRow.created, CalibrationRow.id)
+    kept = {row.fingerprint: row.id for row in session.execute(query)}  # the newest of each: it comes last
+    old = CalibrationRow.id.not_in(kept.values()) & (CalibrationRow.created < before)
+    return int(getattr(session.execute(delete(CalibrationRow).where(old)), "rowcount", 0))
+
+
+def _record(row: CalibrationRow) -> CalibrationRecord:
+    return CalibrationRecord(
+        id=row.id,
+        created=row.created,
+        fingerprint=row.fingerprint,
+        cluster=from_plain(ClusterSpec, row.cluster),
+        environment=row.environment,
+        hosts=tuple(row.hosts),
+        seconds=row.seconds,
+        context_bytes=row.context_bytes,
+        workspace_bytes=row.workspace_bytes,
+        rows=tuple(from_plain(Measured, item) for item in row.rows),
+    )
