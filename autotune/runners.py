@@ -1,11 +1,12 @@
 """Runners by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autotune.errors import RequestError
 from autotune.jobs.session import Session
+from executor.runners.gang_runner import GangRunner
 from executor.runners.runner import Runner
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
@@ -21,17 +22,30 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
         RunnerError: Ray does not start, or has no room for the ranks.
     """
     request = session.request
-    device = "cpu" if session.cluster.device.kind == "cpu" else "auto"
+    kind = session.cluster.device.kind
+    return start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
+
+
+def start_ranks(
+    runner: str, ranks: int, kind: str, python_path: Sequence[str] = (), ray_address: str | None = None
+) -> GangRunner:
+    """Return the runner of that name with so many ranks on devices of that kind.
+
+    Raises:
+        RequestError: there is no runner of that name.
+        RunnerError: Ray does not start, or has no room for the ranks.
+    """
+    device = "cpu" if kind == "cpu" else "auto"
     # Imported where it is asked for: Ray takes seconds to load, and the local runner must work where it is not installed.
-    if request.runner == "ray":
+    if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
-        return RayRunner(session.world_size, address=ray_address, python_path=request.python_path, device=device)
-    if request.runner == "local":
+        return RayRunner(ranks, address=ray_address, python_path=python_path, device=device)
+    if runner == "local":
         from executor.runners.local import LocalRunner
 
-        return LocalRunner(session.world_size, python_path=request.python_path, device=device)
-    raise RequestError("runner", f"{request.runner!r} is not known", "use ray or local")
+        return LocalRunner(ranks, python_path=python_path, device=device)
+    raise RequestError("runner", f"{runner!r} is not known", "use ray or local")
 
 
 def make_replay_runner(path: Path) -> Callable[[Session], Runner]:

@@ -330,6 +330,38 @@ def profile(
 
 
 @app.command()
+def calibrate(
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: options.Ranks = None,
+    runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Measure, even if this cluster was measured before.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Measure this cluster for predictions: matrix products, memory, collectives. Measured once, then reused."""
+    from autotune.cli.calibrate import CalibrateOptions, calibrate_command
+
+    end(
+        lambda: calibrate_command(
+            CalibrateOptions(
+                cluster=cluster,
+                ranks=ranks,
+                runner=runner,
+                engine=engine,
+                seconds=seconds,
+                timeout=timeout,
+                force=force,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
 def validate(
     table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
     calibrate: Annotated[

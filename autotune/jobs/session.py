@@ -190,6 +190,18 @@ def require_positions(model: Model, sequence_length: int) -> None:
         raise RequestError("sequence_length", problem, f"give at most {model.sequence_length}")
 
 
+def cluster_here(name: str, ranks: int | None = None) -> ClusterSpec:
+    """The cluster of that name, which must be what is here.
+
+    Raises:
+        RequestError: this machine has not its devices.
+        SearchSpaceError: there is no such cluster, or it cannot be described.
+    """
+    cluster = _cluster(JobRequest(model="any", cluster=name, ranks=ranks), None)
+    _require_here(cluster)
+    return cluster
+
+
 def read_baseline(path: Path) -> dict[str, Value]:
     """The knob values of a user's file: a JSON object {knob: value}, or a best-config.json, whose best is taken.
 

@@ -11,9 +11,11 @@ import torch
 from executor.engine import RankContext
 from executor.measurement.agreement import gather_numbers
 
-SAMPLE_SECONDS = 1e-3
-"""A sample runs as often as this takes: well above the resolution of clocks and events."""
-MOST_RUNS = 500
+DEVICE_SAMPLE_SECONDS = 1e-3
+"""A sample runs as often as this takes: well above the resolution of events."""
+HOST_SAMPLE_SECONDS = 4e-3
+"""The same where the host's clock is read: also no shorter than the system's turns, so that neighbours slow samples alike."""
+MOST_RUNS = 1000
 LEAST_SAMPLES = 3
 MOST_SAMPLES = 21
 
@@ -54,7 +56,8 @@ class Stopwatch:
         """
         self._sample(run, 1, on_host)
         once = max(self.slowest(self._sample(run, 1, on_host)), 1e-7)
-        runs = min(math.ceil(SAMPLE_SECONDS / once), MOST_RUNS)
+        least = HOST_SAMPLE_SECONDS if on_host or self._context.device.type != "cuda" else DEVICE_SAMPLE_SECONDS
+        runs = min(math.ceil(least / once), MOST_RUNS)
         count = min(max(int(allowed / (runs * once)), LEAST_SAMPLES), MOST_SAMPLES)
         mine = [self._sample(run, runs, on_host) / runs for _ in range(count)]
         slowest = [max(column) for column in zip(*gather_numbers(self._context, mine), strict=True)]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from types import TracebackType
+from typing import Self
 
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
 
@@ -51,7 +52,7 @@ class Runner(ABC):
                 if of == handle and isinstance(event, TrialResult):
                     return event
 
-    def __enter__(self) -> "Runner":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,0 +1,81 @@
+"""`autotune calibrate`: measures the cluster, or finds what was measured, and shows what predictions make of it."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from autotune.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
+from autotune.cli.calibrate_table import print_calibration
+from autotune.cli.status import Status
+from autotune.prediction.calibrated import Calibrated, calibrated
+from autotune.prediction.coefficients import Coefficients
+from search_spaces.plain import to_plain
+from storage.sql import default_database_url, open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions:
+    """What the command line gave."""
+
+    cluster: str
+    ranks: int | None
+    runner: str
+    engine: str
+    seconds: float
+    timeout: float
+    force: bool
+    database: str | None
+    json: bool
+
+
+def calibrate_command(options: CalibrateOptions) -> Status:
+    """Reuse or measure, then show; nothing is started before all that can be checked was checked."""
+    request = CalibrationRequest(
+        cluster=options.cluster,
+        ranks=options.ranks,
+        runner=options.runner,
+        engine=options.engine,
+        seconds=options.seconds,
+        timeout=options.timeout,
+        force=options.force,
+    )
+    console = Console(stderr=True)
+    shipped = Coefficients()
+    with open_store(options.database or default_database_url()) as store:
+        cluster, found, reason = prepare_calibration(store, request)
+        if found is None:
+            with console.status(f"measuring {cluster.world_size} ranks for about {options.seconds:g} s"):
+                found = measure_cluster(store, request, cluster, reason)
+        known = calibrated(store, cluster, options.engine, shipped)
+    if options.json:
+        sys.stdout.write(json.dumps(_document(found, known, shipped, options.engine), indent=2) + "\n")
+    else:
+        print_calibration(found, known, shipped, options.engine, Console())
+    return Status.OK
+
+
+def _document(found: Calibration, known: Calibrated, shipped: Coefficients, engine: str) -> dict[str, Any]:
+    record = found.record
+    before, after = dataclasses.asdict(shipped), dataclasses.asdict(known.rates)
+    return {
+        "id": record.id,
+        "fingerprint": record.fingerprint,
+        "created": record.created.isoformat(),
+        "reused": found.reused,
+        "reason": found.reason,
+        "seconds": record.seconds,
+        "cluster": to_plain(found.cluster),
+        "environment": dict(record.environment),
+        "hosts": list(record.hosts),
+        "context_bytes": record.context_bytes,
+        "workspace_bytes": record.workspace_bytes,
+        "rows": to_plain(record.rows),
+        "engine": engine,
+        "trials": known.trials,
+        "source": known.source,
+        "coefficients": {name: {"shipped": before[name], "calibrated": after[name]} for name in before},
+    }

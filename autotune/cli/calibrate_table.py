@@ -1,0 +1,203 @@
+"""A calibration as tables: products, layers, collectives, and the coefficients beside the shipped ones."""
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from autotune.calibrate import Calibration
+from autotune.cli.sizes import bytes_text
+from autotune.prediction.bench_cases import link_volume, predicted_rows
+from autotune.prediction.calibrated import Calibrated, processor
+from autotune.prediction.calibration import default_precision
+from autotune.prediction.coefficients import Coefficients
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
+
+TOLD = {
+    "matrix_efficiency": "of the stated peak that the largest products reach",
+    "rows_half": "rows at which products reach half of that",
+    "width_half": "width at which products reach half of that",
+    "attention_efficiency": "of the stated peak that attention reaches",
+    "backward_ratio": "backward / forward",
+    "traffic": "x the least traffic of norms, residuals, activations",
+    "kernel_seconds": "s to launch a layer's forward",
+    "collective_launch": "s more with tensor parallelism",
+    "link_efficiency": "of the stated bandwidth in a node that collectives reach",
+    "network_efficiency": "of the stated bandwidth between nodes",
+    "link_seconds": "s latency in a node",
+    "network_seconds": "s latency across nodes",
+    "half_message": "bytes at which half of the network is reached",
+    "crossed_seconds": "s of wait a rank where stages cross nodes",
+    "data_exposed": "of the data-parallel communication is not hidden",
+    "hop_seconds": "s at a boundary of pipeline stages",
+    "update_efficiency": "of the stated memory bandwidth in updates",
+    "host_update_efficiency": "of the host's in updates there",
+    "step_seconds": "s of a step besides",
+    "overlap_slowdown": "that overlapping costs nevertheless",
+    "time_spread": "spread of measured / predicted time",
+    "context_bytes": "bytes outside of torch's allocator",
+    "workspace_bytes": "bytes of workspaces",
+    "fragmentation": "reserved / allocated",
+    "activation_scale": "x the activations that are counted",
+    "working_layers": "layers of activations at work in backward",
+    "memory_spread": "spread of measured / predicted memory",
+}
+"""Coefficient -> what it is, in a few words."""
+CHANGED = 0.005
+"""A coefficient that moved by less is left out."""
+
+
+def print_calibration(found: Calibration, known: Calibrated, shipped: Coefficients, engine: str, console: Console) -> None:
+    """What was measured, what the equations make of it, and who uses it."""
+    for line in _heading(found):
+        _say(console, line)
+    rows = found.record.rows
+    for precision in dict.fromkeys(row.precision for row in rows if row.operation is Operation.PRODUCT):
+        _print_products(rows, precision, found.cluster, console)
+    _print_steps(rows, found.cluster, engine, shipped, known.rates, console)
+    for group in dict.fromkeys(row.group for row in rows if row.operation in COLLECTIVES):
+        _print_group(rows, group, found.cluster, console)
+    _print_coefficients(shipped, known.rates, console)
+    console.print()
+    for line in _ending(found, known):
+        _say(console, line)
+
+
+def _heading(found: Calibration) -> list[str]:
+    record, cluster = found.record, found.cluster
+    name = processor() if cluster.device.kind == "cpu" else cluster.device.name
+    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    versions = f"torch {record.environment.get('torch', '?')}, {record.environment.get('backend', '?')}"
+    when = f"{record.created:%Y-%m-%d %H:%M} UTC"
+    told = f"reused: measured {when}" if found.reused else f"measured {when} in {record.seconds:.0f} s, start included"
+    return [f"{cluster.name}: {cluster.world_size} ranks{nodes}, {name or 'CPU'}, {versions}", f"{told} ({found.reason})"]
+
+
+def _ending(found: Calibration, known: Calibrated) -> list[str]:
+    refined = f"{known.trials} trials on this hardware refine it" if known.trials else "trials on this hardware will refine it"
+    return [
+        f"Predictions for this hardware from this database now rest on calibration {found.record.id}; {refined}.",
+        "Shares are of what the cluster's description states; a spread is the standard deviation of a logarithm.",
+    ]
+
+
+def _print_products(rows: Sequence[Measured], precision: str, cluster: ClusterSpec, console: Console) -> None:
+    """GFLOP/s and the share of the stated peak by shape: a line a matrix, a column a number of rows."""
+    mine = [row for row in rows if row.operation is Operation.PRODUCT and row.precision == precision]
+    counts = sorted({row.shape[0] for row in mine})
+    peak = cluster.device.peak_flops.get(precision)
+    share = f" (% of {peak / 1e9:,.0f})" if peak else ""
+    table = _table(f"Matrix products, {precision}, GFLOP/s a rank{share}", "inner x outer", *(f"{n} rows" for n in counts))
+    for shape in sorted({row.shape[1:] for row in mine}, key=lambda shape: (shape[0] * shape[1], shape)):
+        found = {row.shape[0]: row for row in mine if row.shape[1:] == shape}
+        table.add_row(f"{shape[0]} x {shape[1]}", *(_speed(found.get(count), peak) for count in counts))
+    _show(console, table)
+
+
+def _speed(row: Measured | None, peak: float | None) -> str:
+    if row is None:
+        return "-"
+    flops = 2.0 * row.shape[0] * row.shape[1] * row.shape[2] / row.seconds
+    return f"{flops / 1e9:,.1f}" + (f" ({flops / peak:.0%})" if peak else "")
+
+
+def _print_steps(
+    rows: Sequence[Measured], cluster: ClusterSpec, engine: str, shipped: Coefficients, rates: Coefficients, console: Console
+) -> None:
+    """Measured beside predicted, with the shipped coefficients and with these."""
+    what = {
+        Operation.LAYER: ("layer", "samples x tokens, hidden, heads, ffn"),
+        Operation.HEAD: ("output and loss", "samples x tokens, hidden, vocabulary"),
+        Operation.UPDATE: ("optimizer update", "parameters"),
+    }
+    title = f"What a step is made of, forward and backward, {default_precision(cluster)}, ms"
+    table = _table(title, "", "measured", "quartiles", "shipped says", "calibrated says")
+    mine = [row for row in rows if row.operation is Operation.UPDATE or row.precision == default_precision(cluster)]
+    for operation, (name, axes) in what.items():
+        told = [row for row in mine if row.operation is operation]
+        if not told:
+            continue
+        table.add_row(f"{name} ({axes})")
+        predicted = predicted_rows(told, cluster, engine)
+        for row, before, after in zip(told, predicted(shipped), predicted(rates), strict=True):
+            quartiles = f"{_ms(row.low)} - {_ms(row.high)}"
+            table.add_row(f"  {_shape(row)}", _ms(row.seconds), quartiles, _ms(before), _ms(after))
+    _show(console, table)
+    moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1}
+    for operation, row in ((row.operation, row) for row in _largest_of(rows, tuple(moved))):
+        _say(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
+    for row in rows:
+        if row.operation is Operation.LAUNCH:
+            _say(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
+
+
+def _largest_of(rows: Sequence[Measured], operations: tuple[Operation, ...]) -> list[Measured]:
+    told = sorted((row for row in rows if row.operation in operations), key=lambda row: (row.operation, row.shape))
+    return [list(same)[-1] for _, same in groupby(told, key=lambda row: row.operation)]
+
+
+def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
+    """Time and bandwidth by payload: a line a payload, a column an operation."""
+    mine = [row for row in rows if row.group == group and row.operation in COLLECTIVES]
+    where = f"{group.ranks} ranks of a node" if group.ranks == group.in_node else f"{group.ranks} ranks, {group.in_node} a node"
+    stated = cluster.intra_node_bandwidth if group.ranks == group.in_node else cluster.inter_node_bandwidth
+    title = f"Collectives, {where}: ms and GB/s through a rank's link (stated: {stated / 1e9:.2f})"
+    table = _table(title, "message", *(operation.replace("_", " ") for operation in COLLECTIVES))
+    for size in sorted({row.shape[0] for row in mine}):
+        found = {row.operation: row for row in mine if row.shape[0] == size}
+        table.add_row(bytes_text(size), *(_bandwidth(found.get(operation)) for operation in COLLECTIVES))
+    _show(console, table)
+
+
+def _bandwidth(row: Measured | None) -> str:
+    return "-" if row is None else f"{_ms(row.seconds)}  {link_volume(row) / row.seconds / 1e9:.2f}"
+
+
+def _print_coefficients(shipped: Coefficients, rates: Coefficients, console: Console) -> None:
+    table = _table("Coefficients that changed", "", "shipped", "calibrated", "")
+    before, after = dataclasses.asdict(shipped), dataclasses.asdict(rates)
+    for name, value in after.items():
+        if abs(value / before[name] - 1) > CHANGED:
+            table.add_row(name, f"{before[name]:.4g}", f"{value:.4g}", TOLD[name])
+    table.columns[-1].justify = "left"
+    _show(console, table)
+
+
+def _shape(row: Measured) -> str:
+    if row.operation is Operation.UPDATE:
+        return f"{row.shape[0]:,}"
+    return f"{row.shape[0]} x {row.shape[1]}, " + ", ".join(map(str, row.shape[2:]))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    style = "bold"
+    table = Table(
+        box=None, pad_edge=False, header_style=style, title=title, title_justify="left", title_style=style, padding=(0, 2, 0, 0)
+    )
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _show(console: Console, table: Table) -> None:
+    """The table, whole: a figure that is cut off tells nothing."""
+    if table.row_count:
+        console.print()
+        _say(console, str(table.title))
+        table.title = None
+        wide = console.options.update(max_width=1_000)
+        console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+        console.print(table, highlight=False, markup=False)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,69 @@
+"""The coefficients that predictions for a cluster use: shipped ones, made better by its micro-benchmark and by its trials."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.prediction.calibration import coefficients_from_benchmark
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.trial_fit import coefficients_from_trials
+from autotune.prediction.trial_history import hardware_key
+from search_spaces.cluster import ClusterSpec
+from search_spaces.trial_config import stable_hash
+from storage.records import CalibrationRecord
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """Coefficients and what they rest on."""
+
+    rates: Coefficients
+    benchmark: CalibrationRecord | None
+    """The newest micro-benchmark of the cluster."""
+    trials: int
+    """Trials of the database on the same hardware."""
+
+    @property
+    def source(self) -> str:
+        """In words, for people who read a prediction."""
+        parts = []
+        if self.benchmark is not None:
+            parts.append(f"a micro-benchmark of this cluster ({self.benchmark.created:%Y-%m-%d %H:%M} UTC)")
+        if self.trials:
+            parts.append(f"{self.trials} trial{'s' * (self.trials > 1)} on the same hardware")
+        return " and ".join(parts) or "shipped coefficients; `autotune calibrate` measures this cluster's own"
+
+
+def calibrated(store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients) -> Calibrated:
+    """What is known of the cluster: `shipped`, then its newest micro-benchmark, then its trials, each the next one's prior."""
+    newest = store.calibrations(fingerprint(cluster), limit=1)
+    record = newest[0] if newest else None
+    rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
+    rates, trials = coefficients_from_trials(store, cluster, engine, rates)
+    return Calibrated(rates=rates, benchmark=record, trials=trials)
+
+
+def calibrated_rates(store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients) -> tuple[Coefficients, str]:
+    """The coefficients, and in words what they rest on."""
+    found = calibrated(store, cluster, engine, shipped)
+    return found.rates, found.source
+
+
+def fingerprint(cluster: ClusterSpec) -> str:
+    """16 hexadecimal digits that are the same for the same hardware, whatever its name and its limit of memory.
+
+    A CPU is described by its cores alone: there, this machine's processor is told too, since trials on a CPU run here.
+    """
+    here = processor() if cluster.device.kind == "cpu" else ""
+    return stable_hash({**hardware_key(cluster), "processor": here})
+
+
+@functools.cache
+def processor() -> str:
+    """The processor of this machine as Linux names it; empty where nothing does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,135 @@
+"""Trials of the database that ran on the same hardware: what they were, and what they took."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autotune.errors import AutotuneError
+from autotune.jobs.request import JobRequest, request_from_row
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.config_cases import cases_of
+from search_spaces.cluster import ClusterSpec
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+from storage.records import JobRecord, TrialRecord
+from storage.store import Store
+
+MOST_JOBS = 200
+MOST_CONFIGURATIONS = 400
+PAGE = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Configurations of one model and workload that were measured, repeats as their mean."""
+
+    cases: Cases
+    keys: tuple[str, ...]
+    """What tells each configuration from the others."""
+    seconds: Array
+    """Of an optimizer step."""
+    peaks: Array
+    """Bytes that torch's allocator has given out at the peak of the fullest rank; NaN: not measured."""
+    repeats: Array
+    """Trials that each figure is of."""
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The trials of one model, workload, precision and kernel of attention."""
+
+    model: ModelSpec
+    workload: Workload
+    trials: dict[str, list[tuple[TrialConfig, float, float]]] = field(default_factory=dict)
+    """Configuration's hash -> (configuration, step seconds, peak)."""
+
+
+def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
+    """What the newest jobs on the same hardware and engine measured: trials that are OK and settled."""
+    found: dict[tuple[object, ...], _Gathered] = {}
+    count = 0
+    for job, request in _jobs(store, cluster, engine):
+        model = request.resolved_model
+        assert isinstance(model, ModelSpec)
+        for trial in store.figures_of(job.id):
+            figures = _figures(trial, request)
+            if figures is None or count >= MOST_CONFIGURATIONS:
+                continue
+            config = trial.config
+            # What the seed and the text are changes no time.
+            workload = Workload(global_batch_size=request.global_batch_size, sequence_length=request.sequence_length)
+            key = (model, workload, config.precision, config.attention_backend == "math")
+            gathered = found.setdefault(key, _Gathered(model, workload))
+            count += config.hash not in gathered.trials
+            gathered.trials.setdefault(config.hash, []).append((config, *figures))
+    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+
+
+def same_hardware(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether trials on one tell of the other: all but the names and the limit of memory is the same."""
+    return hardware_key(one) == hardware_key(other)
+
+
+def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
+    """What a cluster's speed depends on, as plain data."""
+    return {
+        "device": cluster.device.name,
+        "kind": cluster.device.kind,
+        "peak_flops": dict(cluster.device.peak_flops),
+        "memory_bandwidth": cluster.device.memory_bandwidth,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "intra_node_bandwidth": cluster.intra_node_bandwidth,
+        "inter_node_bandwidth": cluster.inter_node_bandwidth,
+        "cores_per_node": cluster.cores_per_node,
+    }
+
+
+def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
+    before, seen = None, 0
+    while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+        before, seen = page[-1].id, seen + len(page)
+        for job in page:
+            request = _request(job)
+            if request is None or request.resolved_cluster is None or not isinstance(request.resolved_model, ModelSpec):
+                continue
+            if request.engine == engine and same_hardware(request.resolved_cluster, cluster):
+                yield job, request
+
+
+def _request(job: JobRecord) -> JobRequest | None:
+    """None where this version cannot read it: an old job must not stop a prediction."""
+    try:
+        return request_from_row(job.request)
+    except (AutotuneError, SearchSpaceError):
+        return None
+
+
+def _figures(trial: TrialRecord, request: JobRequest) -> tuple[float, float] | None:
+    result = trial.result
+    if trial.outcome is not Outcome.OK or result is None or result.unstable or result.samples_per_second is None:
+        return None
+    rate = result.samples_per_second.mean
+    if not (math.isfinite(rate) and rate > 0):
+        return None
+    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan)
+
+
+def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
+    trials = list(gathered.trials.values())
+    return Runs(
+        cases=cases_of(gathered.model, cluster, gathered.workload, [same[0][0] for same in trials], engine),
+        keys=tuple(gathered.trials),
+        seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _ in same]))) for same in trials]),
+        peaks=np.array([float(np.nanmax([peak for _, _, peak in same])) if _known(same) else math.nan for same in trials]),
+        repeats=np.array([float(len(same)) for same in trials]),
+    )
+
+
+def _known(same: list[tuple[TrialConfig, float, float]]) -> bool:
+    return any(not math.isnan(peak) for _, _, peak in same)

@@ -1,0 +1,193 @@
+"""Whether calibration helps: step times and peaks of real trials against predictions, before and after.
+
+python benchmarks/calibration.py [--rounds 2] [--seconds 20] [--draws 12] [--markdown docs/calibration.md]
+"""
+
+import argparse
+import dataclasses
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from autotune.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
+from autotune.jobs.request import request_from_fields, request_to_row
+from autotune.jobs.session import Session, prepare
+from autotune.prediction.calibration import coefficients_from_benchmark
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.memory import memory
+from autotune.prediction.step import Z90, predict
+from autotune.prediction.trial_fit import fit_runs
+from autotune.prediction.trial_history import Runs, trial_history
+from autotune.validation.ranking import spearman
+from executor.runners.local import LocalRunner
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.sql import open_store
+from storage.store import Store
+
+RANKS = 2
+KNOWN = 4
+FIDELITY = {"max_warmup_steps": 6, "min_steps": 4, "max_seconds": 2.0}
+CONFIGS: dict[str, list[dict[str, int | str]]] = {
+    "llama-tiny": [
+        {"zero_stage": 0, "micro_batch_size": 1}, {"zero_stage": 0, "micro_batch_size": 4},
+        {"zero_stage": 1, "micro_batch_size": 2}, {"zero_stage": 2, "micro_batch_size": 1},
+        {"zero_stage": 2, "micro_batch_size": 4}, {"zero_stage": 3, "micro_batch_size": 1},
+        {"zero_stage": 3, "micro_batch_size": 4}, {"tensor_parallel_size": 2, "micro_batch_size": 2},
+        {"tensor_parallel_size": 2, "micro_batch_size": 8},
+    ],
+    "llama-mini": [
+        {"zero_stage": 0, "micro_batch_size": 2}, {"zero_stage": 1, "micro_batch_size": 4},
+        {"zero_stage": 2, "micro_batch_size": 2}, {"zero_stage": 3, "micro_batch_size": 2},
+        {"zero_stage": 3, "micro_batch_size": 4}, {"zero_stage": 0, "micro_batch_size": 4, "activation_checkpointing": "full"},
+        {"tensor_parallel_size": 2, "micro_batch_size": 4},
+    ],
+}  # fmt: skip
+
+
+def run_trials(store: Store, rounds: int) -> dict[tuple[str, str], list[float]]:
+    """Run every configuration `rounds` times, in a new random order each round, and keep the trials in the database."""
+    fields = {"ranks": RANKS, "space": "zero", "runner": "local", "fidelity": FIDELITY}
+    sessions = {name: prepare(request_from_fields({**fields, "model": name})) for name in CONFIGS}
+    leases = {
+        name: store.acquire(store.create_job(request_to_row(session.request)).id, current_owner(), 3600.0)
+        for name, session in sessions.items()
+    }
+    wanted = [(name, TrialConfig().replace(values)) for name, many in CONFIGS.items() for values in many]
+    seconds: dict[tuple[str, str], list[float]] = {}
+    with LocalRunner(RANKS, device="cpu") as runner:
+        for number in range(rounds):
+            for name, config in random.Random(number).sample(wanted, len(wanted)):
+                trial = store.add_trial(leases[name], config, Purpose.SEARCH, repeat=number)
+                token = store.start_attempt(leases[name], trial.number).token
+                result = run_one(runner, sessions[name], token, config)
+                store.finish_attempt(leases[name], dataclasses.replace(result, unstable=False))
+                seconds.setdefault((name, config.hash), []).append(statistics.fmean(result.step_seconds))
+    for lease in leases.values():
+        store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+    return seconds
+
+
+def run_one(runner: LocalRunner, session: Session, token: str, config: TrialConfig) -> TrialResult:
+    result = runner.run(session.trial_request(token, config, ()))
+    if result.outcome is not Outcome.OK:
+        raise SystemExit(f"a trial ended {result.outcome}: {result.message}\n{result.traceback}")
+    return result
+
+
+def chosen(history: list[Runs], places: set[int]) -> list[Runs]:
+    """The configurations at these places of all."""
+    found, begin = [], 0
+    for runs in history:
+        at = np.array([place for place in range(len(runs.keys)) if begin + place in places], dtype=int)
+        begin += len(runs.keys)
+        if len(at):
+            taken = {name: getattr(runs, name)[at] for name in ("seconds", "peaks", "repeats")}
+            keys = tuple(runs.keys[place] for place in at)
+            found.append(Runs(cases=runs.cases.take(at), keys=keys, **taken))
+    return found
+
+
+TEXT = """\
+Written by `python benchmarks/calibration.py`. {count} configurations of {models} on {ranks} CPU ranks with gloo (ZeRO stages 0 to
+3, micro-batches 1 to 8, tensor parallelism 1 and 2, recomputation), each run {rounds} times in random order; steps of {spans}.
+Errors are of configurations that the coefficients have not seen: the {known} known ones are drawn {draws} times. Two repeats of
+one configuration differ by {noise} (median): no prediction can be much better. The machine was shared with other work. {took} s
+in all.
+"""
+TABLE_HEAD = (
+    "| coefficients | median error of step time (10 % – 90 % of draws) | rank correlation | in 90 % band | peak memory, error |",
+    "|---|---|---|---|---|",
+)
+
+
+@dataclasses.dataclass
+class Score:
+    """Of one way to predict: a figure for each draw of configurations that were not used."""
+
+    error: list[float] = dataclasses.field(default_factory=list)
+    rank: list[float] = dataclasses.field(default_factory=list)
+    covered: list[float] = dataclasses.field(default_factory=list)
+    memory_error: list[float] = dataclasses.field(default_factory=list)
+
+    def add(self, unseen: list[Runs], rates: Coefficients) -> None:
+        pairs = [(np.broadcast_to(predict(runs.cases, rates).seconds, len(runs.keys)), runs.seconds) for runs in unseen]
+        ratio = np.concatenate([predicted / measured for predicted, measured in pairs])
+        self.error.append(float(np.median(np.abs(ratio - 1))))
+        ranks = [spearman(one, other) or 0.0 for one, other in pairs if len(other) >= 4]
+        self.rank.append(float(np.mean(ranks)))
+        self.covered.append(float(np.mean(np.abs(np.log(ratio)) <= Z90 * rates.time_spread)))
+        peaks = [np.broadcast_to(memory(runs.cases, rates).allocated, len(runs.keys)) / runs.peaks for runs in unseen]
+        self.memory_error.append(float(np.median(np.abs(np.concatenate(peaks) - 1))))
+
+    def cells(self) -> str:
+        low, middle, high = np.quantile(self.error, [0.1, 0.5, 0.9])
+        spread = f" ({low:.0%} – {high:.0%})"
+        figures = (np.median(self.rank), np.median(self.covered), np.median(self.memory_error))
+        return f"{middle:.0%}{spread} | {figures[0]:.2f} | {figures[1]:.0%} | {figures[2]:.0%}"
+
+
+def compare(history: list[Runs], shipped: Coefficients, benchmark: Coefficients, draws: int) -> dict[str, Score]:
+    scores = {
+        name: Score()
+        for name in ("shipped", f"shipped + {KNOWN} trials", "micro-benchmark", f"micro-benchmark + {KNOWN} trials")
+    }
+    count = sum(len(runs.keys) for runs in history)
+    for number in range(draws):
+        known = set(random.Random(number).sample(range(count), KNOWN))
+        used, unseen = chosen(history, known), chosen(history, set(range(count)) - known)
+        ways = (shipped, fit_runs(used, shipped)[0], benchmark, fit_runs(used, benchmark)[0])
+        for score, rates in zip(scores.values(), ways, strict=True):
+            score.add(unseen, rates)
+    return scores
+
+
+def noise_of(seconds: dict[tuple[str, str], list[float]]) -> float:
+    """Median difference between the slowest and the fastest repeat of a configuration."""
+    return statistics.median(max(same) / min(same) - 1 for same in seconds.values())
+
+
+def report(scores: dict[str, Score], noise: float, history: list[Runs], rounds: int, draws: int, took: float) -> list[str]:
+    fastest, slowest = [min(runs.seconds) for runs in history], [max(runs.seconds) for runs in history]
+    spans = ", ".join(f"{low * 1e3:.0f} to {high * 1e3:.0f} ms" for low, high in zip(fastest, slowest, strict=True))
+    figures = {
+        "count": sum(len(runs.keys) for runs in history), "models": " and ".join(CONFIGS), "ranks": RANKS, "rounds": rounds,
+        "spans": spans, "known": KNOWN, "draws": draws, "noise": f"{noise:.0%}", "took": f"{took:.0f}",
+    }  # fmt: skip
+    rows = [f"| {name} | {score.cells()} |" for name, score in scores.items()]
+    return ["## Whether it helps", "", *TEXT.format(**figures).splitlines(), "", *TABLE_HEAD, *rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--draws", type=int, default=12)
+    parser.add_argument("--markdown", type=Path, help="The page whose last section is written anew.")
+    parser.add_argument("--db", help="Keep the measurements here; those that are there are used, not made again.")
+    arguments = parser.parse_args()
+    began, shipped = time.monotonic(), Coefficients()
+    with tempfile.TemporaryDirectory() as folder, open_store(arguments.db or f"{folder}/calibration.db") as store:
+        request = CalibrationRequest(ranks=RANKS, runner="local", seconds=arguments.seconds)
+        cluster, found, reason = prepare_calibration(store, request)
+        found = found or measure_cluster(store, request, cluster, reason)
+        benchmark = coefficients_from_benchmark(found.record, cluster, "native", shipped)
+        seconds = run_trials(store, arguments.rounds) if not store.jobs() else {}
+        history = trial_history(store, cluster, "native")
+    scores = compare(history, shipped, benchmark, arguments.draws)
+    noise = noise_of(seconds) if seconds else float("nan")
+    lines = report(scores, noise, history, arguments.rounds, arguments.draws, time.monotonic() - began)
+    print("\n".join(lines))
+    if arguments.markdown:
+        head = arguments.markdown.read_text().partition(lines[0])[0]
+        arguments.markdown.write_text(head + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
