@@ -141,7 +141,7 @@ class _Work:
     def _tried(self, cases: Cases, name: str, value: Value, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
         count = len(cases)
         prediction = predict(_with(cases, name, np.full(count, float(value))), self.question.rates)
-        seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.total, count)
+        seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
         return seconds, memory, room.holds(memory, np.broadcast_to(prediction.memory.host, count))
 
 

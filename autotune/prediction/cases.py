@@ -159,6 +159,8 @@ class Software:
     """1 where sequence parallelism keeps its gathered inputs for backward, else it gathers them again; 2: without pipelines."""
     scatters: Array
     """1 where tensor-parallel ranks send a part each over a pipeline's boundary and gather it there."""
+    tensor_hidden: Array
+    """Share of tensor-parallel communication that runs under the products."""
     attention_speed: Array
     """Speed of the attention kernel as a multiple of the standard kernel's."""
     elementwise: Array

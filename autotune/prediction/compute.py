@@ -136,6 +136,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
     units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
     tensor = collective_seconds(cases, tensor_group(cases), units * (n - 1) / n * message, units / 2, rates)
+    tensor *= 1 - cases.software.tensor_hidden
     tensor += np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
     passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every

@@ -32,6 +32,11 @@ class RankEstimate:
     by_tag: dict[str, float]
     """Sums to the total."""
 
+    @property
+    def needed(self) -> float:
+        """Without what the allocator reserves beyond what is used: that is given back when memory runs short."""
+        return self.total - self.by_tag["reserved"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -122,7 +127,7 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
         host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=question.cluster.device.memory_bytes,
-        fit_probability=fit_probability(question, peak, host),
+        fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
     )
 
 

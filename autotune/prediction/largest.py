@@ -84,7 +84,7 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
             count += rows.count * grid.sides.count
             require_within(bounds, count)
             needed = memory(cases.of(rows), question.rates)
-            if np.any(room.holds(needed.total, needed.host)):
+            if np.any(room.holds(needed.needed, needed.host)):
                 return True
     return False
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import RequestError
 from autotune.prediction.cases import Array
+from autotune.prediction.memory import USABLE
 from autotune.prediction.question import Question
 from search_spaces.cluster import ClusterSpec
 
@@ -44,13 +45,15 @@ def room_of(question: Question, probability: float = PROBABILITY) -> Room:
         raise RequestError("fit_probability", f"{probability} is not between 0 and 1", f"give a share such as {PROBABILITY}")
     factor = math.exp(NormalDist().inv_cdf(probability) * question.rates.memory_spread)
     cluster = question.cluster
-    return Room(device=cluster.device.memory_bytes / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor)
+    return Room(
+        device=cluster.device.memory_bytes * USABLE / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
+    )
 
 
 def fit_probability(question: Question, device_bytes: float, host_bytes: float) -> float:
     """How probable it is that neither a rank's device nor its share of the node's main memory runs out."""
     cluster, spread = question.cluster, question.rates.memory_spread
-    device = _chance(cluster.device.memory_bytes, device_bytes, spread)
+    device = _chance(cluster.device.memory_bytes * USABLE, device_bytes, spread)
     return min(device, _chance(cluster.host_memory_bytes / ranks_of_node(cluster), host_bytes, spread))
 
 

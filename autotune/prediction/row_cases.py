@@ -15,7 +15,7 @@ _TRAINABLE = re.compile(r"trainable=([\d,]+)")
 _LORA = re.compile(r"=\s*q?lora\b", re.IGNORECASE)
 _LORA_RANK = 16
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
-_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile", re.IGNORECASE)
+_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
 """Parts of notes that tell of the software; the others may tell how the run ended, which must not be looked at."""
 FP8_GAIN = 1.6
 """Speed of training in fp8 as a multiple of bf16's: its products are twice as fast, casts, scales and attention are not."""

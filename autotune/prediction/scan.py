@@ -103,7 +103,7 @@ def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float |
             require_within(bounds, found.count + rows.count * grid.sides.count)
             prediction = predict(cases.of(rows), question.rates)
             shape = (rows.count, grid.sides.count)
-            seconds, memory = np.broadcast_to(prediction.seconds, shape), np.broadcast_to(prediction.memory.total, shape)
+            seconds, memory = np.broadcast_to(prediction.seconds, shape), np.broadcast_to(prediction.memory.needed, shape)
             fits = np.broadcast_to(room.holds(memory, prediction.memory.host), shape)
             found.add(_Block(grid, rows, seconds, memory, fits, fits if slowest is None else fits & (seconds <= slowest)))
     return found.scanned()

@@ -31,6 +31,7 @@ def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple
         whole_logits=scalar(values["whole_logits"]),
         keeps_gathered=scalar(values["keeps_gathered"]),
         scatters=scalar(values["scatters"]),
+        tensor_hidden=scalar(values["tensor_hidden"]),
         attention_speed=scalar(values["attention_speed"]),
         elementwise=scalar(values["elementwise"]),
         first_heavy=scalar(values["first_heavy"]),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from executor.dry.result import DryRun
 from executor.errors import EngineRefusalError, FactoryError, RunnerError
-from executor.runners.gang import Gang
+from executor.runners.gang import Gang, Work
 from executor.runners.gang_runner import GangRunner
 from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind
@@ -33,7 +33,7 @@ class DryRunner(GangRunner):
         transport = LocalTransport(1, environment=NO_DEVICE, trial_function=function)
         super().__init__(transport, Gang(transport, python_path=python_path, device="cpu"))
 
-    def submit(self, request: TrialRequest) -> Handle:
+    def submit(self, request: Work) -> Handle:
         """Queue the attempt, whatever its world size; see `Runner`."""
         self._waiting.append(request)
         self._start_next()
