@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.prediction.cases import Array
 from autotune.prediction.coefficients import Coefficients, spread
 
-_STEPS = 25
+_STEPS = 15
 _DIFFERENCE = 1e-4
 _OUTLIER = 2.5
 """Standard deviations beyond which a residual weighs as one of them."""

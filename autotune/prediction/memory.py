@@ -92,7 +92,7 @@ def _moments(
     It begins with all activations and, where micro-batches went before or gradients have a place of their own, all gradients.
     It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
     """
-    kept, working = activations
+    all_kept, working = activations
     states, gathered = _states(cases, held), _gathered(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
 
@@ -100,7 +100,7 @@ def _moments(
         used = rates.activation_scale * activations + rates.workspace_bytes
         return {**states, "gradients": gradients, "buffers": gathered + buffers, "activations": used}
 
-    begins = moment(states["gradients"] * before, 0 * gathered, kept + working)
+    begins = moment(states["gradients"] * before, 0 * gathered, all_kept)
     return begins, moment(states["gradients"], _reducing(cases, held), working)
 
 
@@ -190,9 +190,10 @@ def _activations(
     looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, tokens), tokens)
     again = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
-    working = np.where(layouts.recompute > 0, whole - kept, 0.0) + rates.working_layers * whole
+    besides = rates.working_layers * whole
+    working = np.where(layouts.recompute > 0, whole - kept, 0.0) + besides
     peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * again
-    return tokens * ahead * layers * kept + ahead * embedded + peak - tokens * working, tokens * working
+    return tokens * ahead * layers * kept + ahead * embedded + peak, tokens * besides
 
 
 def _divided(cases: Cases) -> Array:

@@ -8,7 +8,9 @@ from search_spaces.clusters import device_preset
 from search_spaces.preset_files import preset_tables
 
 _NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
-_LINKS = re.compile(r"(?:(\d+)\s*(?:x|×|links?|Omni-Path|\s)*\s*)?\b(\d+(?:\.\d+)?)\s*(Gb/s|Gbps|Gbit/s|GB/s)", re.IGNORECASE)
+_LINKS = re.compile(
+    r"(?:\b(\d+)\s*(?:x|×|links?|Omni-Path)\s*)?(?<![\d.])(\d+(?:\.\d+)?)\s*(Gb/s|Gbps|Gbit/s|GB/s)", re.IGNORECASE
+)
 _SIZE = re.compile(r"(\d{2,3})\s*G(?:i?B)?\b", re.IGNORECASE)
 _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 

@@ -200,6 +200,10 @@ def _materialize(model: Model, config: TrialConfig, workload: Workload, groups: 
     """The parts of the model that this rank holds, on the CPU, and what they are trained on."""
     dtype = DTYPES[config.precision]
     if isinstance(model, ModelSpec):
+        if model.lora_rank:
+            raise EngineRefusalError(
+                "adapters", "this engine trains every parameter; leave lora_rank at 0, or give a module:factory"
+            )
         parts = [
             build_transformer(model, workload.sequence_length, workload.seed, dtype, config.loss_chunk_size, part)
             for part in _parts(model, config, workload, groups)

@@ -1,0 +1,39 @@
+"""The equations of memory against the real engine on tensors without data: they share no code."""
+
+import dataclasses
+
+import pytest
+
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.step import predict
+from executor.dry.dry_run import dry_run
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import resolve_model
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=4)
+WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "within"),
+    [
+        ({"zero_stage": 0, "micro_batch_size": 2}, 0.05),
+        ({"zero_stage": 1}, 0.05),
+        ({"zero_stage": 2}, 0.06),
+        ({"zero_stage": 3}, 0.15),
+        ({"zero_stage": 1, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
+        ({"zero_stage": 1, "tensor_parallel_size": 4, "sequence_parallel": True}, 0.08),
+        ({"zero_stage": 1, "pipeline_parallel_size": 2}, 0.15),
+    ],
+    ids=str,
+)
+def test_allocated_memory(knobs: dict[str, Value], within: float) -> None:
+    config = TrialConfig(precision="bf16").replace(knobs)
+    cluster = resolve_cluster("dgx-a100:4")
+    cases = cases_of(MODEL, cluster, WORKLOAD, [config], "native")
+    predicted = float(predict(cases, Coefficients()).memory.allocated[0])
+    real = dry_run(MODEL, config, WORKLOAD, cluster.world_size, backend="nccl").peak_memory_bytes
+    assert predicted == pytest.approx(real, rel=within)
