@@ -41,6 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
+	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 
 validate: $(STAMP)

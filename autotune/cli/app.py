@@ -133,7 +133,7 @@ def space(
         int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
     ] = None,
     space_: Annotated[
-        str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file.")
+        str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file.")
     ] = "zero",
     global_batch_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="Samples in an optimizer step, over all ranks.")

@@ -36,7 +36,7 @@ Cluster = Annotated[
 ]
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
 Space = Annotated[
-    str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, full, or a TOML file. [default: zero]")
+    str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
 ]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
 Strategy = Annotated[str | None, typer.Option(metavar="NAME", help="tpe, random or grid. [default: tpe]")]

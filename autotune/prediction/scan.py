@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autotune.prediction.cases import Array
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.grid_cases import UNIFORM, GridCases
+from autotune.prediction.memory import memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import Room
 from autotune.prediction.step import predict
@@ -101,11 +102,17 @@ def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float |
         cases = GridCases(part, question.model, question.engine, grid)
         for rows in grid.blocks():
             require_within(bounds, found.count + rows.count * grid.sides.count)
-            prediction = predict(cases.of(rows), question.rates)
-            shape = (rows.count, grid.sides.count)
-            seconds, memory = np.broadcast_to(prediction.seconds, shape), np.broadcast_to(prediction.memory.needed, shape)
-            fits = np.broadcast_to(room.holds(memory, prediction.memory.host), shape)
-            found.add(_Block(grid, rows, seconds, memory, fits, fits if slowest is None else fits & (seconds <= slowest)))
+            needed, shape = memory(cases.of(rows), question.rates), (rows.count, grid.sides.count)
+            held = np.broadcast_to(needed.needed, shape)
+            fits = np.broadcast_to(room.holds(held, needed.host), shape)
+            found.count_all(grid, rows, held, fits)
+            # Of rows that fit with no side nobody asks the time.
+            some = np.flatnonzero(fits.any(axis=1))
+            if len(some):
+                fitting = rows.take(some)
+                seconds = np.broadcast_to(predict(cases.of(fitting), question.rates).seconds, (len(some), grid.sides.count))
+                leads = fits[some] if slowest is None else fits[some] & (seconds <= slowest)
+                found.add(_Block(grid, fitting, seconds, held[some], leads))
     return found.scanned()
 
 
@@ -139,7 +146,6 @@ class _Block:
     rows: Rows
     seconds: Array
     memory: Array
-    fits: NDArray[np.bool_]
     leads: NDArray[np.bool_]
     """Those that fit and are fast enough."""
 
@@ -172,11 +178,17 @@ class _Found:
     _configs: list[tuple[Grid, Codes]] = field(default_factory=list)
     """The grid and the codes of each."""
 
+    def count_all(self, grid: Grid, rows: Rows, held: Array, fits: NDArray[np.bool_]) -> None:
+        """Count what is predicted, and note how little memory each value of each knob needs."""
+        self.count += held.size
+        self.fitting += int(np.count_nonzero(fits))
+        self.least = min(self.least, float(held.min()))
+        for _, name, _, value, (least, fitting) in _by_value(grid, rows, (held, np.where(fits, 0.0, np.inf))):
+            found = self._values.setdefault(name, {}).setdefault(value, _Value())
+            found.needed, found.fits = min(found.needed, least), found.fits or fitting == 0.0
+
     def add(self, block: _Block) -> None:
-        """A block's predictions."""
-        self.count += block.seconds.size
-        self.fitting += int(np.count_nonzero(block.fits))
-        self.least = min(self.least, float(block.memory.min()))
+        """Predictions of which some fit."""
         ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
         self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
         self._compare(block, ranked)
@@ -214,30 +226,35 @@ class _Found:
         self._ranked = both[order]
 
     def _compare(self, block: _Block, ranked: Array) -> None:
-        """Note how well each value of each knob does."""
-        parts = (ranked, block.memory, np.where(block.fits, 0.0, np.inf))
-        by_row, by_side = [part.min(axis=1) for part in parts], [part.min(axis=0) for part in parts]
-        for depth, name in enumerate(SEARCH_ORDER):
-            if name in APART:
+        """Note the best that has each value of each knob."""
+        for column, name, code, value, (least,) in _by_value(block.grid, block.rows, (ranked,)):
+            found = self._values[name][value]
+            if least >= found.least:
                 continue
-            side = name in block.grid.on_side
-            codes = (block.grid.sides if side else block.rows).columns[depth]
-            values, least = block.grid.values[depth], by_side if side else by_row
-            tables = np.full((3, len(values)), np.inf)
-            for table, part in zip(tables, least, strict=True):
-                np.minimum.at(table, codes if len(codes) > 1 else np.full(len(part), codes[0]), part)
-            for code in np.flatnonzero(np.isfinite(tables[1])):
-                found = self._values.setdefault(name, {}).setdefault(values[code], _Value())
-                found.needed, found.fits = min(found.needed, float(tables[1, code])), found.fits or bool(tables[2, code] == 0)
-                if tables[0, code] < found.least:
-                    at = int(np.flatnonzero((codes == code) & (least[0] == tables[0, code]))[0])
-                    row, column = (int(ranked[:, at].argmin()), at) if side else (at, int(ranked[at].argmin()))
-                    place = np.array([row * block.grid.sides.count + column])
-                    found.least = float(tables[0, code])
-                    found.best = (
-                        block.grid, block.grid.codes_at(block.rows, place)[0], float(block.seconds[row, column]),
-                        float(block.memory[row, column]),
-                    )  # fmt: skip
+            if name in block.grid.on_side:
+                at = int(np.flatnonzero((column == code) & (ranked.min(axis=0) == least))[0])
+                row, side = int(ranked[:, at].argmin()), at
+            else:
+                row = int(np.flatnonzero((column == code) & (ranked.min(axis=1) == least))[0])
+                side = int(ranked[row].argmin())
+            codes = block.grid.codes_at(block.rows, np.array([row * block.grid.sides.count + side]))[0]
+            found.least = least
+            found.best = (block.grid, codes, float(block.seconds[row, side]), float(block.memory[row, side]))
+
+
+def _by_value(grid: Grid, rows: Rows, arrays: Sequence[Array]) -> Iterator[tuple[Codes, str, int, Value, tuple[float, ...]]]:
+    """The least of each array over the configurations that have a value: of each knob and value, with the knob's codes."""
+    by_row, by_side = [array.min(axis=1) for array in arrays], [array.min(axis=0) for array in arrays]
+    for depth, name in enumerate(SEARCH_ORDER):
+        if name in APART:
+            continue
+        side = name in grid.on_side
+        column, least = (grid.sides if side else rows).columns[depth], by_side if side else by_row
+        tables = np.full((len(arrays), len(grid.values[depth])), np.inf)
+        for table, part in zip(tables, least, strict=True):
+            np.minimum.at(table, column if len(column) > 1 else np.full(len(part), column[0]), part)
+        for code in np.unique(column):
+            yield column, name, int(code), grid.values[depth][code], tuple(float(table[code]) for table in tables)
 
 
 def _at_best(found: _Value) -> AtBest:
