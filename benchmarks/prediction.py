@@ -25,7 +25,7 @@ OTHERS = """## Planners that are not here
 
 | planner | why |
 |---|---|
-| Galvatron (hetu-galvatron 2.4.0) | searches from profiles of layers and links that it measures on the devices themselves, which are not here |
+| Galvatron (hetu-galvatron 2.4.0) | installs; searches from what it has measured on the devices themselves |
 | Alpa (alpa 0.2.3) | needs its own build of jaxlib and GPUs to compile for |
 | SimuMax | no distribution of that name in the package index |
 | Calculon, Aceso | what the package index has under these names are other projects |
@@ -45,7 +45,7 @@ from llm_analysis.analysis import logger
 logger.setLevel(logging.CRITICAL)
 model = ModelConfig(
     name="llama-3.1-405b", num_layers=126, n_head=128, hidden_dim=16384, vocab_size=128256, max_seq_len=8192,
-    num_key_value_heads=8, ffn_embed_dim=53248, mlp_gated_linear_units=True,
+    num_key_value_heads=8, ffn_embed_dim=49152,
 )
 gpu, dtype = get_gpu_config_by_name("h100-sxm-80gb"), get_dtype_config_by_name("w16a16e16")
 world, batch = 2048, 2048
@@ -67,11 +67,10 @@ for tp, pp, zero, recompute in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 
             found = analysis.training(
                 batch_size_per_gpu=micro, gradient_accumulation_steps=batch // (micro * dp), global_batch_size=batch,
                 seq_len=8192, activation_recomputation=ActivationRecomputation(recompute), ds_zero=DSZeRO(zero),
-                flash_attn=True,
+                flash_attn=True, mlp_gated_linear_units=True,
             )
-        except Exception as error:
+        except (AssertionError, ValueError):  # above all: it does not fit
             failed += 1
-            last = f"{type(error).__name__}: {error}"
             continue
         fitted += 1
         latency = found.get("latency_per_iter") or found.get("total_latency_per_iter") or 0
@@ -155,7 +154,8 @@ def _beside(document: dict[str, Any]) -> str:
 `llm-analysis` evaluates one configuration a call: it was given every combination of tensor and pipeline degree, ZeRO stage,
 its three recomputations and micro-batch that divides the batch ({document["tried"]:,}), which is what it can express of that
 space; it has no schedules, virtual stages, context parallelism or offloading. {document["answered"]:,} were answered,
-{document["refused"]:,} refused (above all: they do not fit). Its imports take most of its time.
+{document["refused"]:,} refused; what does not fit is answered too. The MLP has a whole multiple of the hidden width there:
+49,152 in place of 53,248.
 """
 
 

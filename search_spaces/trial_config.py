@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,13 +81,15 @@ class TrialConfig:
         Raises:
             UnknownNameError: a knob does not exist.
         """
-        replaced = object.__new__(TrialConfig)  # a fifth of the time of dataclasses.replace: counting a space is made of this
-        for name in KNOB_NAMES:
-            object.__setattr__(replaced, name, getattr(self, name))
+        replaced = object.__new__(
+            TrialConfig
+        )  # a fraction of the time of dataclasses.replace: counting a space is made of this
+        for put, value in zip(_PUT.values(), _values_of(self), strict=True):
+            put(replaced, value)
         for name, value in changes.items():
-            if name not in _KNOWN:
+            if name not in _PUT:
                 raise UnknownNameError(name, "no knob has this name", "see `autotune space --knobs` for the knobs")
-            object.__setattr__(replaced, name, value)
+            _PUT[name](replaced, value)
         return replaced
 
     @property
@@ -102,7 +105,9 @@ class TrialConfig:
 
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
 """The names of all knobs, in the order in which they are shown."""
-_KNOWN = frozenset(KNOB_NAMES)
+_PUT = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
+"""Knob -> what writes its slot, before anybody has seen the point."""
+_values_of = operator.attrgetter(*KNOB_NAMES)
 
 
 def stable_hash(value: Any) -> str:

@@ -63,6 +63,7 @@ class Grid:
         self.values: tuple[list[Value], ...] = tuple([] for _ in SEARCH_ORDER)
         """Of each knob of SEARCH_ORDER the values that are met."""
         self._places: tuple[dict[Value, int], ...] = tuple({} for _ in SEARCH_ORDER)
+        self._reads = tuple(self._lattice.reads(depth) for depth in DEPTHS)
         self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
         self.on_side = free_knobs(space)
         """The knobs of the second axis."""
@@ -109,7 +110,7 @@ class Grid:
 
     def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[Rows]:
         """Rows of the knobs that are judged, the others standing at any value; some `most` at a time."""
-        steps = [_Step(self._lattice.reads(depth) if judged[depth] else (), self._most) for depth in DEPTHS]
+        steps = [_Step(self._reads[depth] if judged[depth] else (), self._most) for depth in DEPTHS]
         waiting: list[Rows] = []
         for rows in self._walk(Rows((), 1), steps, judged, most):
             waiting.append(rows)
@@ -150,7 +151,7 @@ class Grid:
         """What may follow a row."""
         depth = len(rows.columns)
         prefix = [values[0] for values in self.values[:depth]]  # any, where nobody looks
-        for place in self._lattice.reads(depth):
+        for place in self._reads[depth]:
             prefix[place] = self.values[place][rows.code(place, row)]
         values = self._lattice.legal_choices(tuple(prefix)) if judged else self._lattice.choices(tuple(prefix))[:1]
         return [self._place(depth, value) for value in values]

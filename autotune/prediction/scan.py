@@ -102,18 +102,27 @@ def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float |
         cases = GridCases(part, question.model, question.engine, grid)
         for rows in grid.blocks():
             require_within(bounds, found.count + rows.count * grid.sides.count)
-            needed, shape = memory(cases.of(rows), question.rates), (rows.count, grid.sides.count)
-            held = np.broadcast_to(needed.needed, shape)
-            fits = np.broadcast_to(room.holds(held, needed.host), shape)
+            held, fits, block = _predicted(question, room, slowest, grid, cases, rows)
             found.count_all(grid, rows, held, fits)
-            # Of rows that fit with no side nobody asks the time.
-            some = np.flatnonzero(fits.any(axis=1))
-            if len(some):
-                fitting = rows.take(some)
-                seconds = np.broadcast_to(predict(cases.of(fitting), question.rates).seconds, (len(some), grid.sides.count))
-                leads = fits[some] if slowest is None else fits[some] & (seconds <= slowest)
-                found.add(_Block(grid, fitting, seconds, held[some], leads))
+            if block is not None:
+                found.add(block)
     return found.scanned()
+
+
+def _predicted(
+    question: Question, room: Room, slowest: float | None, grid: Grid, cases: GridCases, rows: Rows
+) -> "tuple[Array, NDArray[np.bool_], _Block | None]":
+    """Memory of all configurations of the rows, whether they fit, and the time of the rows of which some do."""
+    needed, shape = memory(cases.of(rows), question.rates), (rows.count, grid.sides.count)
+    held = np.broadcast_to(needed.needed, shape)
+    fits = np.broadcast_to(room.holds(held, needed.host), shape)
+    some = np.flatnonzero(fits.any(axis=1))
+    if not len(some):
+        return held, fits, None
+    fitting = rows.take(some)
+    seconds = np.broadcast_to(predict(cases.of(fitting), question.rates).seconds, (len(some), grid.sides.count))
+    leads = fits[some] if slowest is None else fits[some] & (seconds <= slowest)
+    return held, fits, _Block(grid, fitting, seconds, held[some], leads)
 
 
 def without_buckets(space: SearchSpace) -> SearchSpace:
