@@ -1,6 +1,6 @@
 """Whether calibration helps: step times and peaks of real trials against predictions, before and after.
 
-python benchmarks/calibration.py [--rounds 2] [--seconds 20] [--draws 12] [--markdown docs/calibration.md]
+python benchmarks/calibration.py [--rounds 3] [--seconds 20] [--draws 12] [--markdown docs/calibration.md]
 """
 
 import argparse
@@ -33,7 +33,7 @@ from storage.store import Store
 
 RANKS = 2
 KNOWN = 4
-FIDELITY = {"max_warmup_steps": 6, "min_steps": 4, "max_seconds": 2.0}
+FIDELITY = {"max_warmup_steps": 4, "min_steps": 4, "max_seconds": 1.5}
 CONFIGS: dict[str, list[dict[str, int | str]]] = {
     "llama-tiny": [
         {"zero_stage": 0, "micro_batch_size": 1}, {"zero_stage": 0, "micro_batch_size": 4},
@@ -41,17 +41,18 @@ CONFIGS: dict[str, list[dict[str, int | str]]] = {
         {"zero_stage": 2, "micro_batch_size": 4}, {"zero_stage": 3, "micro_batch_size": 1},
         {"zero_stage": 3, "micro_batch_size": 4}, {"tensor_parallel_size": 2, "micro_batch_size": 2},
         {"tensor_parallel_size": 2, "micro_batch_size": 8},
+        {"tensor_parallel_size": 2, "micro_batch_size": 4, "sequence_parallel": True},
     ],
     "llama-mini": [
         {"zero_stage": 0, "micro_batch_size": 2}, {"zero_stage": 1, "micro_batch_size": 4},
         {"zero_stage": 2, "micro_batch_size": 2}, {"zero_stage": 3, "micro_batch_size": 2},
         {"zero_stage": 3, "micro_batch_size": 4}, {"zero_stage": 0, "micro_batch_size": 4, "activation_checkpointing": "full"},
-        {"tensor_parallel_size": 2, "micro_batch_size": 4},
+        {"zero_stage": 2, "micro_batch_size": 4},
     ],
 }  # fmt: skip
 
 
-def run_trials(store: Store, rounds: int) -> dict[tuple[str, str], list[float]]:
+def run_trials(store: Store, rounds: int) -> None:
     """Run every configuration `rounds` times, in a new random order each round, and keep the trials in the database."""
     fields = {"ranks": RANKS, "space": "zero", "runner": "local", "fidelity": FIDELITY}
     sessions = {name: prepare(request_from_fields({**fields, "model": name})) for name in CONFIGS}
@@ -60,7 +61,6 @@ def run_trials(store: Store, rounds: int) -> dict[tuple[str, str], list[float]]:
         for name, session in sessions.items()
     }
     wanted = [(name, TrialConfig().replace(values)) for name, many in CONFIGS.items() for values in many]
-    seconds: dict[tuple[str, str], list[float]] = {}
     with LocalRunner(RANKS, device="cpu") as runner:
         for number in range(rounds):
             for name, config in random.Random(number).sample(wanted, len(wanted)):
@@ -68,10 +68,8 @@ def run_trials(store: Store, rounds: int) -> dict[tuple[str, str], list[float]]:
                 token = store.start_attempt(leases[name], trial.number).token
                 result = run_one(runner, sessions[name], token, config)
                 store.finish_attempt(leases[name], dataclasses.replace(result, unstable=False))
-                seconds.setdefault((name, config.hash), []).append(statistics.fmean(result.step_seconds))
     for lease in leases.values():
         store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
-    return seconds
 
 
 def run_one(runner: LocalRunner, session: Session, token: str, config: TrialConfig) -> TrialResult:
@@ -95,14 +93,15 @@ def chosen(history: list[Runs], places: set[int]) -> list[Runs]:
 
 
 TEXT = """\
-Written by `python benchmarks/calibration.py`. {count} configurations of {models} on {ranks} CPU ranks with gloo (ZeRO stages 0 to
-3, micro-batches 1 to 8, tensor parallelism 1 and 2, recomputation), each run {rounds} times in random order; steps of {spans}.
+Written by `python benchmarks/calibration.py`. {count} configurations of {models} on {ranks} CPU ranks with gloo (ZeRO stages
+0 to 3, micro-batches 1 to 8, tensor parallelism 1 and 2, recomputation), each run {rounds} times in random order; steps of
+{spans}.
 Errors are of configurations that the coefficients have not seen: the {known} known ones are drawn {draws} times. Two repeats of
 one configuration differ by {noise} (median): no prediction can be much better. The machine was shared with other work. {took} s
 in all.
 """
 TABLE_HEAD = (
-    "| coefficients | median error of step time (10 % – 90 % of draws) | rank correlation | in 90 % band | peak memory, error |",
+    "| coefficients | median error of step time (10 – 90 % of draws) | rank correlation | in 90 % band | peak memory, error |",
     "|---|---|---|---|---|",
 )
 
@@ -148,9 +147,14 @@ def compare(history: list[Runs], shipped: Coefficients, benchmark: Coefficients,
     return scores
 
 
-def noise_of(seconds: dict[tuple[str, str], list[float]]) -> float:
+def noise_of(store: Store) -> float:
     """Median difference between the slowest and the fastest repeat of a configuration."""
-    return statistics.median(max(same) / min(same) - 1 for same in seconds.values())
+    rates: dict[tuple[str, str], list[float]] = {}
+    for job in store.jobs():
+        for trial in store.figures_of(job.id):
+            if trial.result is not None and trial.result.samples_per_second is not None:
+                rates.setdefault((job.id, trial.config_hash), []).append(trial.result.samples_per_second.mean)
+    return statistics.median(max(same) / min(same) - 1 for same in rates.values())
 
 
 def report(scores: dict[str, Score], noise: float, history: list[Runs], rounds: int, draws: int, took: float) -> list[str]:
@@ -166,7 +170,7 @@ def report(scores: dict[str, Score], noise: float, history: list[Runs], rounds: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--markdown", type=Path, help="The page whose last section is written anew.")
@@ -178,10 +182,10 @@ def main() -> None:
         cluster, found, reason = prepare_calibration(store, request)
         found = found or measure_cluster(store, request, cluster, reason)
         benchmark = coefficients_from_benchmark(found.record, cluster, "native", shipped)
-        seconds = run_trials(store, arguments.rounds) if not store.jobs() else {}
-        history = trial_history(store, cluster, "native")
+        if not store.jobs():
+            run_trials(store, arguments.rounds)
+        history, noise = trial_history(store, cluster, "native"), noise_of(store)
     scores = compare(history, shipped, benchmark, arguments.draws)
-    noise = noise_of(seconds) if seconds else float("nan")
     lines = report(scores, noise, history, arguments.rounds, arguments.draws, time.monotonic() - began)
     print("\n".join(lines))
     if arguments.markdown:

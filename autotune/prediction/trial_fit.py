@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autotune.prediction.cases import Array
-from autotune.prediction.coefficients import Coefficients, names
+from autotune.prediction.coefficients import Coefficients, names, spread
 from autotune.prediction.fitting import fitted
 from autotune.prediction.memory import memory
 from autotune.prediction.step import predict
@@ -19,7 +19,8 @@ TIME_NOISE = 0.08
 MEMORY_NOISE = 0.04
 ALLOCATED = ("workspace_bytes", "activation_scale", "working_layers")
 """The coefficients of memory that the allocator's peak tells of; the others are outside of it."""
-FOLDS = 5
+NO_EFFECT = 0.01
+"""Slope of the logarithms, up to ten times its value, below which a coefficient is not fitted: nothing tells of it."""
 WORTH = 6.0
 """Trials that the spread of before is worth."""
 LEAST_SPREAD = 0.02
@@ -37,63 +38,57 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     """See `coefficients_from_trials`.
 
     1. Fit the coefficients of time on step times and those of memory on the allocator's peaks.
-    2. Spreads are of residuals on configurations that a fit has not seen, in folds, with the spread of before as so many more.
+    2. Spreads are of the errors on each configuration as a fit without it would make them, the spread of before counting as so
+       many more.
     """
-    if not history:
-        return before, 0
-    after = _both(history, before)
+    timed = _Figures(history, [runs.seconds for runs in history], lambda runs, rates: predict(runs.cases, rates).seconds)
+    held = _Figures(history, [runs.peaks for runs in history], lambda runs, rates: memory(runs.cases, rates).allocated)
+    rates, time_errors = _fit(timed, names("time"), before, TIME_NOISE)
+    rates, memory_errors = _fit(held, ALLOCATED, rates, MEMORY_NOISE)
     spreads = {
-        "time_spread": _spread(before.time_spread, _unseen(history, before, _step_seconds, _seconds)),
-        "memory_spread": _spread(before.memory_spread, _unseen(history, before, _allocated, _peaks)),
+        "time_spread": _spread(before.time_spread, time_errors),
+        "memory_spread": _spread(before.memory_spread, memory_errors),
     }
-    return dataclasses.replace(after, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
+    return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
 
 
-Figure = Callable[[Runs], Array]
-Equation = Callable[[Runs, Coefficients], Array]
+class _Figures:
+    """One measured figure of every configuration that has it, and the equation for it."""
+
+    def __init__(
+        self, history: Sequence[Runs], measured: Sequence[Array], equation: Callable[[Runs, Coefficients], Array]
+    ) -> None:
+        found = [(runs, figure, np.flatnonzero(np.isfinite(figure))) for runs, figure in zip(history, measured, strict=True)]
+        # Equations see the configurations that have the figure, and no others.
+        self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, at in found if len(at)]
+        self._equation = equation
+        self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, at in found)])
+
+    def predicted(self, rates: Coefficients) -> Array:
+        return np.concatenate([np.broadcast_to(self._equation(runs, rates), count) for runs, count in self._runs])
+
+    def slopes(self, names: Sequence[str], rates: Coefficients, factor: float) -> Array:
+        """What the logarithm of each prediction changes by (rows) for each unit of each coefficient's (columns)."""
+        base = self.predicted(rates)
+        more = [dataclasses.replace(rates, **{name: getattr(rates, name) * factor}) for name in names]
+        return np.stack([np.log(self.predicted(each) / base) for each in more], axis=1) / np.log(factor)
 
 
-def _both(history: Sequence[Runs], before: Coefficients) -> Coefficients:
-    everything = [np.ones(len(runs.keys), dtype=bool) for runs in history]
-    timed = _fit(history, everything, before, _step_seconds, _seconds)
-    return _fit(history, everything, timed, _allocated, _peaks)
+def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noise: float) -> tuple[Coefficients, Array]:
+    """The fitted coefficients, and log(measured / predicted) of each configuration as a fit without it would have it.
 
-
-def _fit(
-    history: Sequence[Runs], chosen: Sequence[Array], before: Coefficients, equation: Equation, figure: Figure
-) -> Coefficients:
-    """The coefficients that `equation` depends on, on the chosen configurations that have the figure."""
-    of_time = equation is _step_seconds
-    parts = [
-        (runs, at)
-        for runs, mask in zip(history, chosen, strict=True)
-        if len(at := np.flatnonzero(mask & np.isfinite(figure(runs))))
-    ]
-    if not parts:
-        return before
-    taken = [(dataclasses.replace(runs, cases=runs.cases.take(at)), at) for runs, at in parts]
-    measured = np.concatenate([figure(runs)[at] for runs, at in parts])
-
-    def predicted(rates: Coefficients) -> Array:
-        return np.concatenate([np.broadcast_to(equation(runs, rates), len(at)) for runs, at in taken])
-
-    fitted_names = names("time") if of_time else ALLOCATED
-    return fitted(fitted_names, before, predicted, measured, TIME_NOISE if of_time else MEMORY_NOISE)
-
-
-def _unseen(history: Sequence[Runs], before: Coefficients, equation: Equation, figure: Figure) -> Array:
-    """log(measured / predicted) of each configuration by a fit on the other folds."""
-    count = sum(len(runs.keys) for runs in history)
-    fold = np.random.default_rng(0).permutation(count) % min(FOLDS, count)
-    places = np.split(fold, np.cumsum([len(runs.keys) for runs in history])[:-1])
-    errors = []
-    for left_out in range(min(FOLDS, count)):
-        rates = _fit(history, [place != left_out for place in places], before, equation, figure)
-        for runs, place in zip(history, places, strict=True):
-            at = np.flatnonzero((place == left_out) & np.isfinite(figure(runs)))
-            predicted = np.broadcast_to(equation(runs, rates), len(runs.keys))
-            errors.append(np.log(figure(runs)[at] / predicted[at]))
-    return np.concatenate(errors)
+    The latter is e / (1 - h), h being the diagonal of J (J' J + S)^-1 J' with the derivatives J, in units of the noise, and the
+    prior's precisions S: exact where the equations are linear in the logarithms [Allen 1974, PRESS].
+    """
+    if not len(figures.measured):
+        return before, np.empty(0)
+    effects = np.max(np.abs(figures.slopes(candidates, before, 10.0)), axis=0)
+    told = [name for name, effect in zip(candidates, effects, strict=True) if effect > NO_EFFECT]
+    after = fitted(told, before, figures.predicted, figures.measured, noise)
+    slopes = figures.slopes(told, after, 1.001) / noise
+    known = np.diag([spread(name) ** -2 for name in told])
+    leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
+    return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)
 
 
 def _spread(before: float, errors: Array) -> float:
@@ -103,19 +98,3 @@ def _spread(before: float, errors: Array) -> float:
     bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
     kept = np.clip(errors, -bound, bound)
     return max(float(np.sqrt((WORTH * before**2 + np.sum(kept**2)) / (WORTH + len(kept)))), LEAST_SPREAD)
-
-
-def _step_seconds(runs: Runs, rates: Coefficients) -> Array:
-    return predict(runs.cases, rates).seconds
-
-
-def _allocated(runs: Runs, rates: Coefficients) -> Array:
-    return memory(runs.cases, rates).allocated
-
-
-def _seconds(runs: Runs) -> Array:
-    return runs.seconds
-
-
-def _peaks(runs: Runs) -> Array:
-    return runs.peaks
