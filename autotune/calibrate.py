@@ -1,6 +1,7 @@
 """A cluster's calibration: what the database has of it, else a micro-benchmark on its ranks."""
 
 import importlib.metadata
+import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from autotune.jobs.session import cluster_here
 from autotune.prediction.calibrated import fingerprint
 from autotune.runners import start_ranks
 from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters import resolve_cluster
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from storage.records import CalibrationRecord
 from storage.store import Store
@@ -70,7 +72,7 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
     Raises:
         RequestError, SearchSpaceError: the cluster is not known, or not here.
     """
-    cluster = cluster_here(request.cluster, request.ranks)
+    cluster = _live_cluster(request) if request.cluster == "ray" else cluster_here(request.cluster, request.ranks)
     if request.force:
         return cluster, None, "--force was given"
     newest = store.calibrations(fingerprint(cluster), limit=1)
@@ -90,7 +92,8 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
         RunnerError: ranks cannot be started, or the micro-benchmark failed on them.
     """
     began = time.monotonic()
-    with start_ranks(request.runner, cluster.world_size, cluster.device.kind) as runner:
+    address = _ray_address() if request.cluster == "ray" else None
+    with start_ranks(request.runner, cluster.world_size, cluster.device.kind, ray_address=address) as runner:
         wanted = MicrobenchmarkRequest(
             attempt=f"calibration-{uuid.uuid4().hex[:12]}",
             world_size=cluster.world_size,
@@ -101,6 +104,20 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
         took = time.monotonic() - began
     record = store.save_calibration(fingerprint(cluster), cluster, result, took)
     return Calibration(cluster=cluster, record=record, reused=False, reason=reason)
+
+
+def _live_cluster(request: CalibrationRequest) -> ClusterSpec:
+    """The Ray cluster that this machine belongs to, or that RAY_ADDRESS names."""
+    if request.runner != "ray":
+        raise RequestError("runner", f"{request.runner} does not reach a Ray cluster", "use ray")
+    # Imported where it is asked for: Ray takes seconds to load.
+    from executor.runners.ray.describe import describe_cluster
+
+    return resolve_cluster("ray", request.ranks, live=describe_cluster(_ray_address()))
+
+
+def _ray_address() -> str:
+    return os.environ.get("RAY_ADDRESS") or "auto"
 
 
 def _release(version: str) -> str:

@@ -71,7 +71,8 @@ class _Figures:
         """What the logarithm of each prediction changes by (rows) for each unit of each coefficient's (columns)."""
         base = self.predicted(rates)
         more = [dataclasses.replace(rates, **{name: getattr(rates, name) * factor}) for name in names]
-        return np.stack([np.log(self.predicted(each) / base) for each in more], axis=1) / np.log(factor)
+        changes: Array = np.stack([np.log(self.predicted(each) / base) for each in more], axis=1)
+        return changes / float(np.log(factor))
 
 
 def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noise: float) -> tuple[Coefficients, Array]:

@@ -40,7 +40,7 @@ class Ranks:
         self.torch = f"{TORCH}+cpu"
         self.fails: str | None = None
 
-    def start(self, *words: Any) -> "Ranks":
+    def start(self, *words: Any, ray_address: str | None) -> "Ranks":
         self.started.append(words)
         return self
 
@@ -136,6 +136,7 @@ def test_every_coefficient_has_words() -> None:
     [
         (("--cluster", "no-such"), "cluster preset"),
         (("--cluster", "dgx-h100:2"), "cluster: dgx-h100:2 has 16 GPUs, and this machine has none; use local"),
+        (("--cluster", "ray", "--runner", "local"), "runner: local does not reach a Ray cluster; use ray"),
         (("--runner", "slurm"), "runner: 'slurm' is not known; use one of ray, local"),
         (("--engine", "warp"), "engine"),
         (("--seconds", "0.5"), "seconds: 0.5 is not between 2 and 3600; give seconds such as 20"),

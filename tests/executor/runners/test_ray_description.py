@@ -1,0 +1,39 @@
+"""A Ray cluster as its nodes tell of it."""
+
+import pytest
+
+from executor.errors import RunnerError
+from executor.runners.ray.describe import cluster_of
+
+GPU_NODE = {"CPU": 64.0, "GPU": 8.0, "memory": 2.0**40, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0}
+CPU_NODE = {"CPU": 4.0, "memory": 2.0**34, "node:10.0.0.9": 1.0}
+
+
+def test_gpus_by_node_and_the_head_without_any_left_out() -> None:
+    found = cluster_of([CPU_NODE, GPU_NODE, GPU_NODE])
+    assert (found.nodes, found.devices_per_node, found.world_size, found.cores_per_node) == (2, 8, 16, 64)
+    assert found.device.name.startswith("h100")
+
+
+def test_the_smaller_memory_of_a_family() -> None:
+    node = {**GPU_NODE, "accelerator_type:A100-40G": 1.0}
+    del node["accelerator_type:H100"]
+    assert "40" in cluster_of([node]).device.name
+
+
+def test_without_gpus_a_rank_is_a_core() -> None:
+    found = cluster_of([CPU_NODE, CPU_NODE])
+    assert (found.nodes, found.devices_per_node, found.device.kind, found.device.memory_bytes) == (2, 4, "cpu", 2**32)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([GPU_NODE, {**GPU_NODE, "GPU": 4.0}], "nodes differ in devices"),
+        ([{"CPU": 1.0, "GPU": 1.0, "accelerator_type:XPU9": 1.0}], "no device preset is known for Ray's XPU9 GPUs"),
+        ([], "nodes differ"),
+    ],
+)
+def test_what_cannot_be_described_is_one_line(nodes: list[dict[str, float]], told: str) -> None:
+    with pytest.raises(RunnerError, match=told):
+        cluster_of(nodes)
