@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.settings import Settings
 from api.submission import Integer, KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
+from autotune.prediction.calibrated import asked_here
 from autotune.prediction.estimate import estimates
 from autotune.prediction.largest import Dimension, largest
 from autotune.prediction.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
@@ -14,6 +15,7 @@ from autotune.prediction.question import Question, cluster_of, model_of, questio
 from autotune.prediction.room import PROBABILITY
 from autotune.prediction.scan import Bounds
 from search_spaces.model import ModelSpec
+from storage.store import Store
 
 Plain = dict[str, Any]
 Positive = Annotated[float, Field(gt=0, le=1e18)]
@@ -181,16 +183,16 @@ class PlansView(BaseModel):
     plans: list[PlanView]
 
 
-def predicted(body: PredictionRequest, settings: Settings) -> PredictionView:
+def predicted(body: PredictionRequest, settings: Settings, store: Store) -> PredictionView:
     """Predict one configuration. Raises what names the field and the remedy."""
-    question = _question(body, settings, pins=checked(body.config))
+    question = asked_here(store, _question(body, settings, pins=checked(body.config)))
     (estimate,) = estimates(question, [question.config()])
     return PredictionView(**_asked(question), world_size=question.cluster.world_size, **estimate.document())
 
 
-def planned(body: PlanRequest, settings: Settings) -> PlansView:
+def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     """Rank a space, within what the settings allow. Raises what names the field and the remedy."""
-    question = _question(body, settings, pins=body.pins, space=body.space)
+    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
         rate=body.rate,

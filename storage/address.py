@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from platformdirs import user_data_path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from storage.errors import DatabaseUnavailableError
+from storage.folder import default_file
 
 _USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
 
@@ -20,12 +20,12 @@ def default_database_url() -> str:
     """
     if address := os.environ.get("AUTOTUNE_DB"):
         return address
-    folder = user_data_path("autotune")
+    file = default_file()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unavailable(str(folder), f"cannot be made ({error.strerror})", "name a database with --db") from error
-    return URL.create("sqlite", database=str(folder / "autotune.db")).render_as_string()
+        raise _unavailable(str(file.parent), f"cannot be made ({error.strerror})", "name a database with --db") from error
+    return URL.create("sqlite", database=str(file)).render_as_string()
 
 
 def parse_address(address: str) -> URL:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 
-from api.auth import Reader, SettingsOf
+from api.auth import Reader, SettingsOf, StoreOf
 from api.computing import Computing, place
 from api.prediction import PlanRequest, PlansView, PredictionRequest, PredictionView, planned, predicted
 
@@ -11,14 +11,16 @@ router = APIRouter(prefix="/v1", tags=["predictions"])
 
 
 @router.post("/predictions", operation_id="predict")
-async def predict(body: PredictionRequest, settings: SettingsOf, _: Reader, computing: Computing) -> PredictionView:
+async def predict(
+    body: PredictionRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing
+) -> PredictionView:
     """Predict step time and memory of one configuration. Nothing is run."""
     async with place(computing):
-        return await run_in_threadpool(predicted, body, settings)
+        return await run_in_threadpool(predicted, body, settings, store)
 
 
 @router.post("/plans", operation_id="plan")
-async def plan(body: PlanRequest, settings: SettingsOf, _: Reader, computing: Computing) -> PlansView:
+async def plan(body: PlanRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing) -> PlansView:
     """Rank every configuration of a space by what is predicted. Spaces that take too long are 422, and where nothing fits."""
     async with place(computing):
-        return await run_in_threadpool(planned, body, settings)
+        return await run_in_threadpool(planned, body, settings, store)

@@ -13,6 +13,7 @@ from autotune.cli.calibrate_table import print_calibration
 from autotune.cli.status import Status
 from autotune.prediction.calibrated import Calibrated, calibrated
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.rates import shipped_rates
 from search_spaces.plain import to_plain
 from storage.sql import default_database_url, open_store
 
@@ -44,7 +45,7 @@ def calibrate_command(options: CalibrateOptions) -> Status:
         force=options.force,
     )
     console = Console(stderr=True)
-    shipped = Coefficients()
+    shipped = shipped_rates()
     with open_store(options.database or default_database_url()) as store:
         cluster, found, reason = prepare_calibration(store, request)
         if found is None:

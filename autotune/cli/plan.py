@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.plan_table import print_largest, print_plans
-from autotune.cli.predict import asked_document, named
+from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
 from autotune.prediction.largest import largest
 from autotune.prediction.plan import PlanOptions, plan
@@ -41,6 +41,7 @@ class PlanCommandOptions:
     lora_rank: int | None
     lora_targets: str | None
     frozen_bits: int | None
+    database: str | None
     json: bool
 
 
@@ -63,6 +64,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         space=options.space,
         pins=parse_pins(options.pins),
     )
+    question = with_what_is_known(question, options.database)
     biggest = largest(question, options.most, wanted.fit_probability) if options.most else None
     question = biggest.question if biggest else question
     plans = plan(question, wanted)

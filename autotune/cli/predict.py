@@ -14,6 +14,7 @@ from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question, cluster_of, model_of, question_of
 from search_spaces.plain import to_plain
 from search_spaces.spaces import parse_pins
+from storage.folder import has_default_database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class PredictOptions:
     frozen_bits: int | None
     stages: bool
     """Whether every rank of the pipeline is shown."""
+    database: str | None
     json: bool
 
 
@@ -46,12 +48,24 @@ def predict_command(options: PredictOptions) -> Status:
         engine=options.engine,
         pins=parse_pins(options.pins),
     )
+    question = with_what_is_known(question, options.database)
     estimate = estimates(question, [question.config()])[0]
     if options.json:
         sys.stdout.write(json.dumps(prediction_document(question, estimate), indent=2) + "\n")
     else:
         print_estimate(question, estimate, Console(), stages=options.stages)
     return Status.OK
+
+
+def with_what_is_known(question: Question, database: str | None) -> Question:
+    """The question with calibrations and trials of the database; without one, as it is. None is made for asking."""
+    if database is None and not has_default_database():
+        return question
+    from autotune.prediction.calibrated import asked_here
+    from storage.sql import default_database_url, open_store
+
+    with open_store(database or default_database_url()) as store:
+        return asked_here(store, question)
 
 
 def named(text: str | None) -> tuple[str, ...] | None:
@@ -77,4 +91,5 @@ def asked_document(question: Question) -> Mapping[str, Any]:
         "world_size": question.cluster.world_size,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
+        "rests_on": question.rests_on,
     }

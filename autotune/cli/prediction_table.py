@@ -45,6 +45,7 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
     if estimate.host_memory_bytes:
         host = question.cluster.host_memory_bytes
         say(f"  and {bytes_text(estimate.host_memory_bytes)} of the {bytes_text(host)} of a node's main memory")
+    say(f"\npredicted by {question.rests_on}", "dim")
     if stages:
         say("\nmemory of each pipeline rank", "bold")
         console.print(_stage_table(estimate), highlight=False)
@@ -99,8 +100,8 @@ def fit_text(estimate: Estimate) -> str:
 def _time_table(estimate: Estimate) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, min_width=11)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, min_width=8)
+    table.add_column(justify="right", no_wrap=True, min_width=6)
     table.add_column(no_wrap=True, width=BAR)
     table.add_column(style="dim", no_wrap=True)
     whole = estimate.step_seconds.mean

@@ -1,11 +1,14 @@
 """The coefficients that predictions for a cluster use: shipped ones, made better by its micro-benchmark and by its trials."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.question import SHIPPED, Question
+from autotune.prediction.rates import rates_for
 from autotune.prediction.trial_fit import coefficients_from_trials
 from autotune.prediction.trial_history import hardware_key
 from search_spaces.cluster import ClusterSpec
@@ -32,7 +35,7 @@ class Calibrated:
             parts.append(f"a micro-benchmark of this cluster ({self.benchmark.created:%Y-%m-%d %H:%M} UTC)")
         if self.trials:
             parts.append(f"{self.trials} trial{'s' * (self.trials > 1)} on the same hardware")
-        return " and ".join(parts) or "shipped coefficients; `autotune calibrate` measures this cluster's own"
+        return " and ".join(parts) or SHIPPED
 
 
 def calibrated(store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients) -> Calibrated:
@@ -44,10 +47,10 @@ def calibrated(store: Store, cluster: ClusterSpec, engine: str, shipped: Coeffic
     return Calibrated(rates=rates, benchmark=record, trials=trials)
 
 
-def calibrated_rates(store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients) -> tuple[Coefficients, str]:
-    """The coefficients, and in words what they rest on."""
-    found = calibrated(store, cluster, engine, shipped)
-    return found.rates, found.source
+def asked_here(store: Store, question: Question) -> Question:
+    """The question with what the database knows of its cluster."""
+    found = calibrated(store, question.cluster, question.engine, rates_for(question.cluster, question.engine))
+    return dataclasses.replace(question, known=found.rates, rests_on=found.source)
 
 
 def fingerprint(cluster: ClusterSpec) -> str:

@@ -20,6 +20,7 @@ from search_spaces.spaces import Pin, device_defaults, resolve_space
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
+SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
 SMALL_BATCH = 8
 """Samples in a step where nothing is said, on clusters of fewer devices."""
 LOCAL_SEQUENCE = 128
@@ -47,6 +48,10 @@ class Question:
     """Knob -> the value, or the values, that it may have."""
     most_steps: int | None = None
     """What asking the rules may take, as `SearchSpace.most_steps`."""
+    known: Coefficients | None = None
+    """What is known of this cluster; None: the shipped coefficients."""
+    rests_on: str = SHIPPED
+    """In words, what the coefficients rest on."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "sequence_length"):
@@ -65,7 +70,7 @@ class Question:
     @property
     def rates(self) -> Coefficients:
         """What predicts it."""
-        return rates_for(self.cluster, self.engine)
+        return self.known or rates_for(self.cluster, self.engine)
 
     @property
     def tokens(self) -> int:

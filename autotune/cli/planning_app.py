@@ -1,0 +1,232 @@
+"""Commands that foretell: what a configuration takes, which is best, and how well that is known. See `app`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.options import Bytes, Database, Json, Pins
+from autotune.cli.status import end
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    model: options.ShapedModel = None,
+    cluster: options.Anywhere = "local",
+    ranks: options.EveryRank = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    global_batch_size: options.AnyBatch = None,
+    seq_len: options.AnyLength = None,
+    memory_limit: Bytes = None,
+    engine: options.NamedEngine = "native",
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    frozen_bits: options.FrozenBits = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Memory of every pipeline rank too.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Predict step time and memory of one configuration. Nothing is run."""
+    from autotune.cli.predict import PredictOptions, predict_command
+
+    end(
+        lambda: predict_command(
+            PredictOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                pins=tuple(set_ or ()),
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                engine=engine,
+                lora_rank=lora_rank,
+                lora_targets=lora_targets,
+                frozen_bits=frozen_bits,
+                stages=stages,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def plan(
+    model: options.ShapedModel = None,
+    cluster: options.Anywhere = "local",
+    ranks: options.EveryRank = None,
+    space_: Annotated[
+        str, typer.Option("--space", metavar="NAME", help="parallel, zero, zero-buckets, 3d, full, or a TOML file.")
+    ] = "parallel",
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Plans to show.")] = 10,
+    objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
+    max_: Annotated[
+        str | None,
+        typer.Option("--max", metavar="WHAT", help="seq_len, micro_batch or model: plan for the largest that fits."),
+    ] = None,
+    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s that a plan must reach.")] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Of the best rate, with the objective memory. [default: 0.8]"),
+    ] = None,
+    fit_probability: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="How probable it must be that a plan fits. [default: 0.95]")
+    ] = None,
+    set_: Pins = None,
+    global_batch_size: options.AnyBatch = None,
+    seq_len: options.AnyLength = None,
+    memory_limit: Bytes = None,
+    engine: options.NamedEngine = "native",
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    frozen_bits: options.FrozenBits = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Rank every configuration of a space by what is predicted, with the reason for each knob. Nothing is run."""
+    from autotune.cli.plan import PlanCommandOptions, plan_command
+
+    end(
+        lambda: plan_command(
+            PlanCommandOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                space=space_,
+                top=top,
+                objective=objective,
+                most=max_,
+                fit_probability=fit_probability,
+                share=share,
+                price=price,
+                rate=rate,
+                pins=tuple(set_ or ()),
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                engine=engine,
+                lora_rank=lora_rank,
+                lora_targets=lora_targets,
+                frozen_bits=frozen_bits,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def calibrate(
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: options.Ranks = None,
+    runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Measure, even if this cluster was measured before.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Measure this cluster for predictions: matrix products, memory, collectives. Measured once, then reused."""
+    from autotune.cli.calibrate import CalibrateOptions, calibrate_command
+
+    end(
+        lambda: calibrate_command(
+            CalibrateOptions(
+                cluster=cluster,
+                ranks=ranks,
+                runner=runner,
+                engine=engine,
+                seconds=seconds,
+                timeout=timeout,
+                force=force,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def validate(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
+    calibrate: Annotated[
+        str,
+        typer.Option(metavar="MODE", help="Fit first: none, leave-group-out, leave-source-out or few-rows."),
+    ] = "none",
+    calibration_rows: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Measured rows of each source that few-rows fits on.")
+    ] = 3,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A CSV file that labels runs which failed of an unstated cause.")
+    ] = None,
+    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Timed configurations that a ranked group needs.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of the random draws.")] = 0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a Markdown page, too.")] = None,
+    json: Json = False,
+) -> None:
+    """Score predicted times, memory, out-of-memory verdicts and ranks against a table of measurements."""
+    from autotune.cli.validate import ValidateOptions, validate_command
+
+    end(
+        lambda: validate_command(
+            ValidateOptions(
+                table=table,
+                calibrate=calibrate,
+                calibration_rows=calibration_rows,
+                labels=labels,
+                min_timed=min_timed,
+                seed=seed,
+                markdown=markdown,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command("dry-run")
+def dry_run(
+    model: options.Model = None,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch a replica]"),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, 128 for local.")
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="native.")] = "native",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Foretell memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
+    from autotune.cli.dry_run import DryRunOptions, dry_run_command
+
+    end(
+        lambda: dry_run_command(
+            DryRunOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                pins=tuple(set_ or ()),
+                engine=engine,
+                global_batch_size=global_batch_size,
+                sequence_length=seq_len,
+                timeout=timeout,
+                json=json,
+            )
+        )
+    )
