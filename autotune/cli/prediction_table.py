@@ -13,12 +13,12 @@ from search_spaces.trial_config import TrialConfig
 BAR = 24
 """Characters of a whole bar."""
 SPENT_ON = {
-    "compute": "forward, backward, recomputation",
-    "tensor": "tensor, context, expert links",
-    "pipeline": "idle stages and boundaries",
-    "data": "states between ranks, exposed",
-    "optimizer": "update on the device",
-    "offload": "update on the host, copies",
+    "compute": "forward and backward",
+    "tensor": "links inside layers",
+    "pipeline": "idle, boundaries",
+    "data": "exposed traffic",
+    "optimizer": "update on device",
+    "offload": "update on host",
 }
 
 

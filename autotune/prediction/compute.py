@@ -92,7 +92,7 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     kept = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
-    fused = products / 2 / speed * np.where(narrow > 1, narrow**0.5, 1.0)
+    fused = products / 2 / speed * np.where(narrow > 1, narrow**0.25, 1.0)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
     return np.where(kept, whole, fused)

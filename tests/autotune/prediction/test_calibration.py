@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.bench_cases import link_volume, predicted_rows
-from autotune.prediction.calibrated import calibrated, calibrated_rates, fingerprint
+from autotune.prediction.calibrated import calibrated, fingerprint
 from autotune.prediction.calibration import CPU_WORKSPACE_BYTES, coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients, names
 from search_spaces.clusters import local_cluster, resolve_cluster
@@ -146,8 +146,8 @@ def test_fingerprints_tell_hardware_not_names() -> None:
 
 
 def test_predictions_use_the_newest_of_the_same_hardware(store: Store) -> None:
-    assert calibrated_rates(store, GPUS, "native", SHIPPED)[0] == SHIPPED
-    assert "autotune calibrate" in calibrated_rates(store, GPUS, "native", SHIPPED)[1]
+    assert calibrated(store, GPUS, "native", SHIPPED).rates == SHIPPED
+    assert "autotune calibrate" in calibrated(store, GPUS, "native", SHIPPED).source
     for truth in (SHIPPED, TRUTH):
         rows = measured(truth, 0.0)
         saved = store.save_calibration(
