@@ -86,7 +86,7 @@ def chosen(history: list[Runs], places: set[int]) -> list[Runs]:
         at = np.array([place for place in range(len(runs.keys)) if begin + place in places], dtype=int)
         begin += len(runs.keys)
         if len(at):
-            taken = {name: getattr(runs, name)[at] for name in ("seconds", "peaks", "repeats")}
+            taken = {name: getattr(runs, name)[at] for name in ("seconds", "peaks", "repeats", "noise")}
             keys = tuple(runs.keys[place] for place in at)
             found.append(Runs(cases=runs.cases.take(at), keys=keys, **taken))
     return found

@@ -37,12 +37,14 @@ def coefficients_from_trials(store: Store, cluster: ClusterSpec, engine: str, be
 def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
     """See `coefficients_from_trials`.
 
-    1. Fit the coefficients of time on step times and those of memory on the allocator's peaks.
+    1. Fit the coefficients of time on step times, noisy ones weighing less, and those of memory on the allocator's peaks.
     2. Spreads are of the errors on each configuration as a fit without it would make them, the spread of before counting as so
        many more.
     """
-    timed = _Figures(history, [runs.seconds for runs in history], lambda runs, rates: predict(runs.cases, rates).seconds)
-    held = _Figures(history, [runs.peaks for runs in history], lambda runs, rates: memory(runs.cases, rates).allocated)
+    seconds = [(runs, runs.seconds, runs.noise) for runs in history]
+    peaks = [(runs, runs.peaks, np.zeros(len(runs.keys))) for runs in history]
+    timed = _Figures(seconds, lambda runs, rates: predict(runs.cases, rates).seconds)
+    held = _Figures(peaks, lambda runs, rates: memory(runs.cases, rates).allocated)
     rates, time_errors = _fit(timed, names("time"), before, TIME_NOISE)
     rates, memory_errors = _fit(held, ALLOCATED, rates, MEMORY_NOISE)
     spreads = {
@@ -55,14 +57,14 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
 class _Figures:
     """One measured figure of every configuration that has it, and the equation for it."""
 
-    def __init__(
-        self, history: Sequence[Runs], measured: Sequence[Array], equation: Callable[[Runs, Coefficients], Array]
-    ) -> None:
-        found = [(runs, figure, np.flatnonzero(np.isfinite(figure))) for runs, figure in zip(history, measured, strict=True)]
+    def __init__(self, figures: Sequence[tuple[Runs, Array, Array]], equation: Callable[[Runs, Coefficients], Array]) -> None:
+        """`figures`: runs, the figure of each configuration (NaN: not measured), and the noise of its logarithm."""
+        found = [(runs, figure, noise, np.flatnonzero(np.isfinite(figure))) for runs, figure, noise in figures]
         # Equations see the configurations that have the figure, and no others.
-        self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, at in found if len(at)]
+        self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, _, at in found if len(at)]
         self._equation = equation
-        self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, at in found)])
+        self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, _, at in found)])
+        self.noise = np.concatenate([np.empty(0), *(noise[at] for _, _, noise, at in found)])
 
     def predicted(self, rates: Coefficients) -> Array:
         return np.concatenate([np.broadcast_to(self._equation(runs, rates), count) for runs, count in self._runs])
@@ -85,8 +87,9 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
         return before, np.empty(0)
     effects = np.max(np.abs(figures.slopes(candidates, before, 10.0)), axis=0)
     told = [name for name, effect in zip(candidates, effects, strict=True) if effect > NO_EFFECT]
-    after = fitted(told, before, figures.predicted, figures.measured, noise)
-    slopes = figures.slopes(told, after, 1.001) / noise
+    weights = noise**2 / (noise**2 + figures.noise**2)
+    after = fitted(told, before, figures.predicted, figures.measured, noise, weights)
+    slopes = figures.slopes(told, after, 1.001) * np.sqrt(weights)[:, None] / noise
     known = np.diag([spread(name) ** -2 for name in told])
     leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
     return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)

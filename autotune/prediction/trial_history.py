@@ -22,6 +22,8 @@ from storage.store import Store
 MOST_JOBS = 200
 MOST_CONFIGURATIONS = 400
 PAGE = 50
+MOST_NOISE = 1.0
+"""Of a trial that tells no interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Runs:
     """Bytes that torch's allocator has given out at the peak of the fullest rank; NaN: not measured."""
     repeats: Array
     """Trials that each figure is of."""
+    noise: Array
+    """Standard deviation of the logarithm of each figure of seconds, as its trials tell it."""
 
 
 @dataclass(slots=True)
@@ -45,8 +49,8 @@ class _Gathered:
 
     model: ModelSpec
     workload: Workload
-    trials: dict[str, list[tuple[TrialConfig, float, float]]] = field(default_factory=dict)
-    """Configuration's hash -> (configuration, step seconds, peak)."""
+    trials: dict[str, list[tuple[TrialConfig, float, float, float]]] = field(default_factory=dict)
+    """Configuration's hash -> (configuration, step seconds, peak, standard deviation of the logarithm of the seconds)."""
 
 
 def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
@@ -110,14 +114,16 @@ def _request(job: JobRecord) -> JobRequest | None:
         return None
 
 
-def _figures(trial: TrialRecord, request: JobRequest) -> tuple[float, float] | None:
+def _figures(trial: TrialRecord, request: JobRequest) -> tuple[float, float, float] | None:
     result = trial.result
     if trial.outcome is not Outcome.OK or result is None or result.unstable or result.samples_per_second is None:
         return None
-    rate = result.samples_per_second.mean
+    interval = result.samples_per_second
+    rate = interval.mean
     if not (math.isfinite(rate) and rate > 0):
         return None
-    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan)
+    noise = math.log(interval.high / interval.low) / (2 * 1.96) if 0 < interval.low <= interval.high < math.inf else MOST_NOISE
+    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan), min(noise, MOST_NOISE)
 
 
 def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
@@ -125,11 +131,20 @@ def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
     return Runs(
         cases=cases_of(gathered.model, cluster, gathered.workload, [same[0][0] for same in trials], engine),
         keys=tuple(gathered.trials),
-        seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _ in same]))) for same in trials]),
-        peaks=np.array([float(np.nanmax([peak for _, _, peak in same])) if _known(same) else math.nan for same in trials]),
+        seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _, _ in same]))) for same in trials]),
+        peaks=np.array([float(np.nanmax([peak for _, _, peak, _ in same])) if _known(same) else math.nan for same in trials]),
         repeats=np.array([float(len(same)) for same in trials]),
+        noise=np.array([_noise(same) for same in trials]),
     )
 
 
-def _known(same: list[tuple[TrialConfig, float, float]]) -> bool:
-    return any(not math.isnan(peak) for _, _, peak in same)
+def _known(same: list[tuple[TrialConfig, float, float, float]]) -> bool:
+    return any(not math.isnan(peak) for _, _, peak, _ in same)
+
+
+def _noise(same: list[tuple[TrialConfig, float, float, float]]) -> float:
+    """Of the mean: what the trials say of themselves, or how they differ, where that is more."""
+    logs = [math.log(seconds) for _, seconds, _, _ in same]
+    between = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
+    within = math.sqrt(float(np.mean([noise**2 for _, _, _, noise in same])))
+    return max(between, within) / math.sqrt(len(same))
