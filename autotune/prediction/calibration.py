@@ -11,6 +11,7 @@ from autotune.prediction.bench_cases import Predicted, predicted_rows
 from autotune.prediction.cases import Array
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.fitting import fitted
+from autotune.prediction.spreads import spread_after
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord
@@ -63,7 +64,8 @@ def coefficients_from_benchmark(
     1. Computation: products by shape, attention, whole layers and heads, forward and backward, all at once.
     2. Updates: by their largest rows, since small states fit in caches.
     3. Links: collectives inside nodes, then those across nodes with what links do known, then hops.
-    4. Memory that is counted, not timed: the device's context and libraries' workspaces.
+    4. The spread of times: what is known, and how far layers are off in this very fit.
+    5. Memory that is counted, not timed: the device's context and libraries' workspaces.
 
     Args:
         precision: whose rows tell of computation; None: the one that is trained in, fp32 on a CPU, else bf16.
@@ -78,7 +80,8 @@ def coefficients_from_benchmark(
     rates = _fit(_LINKS, inside, cluster, engine, rates)
     rates = _fit(_NETWORK, across, cluster, engine, rates)
     rates = _fit(_HOPS, inside, cluster, engine, rates)
-    return _counted(record, cluster, rates)
+    errors = _layer_errors(computed, cluster, engine, rates)
+    return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread_after(before.time_spread, errors))
 
 
 def default_precision(cluster: ClusterSpec) -> str:
@@ -99,6 +102,14 @@ def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: st
         return np.concatenate([each(rates) for each in predictions])
 
     return fitted(part.names, before, predicted, measured, NOISE, weights)
+
+
+def _layer_errors(rows: Sequence[Measured], cluster: ClusterSpec, engine: str, rates: Coefficients) -> Array:
+    """log(measured / predicted) of layers: what most of a step is made of."""
+    told = [row for row in rows if row.operation is Operation.LAYER]
+    if not told:
+        return np.empty(0)
+    return np.log(np.array([row.seconds for row in told]) / predicted_rows(told, cluster, engine)(rates))
 
 
 def _weights(family: Sequence[Measured], total: float) -> Array:

@@ -9,6 +9,7 @@ from autotune.prediction.cases import Array
 from autotune.prediction.coefficients import Coefficients, names, spread
 from autotune.prediction.fitting import fitted
 from autotune.prediction.memory import memory
+from autotune.prediction.spreads import spread_after
 from autotune.prediction.step import predict
 from autotune.prediction.trial_history import Runs, trial_history
 from search_spaces.cluster import ClusterSpec
@@ -21,9 +22,6 @@ ALLOCATED = ("workspace_bytes", "activation_scale", "working_layers")
 """The coefficients of memory that the allocator's peak tells of; the others are outside of it."""
 NO_EFFECT = 0.01
 """Slope of the logarithms, up to ten times its value, below which a coefficient is not fitted: nothing tells of it."""
-WORTH = 6.0
-"""Trials that the spread of before is worth."""
-LEAST_SPREAD = 0.02
 
 
 def coefficients_from_trials(store: Store, cluster: ClusterSpec, engine: str, before: Coefficients) -> tuple[Coefficients, int]:
@@ -48,8 +46,8 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     rates, time_errors = _fit(timed, names("time"), before, TIME_NOISE)
     rates, memory_errors = _fit(held, ALLOCATED, rates, MEMORY_NOISE)
     spreads = {
-        "time_spread": _spread(before.time_spread, time_errors),
-        "memory_spread": _spread(before.memory_spread, memory_errors),
+        "time_spread": spread_after(before.time_spread, time_errors),
+        "memory_spread": spread_after(before.memory_spread, memory_errors),
     }
     return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
 
@@ -93,12 +91,3 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
     known = np.diag([spread(name) ** -2 for name in told])
     leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
     return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)
-
-
-def _spread(before: float, errors: Array) -> float:
-    """The root of the mean square, `before` counting as `WORTH` errors. One that is far out counts as three of the others."""
-    if not len(errors):
-        return before
-    bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
-    kept = np.clip(errors, -bound, bound)
-    return max(float(np.sqrt((WORTH * before**2 + np.sum(kept**2)) / (WORTH + len(kept)))), LEAST_SPREAD)
