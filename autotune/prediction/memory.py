@@ -75,7 +75,7 @@ def memory(cases: Cases, rates: Coefficients) -> Memory:
 def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
     held = stage_parameters(cases, layers, first, last)
-    tags = _fuller(*_moments(cases, rates, held, _activations(cases, rates, layers, place, first, last)))
+    tags = _tags(cases, rates, held, _activations(cases, rates, layers, place, first, last))
     used = reduce(np.add, tags.values())
     # Halfway to what it must have where it fragments most.
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
@@ -84,29 +84,22 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
 
 
-def _moments(
-    cases: Cases, rates: Coefficients, held: StageParameters, activations: tuple[Array, Array]
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Bytes by tag when backward begins and when it ends.
+def _tags(cases: Cases, rates: Coefficients, held: StageParameters, activations: tuple[Array, Array]) -> dict[str, Array]:
+    """Bytes by tag at the fuller of two moments: when backward begins, and when it ends.
 
-    It begins with all activations and, where micro-batches went before or gradients have a place of their own, all gradients.
-    It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
+    1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
+    2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
+    3. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
     """
-    all_kept, working = activations
-    states, gathered = _states(cases, held), _gathered(cases, held)
+    kept, working = (rates.activation_scale * part + rates.workspace_bytes for part in activations)
+    tags = _states(cases, held)
+    gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
-
-    def moment(gradients: Array, buffers: Array, activations: Array) -> dict[str, Array]:
-        used = rates.activation_scale * activations + rates.workspace_bytes
-        return {**states, "gradients": gradients, "buffers": gathered + buffers, "activations": used}
-
-    begins = moment(states["gradients"] * before, 0 * gathered, all_kept)
-    return begins, moment(states["gradients"], _reducing(cases, held), working)
-
-
-def _fuller(one: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
-    fuller = reduce(np.add, other.values()) > reduce(np.add, one.values())
-    return {tag: np.where(fuller, other[tag], one[tag]) for tag in one}
+    begins = tags["gradients"] * before + gathered + kept
+    ends = tags["gradients"] + gathered + reducing + working
+    tags["buffers"] = gathered + reducing
+    tags["activations"] = np.maximum(begins, ends) - tags["gradients"] - tags["buffers"]
+    return tags
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:

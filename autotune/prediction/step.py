@@ -152,7 +152,9 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     layouts, hardware = cases.layouts, cases.hardware
     local = _local_parameters(cases, split) * layouts.offload_optimizer
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
-    down = np.maximum(local * layouts.reduce_bytes / hardware.host_link - backward, 0.0)
+    # What hides communication does not hide copies as well.
+    free = np.where(layouts.data * layouts.context > 1, rates.data_exposed, 1.0)
+    down = np.maximum(local * layouts.reduce_bytes / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
     per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
     update = local * 30 / (per_rank * rates.host_update_efficiency)

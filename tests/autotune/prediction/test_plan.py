@@ -41,7 +41,7 @@ def brute(question: Question) -> list[tuple[float, float, TrialConfig]]:
         cases_of(question.model, question.cluster, question.workload, configs, question.engine), question.rates
     )
     count = len(configs)
-    seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.total, count)
+    seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
     fits = room.holds(memory, np.broadcast_to(prediction.memory.host, count))
     return [(float(s), float(m), c) for s, m, c, f in zip(seconds, memory, configs, fits, strict=True) if f]
 
@@ -81,8 +81,8 @@ def test_the_least_memory_among_the_fast_leads() -> None:
     fastest = min(seconds for seconds, _, _ in fitting)
     plans = plan(question, PlanOptions(objective=PlanObjective.MEMORY, share=0.9, top=3)).plans
     best = min(memory for seconds, memory, _ in fitting if seconds <= fastest / 0.9)
-    assert plans[0].estimate.peak_memory_bytes.mean <= best * 1.0001
-    assert [p.estimate.peak_memory_bytes.mean for p in plans] == sorted(p.estimate.peak_memory_bytes.mean for p in plans)
+    assert plans[0].estimate.fullest.needed <= best * 1.0001
+    assert [p.estimate.fullest.needed for p in plans] == sorted(p.estimate.fullest.needed for p in plans)
     for found in plans:
         assert found.estimate.step_seconds.mean <= fastest / 0.9 * 1.002  # a bucket may cost a thousandth to save memory
 
