@@ -11,6 +11,7 @@ from autotune.prediction.bench_cases import Predicted, predicted_rows
 from autotune.prediction.cases import Array
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.fitting import fitted
+from autotune.prediction.rates import ON_A_PROCESSOR
 from autotune.prediction.spreads import spread_after
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import Measured, Operation
@@ -20,8 +21,6 @@ NOISE = 0.1
 """Standard deviation of the logarithm of a row's seconds over what the equations can say of it."""
 QUARTILES = 1.35
 """Between the quartiles of a normal distribution lie so many standard deviations."""
-CPU_WORKSPACE_BYTES = 1e5
-"""On a CPU libraries have their workspaces outside of torch's allocator; small tensors remain."""
 LEAST_WORKSPACE_BYTES = 1e6
 
 
@@ -128,7 +127,7 @@ def _largest(rows: Sequence[Measured], part: _Part) -> list[Measured]:
 def _counted(record: CalibrationRecord, cluster: ClusterSpec, rates: Coefficients) -> Coefficients:
     """Memory beside what the equations count. On a CPU the limit is held against the allocator, which gives what is asked."""
     if cluster.device.kind == "cpu":
-        return dataclasses.replace(rates, context_bytes=1.0, workspace_bytes=CPU_WORKSPACE_BYTES, fragmentation=1.0)
+        return dataclasses.replace(rates, **ON_A_PROCESSOR)
     known: dict[str, float] = {}
     if record.context_bytes:
         known["context_bytes"] = float(record.context_bytes)

@@ -9,8 +9,9 @@ import pytest
 
 from autotune.prediction.bench_cases import link_volume, predicted_rows
 from autotune.prediction.calibrated import calibrated, fingerprint
-from autotune.prediction.calibration import CPU_WORKSPACE_BYTES, coefficients_from_benchmark
+from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients, names
+from autotune.prediction.rates import ON_A_PROCESSOR
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
@@ -123,7 +124,7 @@ def test_memory_is_counted() -> None:
     gpu = coefficients_from_benchmark(record((), context_bytes=3 * 10**9, workspace_bytes=7 * 10**7), GPUS, "native", SHIPPED)
     assert (gpu.context_bytes, gpu.workspace_bytes, gpu.fragmentation) == (3e9, 7e7, SHIPPED.fragmentation)
     cpu = coefficients_from_benchmark(record(()), local_cluster(2), "native", SHIPPED)
-    assert (cpu.context_bytes, cpu.workspace_bytes, cpu.fragmentation) == (1.0, CPU_WORKSPACE_BYTES, 1.0)
+    assert {name: getattr(cpu, name) for name in ON_A_PROCESSOR} == ON_A_PROCESSOR
 
 
 def test_volumes_are_what_passes_a_link() -> None:
