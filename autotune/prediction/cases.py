@@ -149,6 +149,8 @@ class Software:
     """Bytes kept for an element of the MLP's hidden layer."""
     frozen_outputs: Array
     """1 where what frozen matrices give out is kept, since it is scaled by what is trained."""
+    quantised_extra: Array
+    """Bytes of a frozen parameter beyond its bits and their scales."""
     gathers_whole: Array
     """1 where frozen parameters are whole on every rank at some time, whatever the stage."""
     logit_bytes: Array

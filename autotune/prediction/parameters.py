@@ -29,6 +29,8 @@ class StageParameters:
 
     trained: Array
     frozen: Array
+    frozen_tables: Array
+    """Of `frozen`, the tables, which are not quantised."""
     expert_trained: Array
     """Of `trained`, those of experts: sharded over fewer ranks."""
 
@@ -58,5 +60,6 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
     return StageParameters(
         trained=np.where(frozen, adapters, dense + experts),
         frozen=np.where(frozen, dense + experts, 0.0),
+        frozen_tables=np.where(frozen, tables, 0.0),
         expert_trained=np.where(frozen, 0.0, experts),
     )

@@ -26,6 +26,7 @@ def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple
         input_share=scalar(values["input_share"]),
         mlp_bytes=scalar(mlp),
         frozen_outputs=scalar(values["frozen_outputs"]),
+        quantised_extra=scalar(values["quantised_extra"]),
         gathers_whole=scalar(values["gathers_whole"]),
         logit_bytes=scalar(values["logit_bytes"]),
         whole_logits=scalar(values["whole_logits"]),
