@@ -51,8 +51,6 @@ class Shapes:
     experts_per_token: Array
     adapter: Array
     """Trainable parameters of low-rank adapters in a layer; 0: every parameter is trained."""
-    adapter_targets: Array
-    """Matrices of a layer that carry an adapter."""
     frozen_bytes: Array
     """Bytes of a frozen parameter; 0: nothing is frozen."""
     dropout: Array
@@ -111,6 +109,7 @@ class Layouts:
     reduce_bucket: Array
     prefetch_bucket: Array
     persistence: Array
+    """Elements below which a parameter stays whole at stage 3."""
     max_live: Array
     overlap: Array
     defer: Array

@@ -17,7 +17,6 @@ class MicroBatch:
 
     layer: Array
     """Computation of a layer, recomputation included."""
-    layer_forward: Array
     layer_communication: Array
     """Tensor, context and expert communication of a layer."""
     head: Array
@@ -41,7 +40,6 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
     return MicroBatch(
         layer=layer,
-        layer_forward=forward,
         layer_communication=communication,
         head=head_forward * (1 + rates.backward_ratio),
         embedding=embedding * 2,

@@ -53,7 +53,6 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         experts=scalar(model.num_experts),
         experts_per_token=scalar(model.experts_per_token),
         adapter=scalar(model.adapter_parameters / model.num_layers),
-        adapter_targets=scalar(len(model.lora_targets) if model.lora_rank else 0),
         frozen_bytes=scalar(model.frozen_bytes),
         dropout=scalar(0.0),
     )

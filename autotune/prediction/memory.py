@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.parameters import StageParameters, layer_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, layer_parameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import in_flight, split_layers
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
@@ -76,7 +76,7 @@ def memory(cases: Cases, rates: Coefficients) -> Memory:
 def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
     held = stage_parameters(cases, layers, first, last)
-    tags = _tags(cases, rates, held, _activations(cases, rates, layers, place, first, last))
+    tags = _tags(cases, rates, held, layers, _activations(cases, rates, layers, place, first, last))
     used = reduce(np.add, tags.values())
     # Halfway to what it must have where it fragments most.
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
@@ -85,7 +85,9 @@ def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, 
     return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
 
 
-def _tags(cases: Cases, rates: Coefficients, held: StageParameters, activations: tuple[Array, Array]) -> dict[str, Array]:
+def _tags(
+    cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: tuple[Array, Array]
+) -> dict[str, Array]:
     """Bytes by tag at the fuller of two moments: when backward begins, and when it ends.
 
     1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
@@ -93,7 +95,7 @@ def _tags(cases: Cases, rates: Coefficients, held: StageParameters, activations:
     3. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
     """
     kept, working = (rates.activation_scale * part + rates.workspace_bytes for part in activations)
-    tags = _states(cases, held)
+    tags = _states(cases, held, layers)
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = tags["gradients"] * before + gathered + kept
@@ -119,7 +121,7 @@ def _folded(cases: Cases) -> Array:
     return np.where(cases.layouts.schedule >= 5, 1.0, 0.0)
 
 
-def _states(cases: Cases, held: StageParameters) -> dict[str, Array]:
+def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Array]:
     layouts, software = cases.layouts, cases.software
     by_parameter, by_gradient, by_state = shares(cases)
     experts = held.expert_trained
@@ -133,12 +135,14 @@ def _states(cases: Cases, held: StageParameters) -> dict[str, Array]:
     frozen_bytes = cases.shapes.frozen_bytes + software.quantised_extra
     width = np.where(cases.shapes.frozen_bytes > 0, frozen_bytes, layouts.parameter_bytes)
     tables = np.minimum(held.frozen_tables, held.frozen) * (layouts.parameter_bytes - width)
+    persistent = np.minimum(persistent_parameters(cases, layers), held.trained)
+    whole = persistent * layouts.parameter_bytes * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - np.where(own_master, 4.0, 0.0)
     return {
         "parameters": on_device
-        * (divided(by_parameter) * layouts.parameter_bytes + (held.frozen * width + tables) / by_parameter),
+        * (divided(by_parameter) * layouts.parameter_bytes + (held.frozen * width + tables) / by_parameter + whole),
         "gradients": divided(by_gradient) * software.gradient_bytes,
         "optimizer_state": divided(by_state) * state * (1 - layouts.offload_optimizer),
     }

@@ -47,6 +47,20 @@ def layer_parameters(cases: Cases) -> LayerParameters:
     )
 
 
+def persistent_parameters(cases: Cases, layers: Array) -> Array:
+    """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3."""
+    shapes, layouts = cases.shapes, cases.layouts
+    matrices = (
+        (2.0, shapes.hidden + 0 * layouts.tensor),
+        (2.0, shapes.hidden * shapes.query / layouts.tensor),
+        (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
+        (shapes.matrices * np.maximum(shapes.experts, 1.0) / layouts.expert, shapes.hidden * shapes.ffn / layouts.tensor),
+    )
+    kept = sum((count * size * (size < layouts.persistence) for count, size in matrices), np.zeros(1))
+    stays = (layouts.zero_stage >= 3) & (shapes.frozen_bytes == 0)
+    return np.where(stays, layers * kept, 0.0)
+
+
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
     """What a rank of a stage with so many `layers` holds; `first` and `last` are 1 where the stage has the tables."""
     shapes, layouts = cases.shapes, cases.layouts

@@ -15,7 +15,7 @@ from autotune.prediction.communication import (
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.memory import Memory, memory
-from autotune.prediction.parameters import stage_parameters
+from autotune.prediction.parameters import persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
@@ -115,7 +115,9 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     alone = np.where(layouts.pipeline == 1, 1.0, 0.0)
     held = stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
     n = layouts.shard
-    moved = np.where(cases.shapes.frozen_bytes > 0, held.trained + held.frozen, held.trained)
+    most = np.maximum(split.first, split.most)
+    persistent = np.minimum(persistent_parameters(cases, most), held.trained)
+    moved = np.where(cases.shapes.frozen_bytes > 0, held.trained + held.frozen, held.trained) - persistent
     reduce_times = np.where((layouts.zero_stage == 3) | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(layouts.zero_stage == 3, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced = held.trained * layouts.reduce_bytes * reduce_times
