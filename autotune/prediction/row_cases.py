@@ -40,11 +40,19 @@ def refusal(row: Row) -> str | None:
             return f"has no {name}"
     if row_hardware(row.gpu_type or "", None, 1, None, None) is None:
         return f"device {row.gpu_type!r} is not known"
+    if row.recompute and _recompute(row) is None:
+        return f"recompute {row.recompute!r} is none of {', '.join(RECOMPUTE)}"
     if (row.num_layers or 0) < (row.pp or 1):
         return f"{row.num_layers} layers do not fill {row.pp} pipeline stages"
     if (row.seq_len or 0) < 2:
         return f"seq_len {row.seq_len} is no training run of a language model"
     return None
+
+
+def _recompute(row: Row) -> str | None:
+    """The kind of recomputation that the cell names, in whatever words are around it; None: none that is known."""
+    words = re.findall(r"[a-z]+", (row.recompute or "none").lower())
+    return next((kind for kind in RECOMPUTE if kind in words), None)
 
 
 def described(row: Row) -> str:
@@ -171,8 +179,8 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
         sequence_parallel=scalar(sharding if tp > 1 else 0.0),
         virtual=scalar(virtual if pp > 1 else 1),
         schedule=scalar(SCHEDULES.index(schedule)),
-        recompute=scalar(RECOMPUTE.index(row.recompute or "none")),
-        recompute_every=scalar(2.0 if row.recompute == "selective" and _EVERY_LAYER.search(row.notes) else 1.0),
+        recompute=scalar(RECOMPUTE.index(_recompute(row) or "none")),
+        recompute_every=scalar(2.0 if _recompute(row) == "selective" and _EVERY_LAYER.search(row.notes) else 1.0),
         offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
         offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
         parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),

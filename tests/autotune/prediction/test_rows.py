@@ -42,6 +42,8 @@ def test_an_unknown_device_is_refused_in_one_line() -> None:
     assert refusal(replace(ROW, gpu_type="Abacus 9000")) == "device 'Abacus 9000' is not known"
     assert refusal(replace(ROW, heads=None)) == "has no heads"
     assert refusal(replace(ROW, pp=64)) == "32 layers do not fill 64 pipeline stages"
+    assert refusal(replace(ROW, recompute="some")) == "recompute 'some' is none of none, selective, full"
+    assert refusal(replace(ROW, recompute="selective (per operator)")) is None
     assert refusal(ROW) is None
 
 
