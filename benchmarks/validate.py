@@ -70,7 +70,7 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: 
         f"Written by `make validate` in {seconds:.0f} s: `autotune validate` on measurements of others, in each mode.",
         "[How the scores are defined, and what the ceilings are](validation-method.md).",
         "",
-        f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed. "
+        f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
         "[Why](prediction-model.md#what-is-missed-and-why).",
         "",
         *table(["target", "fitted on", "bound", "figure", "", "perfect predictor"], cells),
