@@ -113,25 +113,21 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     alone = np.where(layouts.pipeline == 1, 1.0, 0.0)
-    held = stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
-    n = layouts.shard
-    most = np.maximum(split.first, split.most)
+    n, at_three, most = layouts.shard, layouts.zero_stage == 3, np.maximum(split.first, split.most)
+    held = stage_parameters(cases, most, np.ones(1), alone)
     persistent = np.minimum(persistent_parameters(cases, most), held.trained)
-    moved = np.where(cases.shapes.frozen_bytes > 0, held.trained + held.frozen, held.trained) - persistent
-    reduce_times = np.where((layouts.zero_stage == 3) | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
-    gather_times = np.where(layouts.zero_stage == 3, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
+    moved = held.trained - persistent + np.where(at_three, held.frozen, 0.0)
+    reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
+    gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced = held.trained * layouts.reduce_bytes * reduce_times
     gathered = moved * np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
-    units = np.maximum(split.first, 1.0)
-    at_three = layouts.zero_stage == 3
-    reductions = reduce_times * np.where(at_three, units, np.ceil(held.trained / layouts.reduce_bucket))
-    gathers = gather_times * np.where(at_three, units, np.ceil(held.trained / layouts.reduce_bucket))
+    pieces = np.where(at_three, np.maximum(split.first, 1.0), np.ceil(held.trained / layouts.reduce_bucket))
     group, share = shard_group(cases), (n - 1) / n
-    scatter = collective_seconds(cases, group, reduced * share, reductions, rates)
-    gather = collective_seconds(cases, group, gathered * share, gathers, rates)
+    scatter = collective_seconds(cases, group, reduced * share, reduce_times * pieces, rates)
+    gather = collective_seconds(cases, group, gathered * share, gather_times * pieces, rates)
     copies = replica_group(cases)
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
-    replicas = collective_seconds(cases, copies, between * reduce_times, reductions, rates)
+    replicas = collective_seconds(cases, copies, between * reduce_times, reduce_times * pieces, rates)
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     beside = np.where(at_three, slowest * m, backward * reduce_times)
     hidden_part = np.where(at_three | (layouts.zero_stage == 0), scatter + gather, scatter) + replicas
