@@ -25,7 +25,6 @@ WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
         ({"zero_stage": 2}, 0.06),
         ({"zero_stage": 3}, 0.15),
         ({"zero_stage": 1, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
-        ({"zero_stage": 1, "tensor_parallel_size": 4, "sequence_parallel": True}, 0.08),
         ({"zero_stage": 1, "pipeline_parallel_size": 2}, 0.15),
     ],
     ids=str,

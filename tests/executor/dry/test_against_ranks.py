@@ -26,20 +26,17 @@ QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 GATHERS = {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": 1}
 PIPELINED = {"pipeline_parallel_size": 2}
 VIRTUAL: dict[str, Any] = {**PIPELINED, "virtual_stages": 2}
+# More of them, all schedules among them, are in benchmarks/dry_run.py.
 CASES: dict[str, dict[str, Any]] = {
-    "stage 0, many micro-batches": {},
     "stage 1, bf16": {"zero_stage": 1, "precision": "bf16", "micro_batch_size": 4},
     "stage 2, many micro-batches in buckets": {"zero_stage": 2, "reduce_bucket_size": 3000, "allgather_bucket_size": 3000},
     "stage 3, full checkpointing": {**GATHERS, "micro_batch_size": 4, "activation_checkpointing": "full"},
-    "stage 3, hsdp, kept": {**GATHERS, "micro_batch_size": 2, "hsdp_shard_size": 2, "reshard_after_forward": False},
     "offload": {**GATHERS, "offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.5, "micro_batch_size": 4},
-    "tensor, selective": {"tensor_parallel_size": 2, "activation_checkpointing": "selective", "micro_batch_size": 8},
     "tensor, sequence, chunks": {
         "tensor_parallel_size": 2, "sequence_parallel": True, "loss_chunk_size": 128, "micro_batch_size": 8
     },
     "context": {"context_parallel_size": 2, "zero_stage": 2, "micro_batch_size": 8},
     "1f1b": {**PIPELINED, "zero_stage": 1, "micro_batch_size": 2},
-    "interleaved": {**VIRTUAL, "pipeline_schedule": "interleaved_1f1b", "zero_stage": 2, "micro_batch_size": 4},
     "zbv": {**VIRTUAL, "pipeline_schedule": "zbv", "micro_batch_size": 2},
 }  # fmt: skip
 

@@ -140,7 +140,7 @@ def test_a_chunked_loss_never_holds_all_logits() -> None:
 
 
 def test_the_resident_set_peak_starts_anew() -> None:
-    big = torch.zeros(64 * MEBI // 4)
+    big = torch.ones(64 * MEBI // 4)
     high = peak_resident_set()
     del big
     reset_peak_resident_set()
