@@ -6,12 +6,13 @@ Every source weighs the same. Of the measurements nothing is kept but the coeffi
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.row_cases import refusal
-from autotune.prediction.table_predictor import coefficient_values, fitted_rates
+from autotune.prediction.table_predictor import fitted_rates
 from autotune.validation.table import read_table
 
 HEADER = """# Made by benchmarks/fit_coefficients.py from measurements of the sources named below; not to be edited.
@@ -32,8 +33,8 @@ def main() -> int:
     rows = [row for row in read_table(table).rows if refusal(row) is None]
     rates = fitted_rates(rows, together=True)
     options.out.write_text(_document(rates, sorted({row.source for row in rows})), encoding="utf-8")
-    prior = coefficient_values(Coefficients())
-    for name, value in coefficient_values(rates).items():
+    prior = dataclasses.asdict(Coefficients())
+    for name, value in dataclasses.asdict(rates).items():
         print(f"{name:26} {value:12.4g}   prior {prior[name]:10.4g}")
     return 0
 
@@ -42,7 +43,7 @@ def _document(rates: Coefficients, sources: list[str]) -> str:
     lines = [HEADER, "[sources]", "names = ["]
     lines += [f"  {_quoted(source)}," for source in sources]
     lines += ["]", "", "[coefficients]"]
-    lines += [f"{name} = {value:.6g}" for name, value in coefficient_values(rates).items()]
+    lines += [f"{name} = {value:.6g}" for name, value in dataclasses.asdict(rates).items()]
     return "\n".join(lines) + "\n"
 
 

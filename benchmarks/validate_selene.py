@@ -15,7 +15,7 @@ from validate_targets import Line
 
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.fitting import fitted
-from autotune.prediction.step import predict
+from autotune.prediction.step import seconds_of
 from autotune.prediction.table_predictor import cases_of_rows
 from autotune.validation.table import read_table
 from autotune.validation.truth import step_seconds
@@ -34,8 +34,8 @@ def errors(data: Path) -> dict[str, float]:
     for model in dict.fromkeys(models):
         others = np.flatnonzero(models != model)
         known = cases.take(others)
-        rates = fitted(CURVE, Coefficients(), lambda tried, known=known: predict(known, tried).seconds, times[others], NOISE)
-        predicted = predict(cases, rates).seconds
+        rates = fitted(CURVE, Coefficients(), lambda tried, known=known: seconds_of(known, tried), times[others], NOISE)
+        predicted = seconds_of(cases, rates)
         found |= {rows[i].row_id: float(predicted[i] / times[i] - 1) for i in np.flatnonzero(models == model)}
     return found
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Array, Cases, Flags
 from autotune.prediction.coefficients import Coefficients
 
 
@@ -72,7 +71,7 @@ def replica_group(cases: Cases) -> Group:
     return group_of(cases, copies, layouts.tensor * layouts.shard)
 
 
-def crosses_nodes(cases: Cases) -> NDArray[np.bool_]:
+def crosses_nodes(cases: Cases) -> Flags:
     """Whether a stage of the pipeline and the next are on different nodes."""
     layouts = cases.layouts
     return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.devices_per_node)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.prediction.cases import Array, Cases, gathered_kept
+from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.parameters import StageParameters, layer_parameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import in_flight, split_layers
@@ -50,7 +49,7 @@ class Memory:
         """Bytes of the device that can be used: what fragments of the allocator leave."""
         return cases.hardware.capacity * USABLE / cases.software.fragments
 
-    def fits(self, cases: Cases) -> NDArray[np.bool_]:
+    def fits(self, cases: Cases) -> Flags:
         """Whether it runs on the device, by the mean prediction."""
         return self.needed <= self.usable(cases)
 
@@ -131,10 +130,10 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     def divided(ranks: Array) -> Array:
         return dense / ranks + experts / np.where(ranks > 1, fewer, 1.0)
 
-    on_device = 1 - np.maximum(layouts.offload_parameters, 0.0)
+    on_device = 1 - layouts.offload_parameters
     frozen_bytes = cases.shapes.frozen_bytes + software.quantised_extra
     width = np.where(cases.shapes.frozen_bytes > 0, frozen_bytes, layouts.parameter_bytes)
-    tables = np.minimum(held.frozen_tables, held.frozen) * (layouts.parameter_bytes - width)
+    tables = held.frozen_tables * (layouts.parameter_bytes - width)
     persistent = np.minimum(persistent_parameters(cases, layers), held.trained)
     whole = persistent * layouts.parameter_bytes * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
@@ -216,13 +215,18 @@ def layer_bytes(cases: Cases) -> Array:
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width, 2 * width) * software.input_share * shapes.hidden
     attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
-    scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
     least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
-    return norms / _divided(cases) + inputs / gathered + (attention + scores + mlp) / t
+    return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+
+
+def _scores(cases: Cases) -> Array:
+    """Bytes a token of the attention matrix, where the kernel keeps it."""
+    shapes = cases.shapes
+    return cases.software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
 
 
 def kept_layer_bytes(cases: Cases) -> Array:
@@ -233,8 +237,7 @@ def kept_layer_bytes(cases: Cases) -> Array:
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
-    scores = software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence) / layouts.tensor
-    selective = np.where(software.scores > 0, whole - scores, SELECTIVE * whole)
+    selective = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
     kept = np.select([layouts.recompute == 2, layouts.recompute == 1], [full, selective], default=whole)
     return whole + (kept - whole) / layouts.recompute_every
 

@@ -17,11 +17,6 @@ class LayerParameters:
     experts: Array
     """Of all experts."""
 
-    @property
-    def total(self) -> Array:
-        """All of them."""
-        return self.attention + self.dense + self.experts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:

@@ -15,7 +15,7 @@ from autotune.prediction.grid_cases import UNIFORM, GridCases
 from autotune.prediction.memory import memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import Room
-from autotune.prediction.step import predict
+from autotune.prediction.step import seconds_of
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.space import SearchSpace
@@ -120,7 +120,7 @@ def _predicted(
     if not len(some):
         return held, fits, None
     fitting = rows.take(some)
-    seconds = np.broadcast_to(predict(cases.of(fitting), question.rates).seconds, (len(some), grid.sides.count))
+    seconds = np.broadcast_to(seconds_of(cases.of(fitting), question.rates), (len(some), grid.sides.count))
     leads = fits[some] if slowest is None else fits[some] & (seconds <= slowest)
     return held, fits, _Block(grid, fitting, seconds, held[some], leads)
 

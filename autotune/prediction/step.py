@@ -15,7 +15,7 @@ from autotune.prediction.communication import (
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.memory import Memory, memory
-from autotune.prediction.parameters import persistent_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
@@ -38,7 +38,7 @@ class Prediction:
     @property
     def seconds(self) -> Array:
         """Of an optimizer step."""
-        return reduce(np.add, self.parts.values())
+        return _summed(self.parts)
 
     def seconds_band(self) -> tuple[Array, Array]:
         """Between which the step is nine times out of ten."""
@@ -50,7 +50,22 @@ class Prediction:
 
 
 def predict(cases: Cases, rates: Coefficients) -> Prediction:
-    """Step time by parts, and memory by tag.
+    """Step time by parts, and memory by tag. Where only one of them is asked for, `seconds_of` and `memory` are cheaper."""
+    return Prediction(
+        parts=_parts(cases, rates),
+        memory=memory(cases, rates),
+        time_spread=rates.time_spread,
+        memory_spread=rates.memory_spread,
+    )
+
+
+def seconds_of(cases: Cases, rates: Coefficients) -> Array:
+    """Of an optimizer step."""
+    return _summed(_parts(cases, rates))
+
+
+def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
+    """What a step is spent on.
 
     1. One micro-batch on the slowest rank of the pipeline: layers, output projection, tensor communication.
     2. Times the micro-batches; the pipeline adds its idle time and what boundaries cost.
@@ -62,7 +77,7 @@ def predict(cases: Cases, rates: Coefficients) -> Prediction:
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
     tensor = layers * batch.layer_communication
     m = cases.layouts.accumulation
-    parts = {
+    return {
         "compute": m * compute + rates.step_seconds,
         "tensor": m * tensor,
         "pipeline": _pipeline(cases, rates, compute + tensor, batch),
@@ -70,12 +85,10 @@ def predict(cases: Cases, rates: Coefficients) -> Prediction:
         "optimizer": _optimizer(cases, rates, split),
         "offload": _offload(cases, rates, compute + tensor, split),
     }
-    return Prediction(
-        parts=parts,
-        memory=memory(cases, rates),
-        time_spread=rates.time_spread,
-        memory_spread=rates.memory_spread,
-    )
+
+
+def _summed(parts: dict[str, Array]) -> Array:
+    return reduce(np.add, parts.values())
 
 
 def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Array]:
@@ -112,10 +125,8 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation.
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
-    alone = np.where(layouts.pipeline == 1, 1.0, 0.0)
-    n, at_three, most = layouts.shard, layouts.zero_stage == 3, np.maximum(split.first, split.most)
-    held = stage_parameters(cases, most, np.ones(1), alone)
-    persistent = np.minimum(persistent_parameters(cases, most), held.trained)
+    n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
+    persistent = np.minimum(persistent_parameters(cases, np.maximum(split.first, split.most)), held.trained)
     moved = held.trained - persistent + np.where(at_three, held.frozen, 0.0)
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
@@ -160,10 +171,14 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     return down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link
 
 
-def _local_parameters(cases: Cases, split: Split) -> Array:
+def _held(cases: Cases, split: Split) -> StageParameters:
+    """What the rank with the most layers holds, the input table with it."""
     alone = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
-    held = stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
-    return held.trained / np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0)
+    return stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
+
+
+def _local_parameters(cases: Cases, split: Split) -> Array:
+    return _held(cases, split).trained / np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0)
 
 
 def _world(cases: Cases) -> Array:

@@ -1,6 +1,5 @@
 """The analytic model as a predictor of tables of measurements, and how it is calibrated on their rows."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,11 +10,11 @@ from numpy.typing import NDArray
 from autotune.prediction.cases import RECOMPUTE, Array, Cases, Flags, stacked
 from autotune.prediction.coefficients import Coefficients, names
 from autotune.prediction.fitting import fitted
-from autotune.prediction.memory import Memory
+from autotune.prediction.memory import Memory, memory
 from autotune.prediction.rates import fitted_sources, shipped_rates
 from autotune.prediction.residual import FEWEST, Residual, learned
 from autotune.prediction.row_cases import adapts, case_of, refusal
-from autotune.prediction.step import Z90, predict
+from autotune.prediction.step import Z90, predict, seconds_of
 from autotune.validation.contract import Forecast
 from autotune.validation.row import Row
 from autotune.validation.truth import peak_bytes, step_seconds
@@ -76,13 +75,13 @@ class TablePredictor:
 
     def _forecast(self, source: str, rows: Sequence[Row]) -> dict[str, Array]:
         fit = self._fit(source)
-        cases = _settled(stacked([case_of(row) for row in rows]), rows, fit.rates)
+        cases = _settled(cases_of_rows(rows), rows, fit.rates)
         prediction = predict(cases, fit.rates)
         seconds = prediction.seconds * np.exp(fit.residual(cases) if fit.residual else fit.offset)
         anywhere = _anywhere(cases)
         beyond = np.exp(fit.memory_residual(cases)) if fit.memory_residual else 1.0
         read = as_read(prediction.memory, rows) * beyond
-        fullest = predict(anywhere, fit.rates).memory
+        fullest = memory(anywhere, fit.rates)
         return {
             "step_seconds": seconds,
             "step_seconds_low": seconds * np.exp(-Z90 * fit.rates.time_spread),
@@ -126,7 +125,7 @@ def _settled(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
 
 
 def _fits(cases: Cases, rates: Coefficients) -> Flags:
-    return predict(_anywhere(cases), rates).memory.fits(cases)
+    return memory(_anywhere(cases), rates).fits(cases)
 
 
 def _raised(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
@@ -134,19 +133,19 @@ def _raised(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
     return replace(cases, layouts=replace(cases.layouts, **{name: changed}))
 
 
-def as_read(memory: Memory, rows: Sequence[Row]) -> Array:
+def as_read(held: Memory, rows: Sequence[Row]) -> Array:
     """Of a memory prediction what each row's way of reading sees: the allocator's bytes, those reserved, or the device's."""
     kinds = [(row.mem_kind or "").lower() for row in rows]
     device = np.array(["smi" in kind for kind in kinds])
     reserved = np.array(["reserved" in kind for kind in kinds]) | device
-    beyond = np.where(reserved, memory.by_tag["reserved"], 0.0) + np.where(device, memory.by_tag["context"], 0.0)
-    read: Array = memory.allocated + beyond
+    beyond = np.where(reserved, held.by_tag["reserved"], 0.0) + np.where(device, held.by_tag["context"], 0.0)
+    read: Array = held.allocated + beyond
     return read
 
 
-def fitted_rates(rows: Sequence[Row], *, together: bool, before: Coefficients | None = None) -> Coefficients:
+def fitted_rates(rows: Sequence[Row], *, together: bool) -> Coefficients:
     """Coefficients from rows; `together`: rows of several sources, each of which weighs the same."""
-    rates = _fit_memory(rows, before or Coefficients(), together)
+    rates = _fit_memory(rows, Coefficients(), together)
     return _fit_time(rows, rates, together)
 
 
@@ -155,19 +154,19 @@ def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
     rates = fitted_rates(rows, together=not own)
     timed = [row for row in rows if step_seconds(row)]
     held = [row for row in rows if peak_bytes(row)]
-    memory = _memory_residual(held, rates) if own and len(held) >= FEWEST else None
+    beyond = _memory_residual(held, rates) if own and len(held) >= FEWEST else None
     if not own or not timed:
-        return _Fit(rates=rates, memory_residual=memory)
-    cases = _settled(stacked([case_of(row) for row in timed]), timed, rates)
-    errors = np.log(_times(timed) / predict(cases, rates).seconds)
+        return _Fit(rates=rates, memory_residual=beyond)
+    cases = _settled(cases_of_rows(timed), timed, rates)
+    errors = np.log(_times(timed) / seconds_of(cases, rates))
     if len(timed) < FEWEST:
-        return _Fit(rates=rates, memory_residual=memory, offset=float(errors.sum() / (len(timed) + 1.0)))
-    return _Fit(rates=rates, memory_residual=memory, residual=learned(cases, errors))
+        return _Fit(rates=rates, memory_residual=beyond, offset=float(errors.sum() / (len(timed) + 1.0)))
+    return _Fit(rates=rates, memory_residual=beyond, residual=learned(cases, errors))
 
 
 def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
-    cases = _settled(stacked([case_of(row) for row in held]), held, rates)
-    read = as_read(predict(cases, rates).memory, held)
+    cases = _settled(cases_of_rows(held), held, rates)
+    read = as_read(memory(cases, rates), held)
     return learned(cases, np.log(np.array([peak_bytes(row) or 0.0 for row in held]) / read))
 
 
@@ -176,14 +175,12 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
     timed = _spread_out([row for row in rows if step_seconds(row)])
     if not timed:
         return before
-    cases, measured = _settled(stacked([case_of(row) for row in timed]), timed, before), _times(timed)
+    cases, measured = _settled(cases_of_rows(timed), timed, before), _times(timed)
     weights = _weights(timed, _EACH["time"] if together else None)
     noise, rates = _APART if together else _TIME_NOISE, before
     for _ in range(2):
-        rates = fitted(
-            names("time", shared=together), before, lambda tried: predict(cases, tried).seconds, measured, noise, weights
-        )
-        left = np.log(measured / predict(cases, rates).seconds)
+        rates = fitted(names("time", shared=together), before, lambda tried: seconds_of(cases, tried), measured, noise, weights)
+        left = np.log(measured / seconds_of(cases, rates))
         spread = _spread(left, timed, before.time_spread)
         if spread < 1.5 * noise:
             break
@@ -195,10 +192,10 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     held = _spread_out([row for row in rows if peak_bytes(row)])
     if not held:
         return before
-    cases, measured = stacked([case_of(row) for row in held]), np.array([peak_bytes(row) or 0.0 for row in held])
+    cases, measured = cases_of_rows(held), np.array([peak_bytes(row) or 0.0 for row in held])
 
     def predicted(tried: Coefficients) -> Array:
-        return as_read(predict(cases, tried).memory, held)
+        return as_read(memory(cases, tried), held)
 
     weights = _weights(held, _EACH["memory"] if together else None)
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
@@ -233,11 +230,6 @@ def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> fl
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
     found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
     return float((len(left) * found + _HALF * before) / (len(left) + _HALF))
-
-
-def coefficient_values(rates: Coefficients) -> dict[str, float]:
-    """Every coefficient by its name."""
-    return dataclasses.asdict(rates)
 
 
 def cases_of_rows(rows: Sequence[Row]) -> Cases:

@@ -10,7 +10,7 @@ from autotune.prediction.coefficients import Coefficients, names, spread
 from autotune.prediction.fitting import fitted
 from autotune.prediction.memory import memory
 from autotune.prediction.spreads import spread_after
-from autotune.prediction.step import predict
+from autotune.prediction.step import seconds_of
 from autotune.prediction.trial_history import Runs, trial_history
 from search_spaces.cluster import ClusterSpec
 from storage.store import Store
@@ -41,7 +41,7 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     """
     seconds = [(runs, runs.seconds, runs.noise) for runs in history]
     peaks = [(runs, runs.peaks, np.zeros(len(runs.keys))) for runs in history]
-    timed = _Figures(seconds, lambda runs, rates: predict(runs.cases, rates).seconds)
+    timed = _Figures(seconds, lambda runs, rates: seconds_of(runs.cases, rates))
     held = _Figures(peaks, lambda runs, rates: memory(runs.cases, rates).allocated)
     rates, time_errors = _fit(timed, names("time"), before, TIME_NOISE)
     rates, memory_errors = _fit(held, ALLOCATED, rates, MEMORY_NOISE)
