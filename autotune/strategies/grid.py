@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from autotune.strategies.strategy import Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Strategy, known_hashes
 from autotune.strategies.walk import Walk
-from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -17,7 +16,7 @@ class GridStrategy(Strategy):
 
     def propose(
         self,
-        candidates: SearchSpace,
+        candidates: Candidates,
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,

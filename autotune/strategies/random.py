@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 
-from autotune.strategies.strategy import Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Strategy, known_hashes
 from autotune.strategies.walk import Walk
-from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
 
@@ -28,7 +27,7 @@ class RandomStrategy(Strategy):
 
     def propose(
         self,
-        candidates: SearchSpace,
+        candidates: Candidates,
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,
@@ -40,7 +39,7 @@ class RandomStrategy(Strategy):
         return self._walks[key].unknown(known_hashes(history, pending), count)
 
 
-def _sequence(candidates: SearchSpace, seed: int) -> Callable[[], Iterator[TrialConfig]]:
+def _sequence(candidates: Candidates, seed: int) -> Callable[[], Iterator[TrialConfig]]:
     """Every configuration of a small space once; of a large one, draws until nothing new comes."""
     if candidates.count() > LARGEST_PERMUTED:
         return partial(_draws, candidates, seed)
@@ -48,7 +47,7 @@ def _sequence(candidates: SearchSpace, seed: int) -> Callable[[], Iterator[Trial
     return lambda: iter(order)
 
 
-def _draws(candidates: SearchSpace, seed: int) -> Iterator[TrialConfig]:
+def _draws(candidates: Candidates, seed: int) -> Iterator[TrialConfig]:
     seen: set[str] = set()
     index = stale = 0
     while stale < DRAWS_WITHOUT_NEWS:

@@ -1,15 +1,60 @@
 """The contract of a strategy, and strategies by name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from random import Random
+from typing import Protocol
 
 from autotune.errors import RequestError
-from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig
+from search_spaces.refusal import Refusal
+from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
 
 Score = Callable[[TrialRecord], float | None]
 """How good a finished trial is, more being better; None: it cannot win."""
+
+
+class Candidates(Protocol):
+    """What is chosen from: a `SearchSpace`, or the configurations of a table of measurements."""
+
+    @property
+    def hash(self) -> str:
+        """The same in every process for the same candidates."""
+        ...
+
+    @property
+    def domains(self) -> Mapping[str, tuple[Value, ...]]:
+        """Knob -> the values that it may have; other knobs stand at the base's."""
+        ...
+
+    @property
+    def base(self) -> TrialConfig:
+        """Where knobs that are not searched stand."""
+        ...
+
+    def count(self) -> int:
+        """How many legal configurations there are."""
+        ...
+
+    def enumerate(self) -> Iterator[TrialConfig]:
+        """Every legal configuration once, in a fixed order."""
+        ...
+
+    def sample(self, rng: Random) -> TrialConfig:
+        """A legal configuration, each with the same probability."""
+        ...
+
+    def neighbours(self, config: TrialConfig) -> list[TrialConfig]:
+        """The legal configurations that are one move away."""
+        ...
+
+    def check(self, config: TrialConfig) -> list[Refusal]:
+        """What refuses it; empty: it is legal."""
+        ...
+
+    def admitted(self, config: TrialConfig) -> TrialConfig:
+        """The nearest canonical configuration of the domains, legal or not."""
+        ...
 
 
 class Strategy(ABC):
@@ -22,7 +67,7 @@ class Strategy(ABC):
     @abstractmethod
     def propose(
         self,
-        candidates: SearchSpace,
+        candidates: Candidates,
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,

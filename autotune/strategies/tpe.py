@@ -9,9 +9,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.strategies.random import RandomStrategy
-from autotune.strategies.strategy import Score, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from search_spaces.outcome import Outcome
-from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value, stable_hash
 from storage.records import TrialRecord
 
@@ -41,7 +40,7 @@ class TpeStrategy(Strategy):
 
     def propose(
         self,
-        candidates: SearchSpace,
+        candidates: Candidates,
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,
@@ -56,7 +55,7 @@ class TpeStrategy(Strategy):
         return chosen
 
     def _next(
-        self, candidates: SearchSpace, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
     ) -> TrialConfig | None:
         tried = sum(trial.attempts > 0 for trial in history) + len(pending)
         if tried >= STARTUP_TRIALS:
@@ -66,7 +65,7 @@ class TpeStrategy(Strategy):
         return next(iter(self._random.propose(candidates, history, pending, 1, seed)), None)
 
     def _asked(
-        self, candidates: SearchSpace, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
     ) -> TrialConfig | None:
         axes = _Axes(candidates)
         if not axes.distributions:
@@ -100,7 +99,7 @@ class TpeStrategy(Strategy):
 class _Axes:
     """The knobs that vary, as Optuna's distributions, and both ways between its parameters and configurations."""
 
-    def __init__(self, candidates: SearchSpace) -> None:
+    def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
         self._domains = {name: tuple(values) for name, values in candidates.domains.items() if len(values) > 1}
         self.distributions = {name: _distribution(values) for name, values in self._domains.items()}
