@@ -1,6 +1,6 @@
 """The analytic model as a predictor of tables of measurements, and how it is calibrated on their rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from autotune.prediction.memory import Memory, memory
 from autotune.prediction.rates import fitted_sources, shipped_rates
 from autotune.prediction.residual import FEWEST, Residual, learned
 from autotune.prediction.row_cases import adapts, case_of, refusal
-from autotune.prediction.step import Z90, predict, seconds_of
+from autotune.prediction.step import Z90, Prediction, predict, seconds_of
 from autotune.validation.contract import Forecast
 from autotune.validation.row import Row
 from autotune.validation.truth import peak_bytes, step_seconds
@@ -41,12 +41,30 @@ class _Fit:
     """Logarithm of measured / predicted time that all rows of the source share, where there are too few for a residual."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Described:
+    """What is predicted of rows of one source, in parts; arrays over the rows."""
+
+    cases: Cases
+    prediction: Prediction
+    """By the equations alone."""
+    learned: Array
+    """Logarithm of what the rows that it was calibrated on make of the equations' seconds."""
+    fullest: Memory
+    """Of the fullest rank, whichever a table reads."""
+    beyond: Array
+    """What they make of its bytes, as a factor."""
+    rates: Coefficients
+
+
 @dataclass(frozen=True, kw_only=True)
 class TablePredictor:
     """Predicts rows of tables. Rows of a source that it was calibrated on are predicted by what that source taught."""
 
     known: tuple[Row, ...] | None = None
     """Rows that it was calibrated on; None: the shipped coefficients."""
+    disturb: Callable[[Coefficients], Coefficients] | None = None
+    """What is done to the coefficients after they were fitted: to see what becomes of those who rely on wrong ones."""
     _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def in_sample(self, rows: Sequence[Row]) -> int:
@@ -59,7 +77,7 @@ class TablePredictor:
 
     def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
         """One that knows these rows and generic priors alone."""
-        return TablePredictor(known=tuple(rows))
+        return TablePredictor(known=tuple(rows), disturb=self.disturb)
 
     def forecast(self, rows: Sequence[Row]) -> Forecast:
         """Time, memory and verdict of each row, with bands that hold nine times out of ten."""
@@ -67,38 +85,51 @@ class TablePredictor:
         for index, row in enumerate(rows):
             found.setdefault(row.source, []).append(index)
         columns = {name: np.empty(len(rows)) for name in Forecast.__dataclass_fields__}
-        for source, indices in found.items():
-            for name, values in self._forecast(source, [rows[index] for index in indices]).items():
+        for indices in found.values():
+            for name, values in self._forecast([rows[index] for index in indices]).items():
                 columns[name][indices] = values
         verdict = columns.pop("out_of_memory") > 0
         return Forecast(out_of_memory=verdict, **columns)
 
-    def _forecast(self, source: str, rows: Sequence[Row]) -> dict[str, Array]:
-        fit = self._fit(source)
+    def described(self, rows: Sequence[Row]) -> Described:
+        """What is predicted of rows that are of one source and not refused, in parts."""
+        fit = self._fit(rows[0].source)
         cases = _settled(cases_of_rows(rows), rows, fit.rates)
-        prediction = predict(cases, fit.rates)
-        seconds = prediction.seconds * np.exp(fit.residual(cases) if fit.residual else fit.offset)
-        anywhere = _anywhere(cases)
-        beyond = np.exp(fit.memory_residual(cases)) if fit.memory_residual else 1.0
-        read = as_read(prediction.memory, rows) * beyond
-        fullest = memory(anywhere, fit.rates)
+        return Described(
+            cases=cases,
+            prediction=predict(cases, fit.rates),
+            learned=fit.residual(cases) if fit.residual else np.full(len(rows), fit.offset),
+            fullest=memory(_anywhere(cases), fit.rates),
+            beyond=np.exp(fit.memory_residual(cases)) if fit.memory_residual else np.ones(len(rows)),
+            rates=fit.rates,
+        )
+
+    def _forecast(self, rows: Sequence[Row]) -> dict[str, Array]:
+        found = self.described(rows)
+        seconds = found.prediction.seconds * np.exp(found.learned)
+        read = as_read(found.prediction.memory, rows) * found.beyond
+        rates = found.rates
         return {
             "step_seconds": seconds,
-            "step_seconds_low": seconds * np.exp(-Z90 * fit.rates.time_spread),
-            "step_seconds_high": seconds * np.exp(Z90 * fit.rates.time_spread),
+            "step_seconds_low": seconds * np.exp(-Z90 * rates.time_spread),
+            "step_seconds_high": seconds * np.exp(Z90 * rates.time_spread),
             "memory_bytes": read,
-            "memory_bytes_low": read * np.exp(-Z90 * fit.rates.memory_spread),
-            "memory_bytes_high": read * np.exp(Z90 * fit.rates.memory_spread),
-            "out_of_memory": 1.0 * (fullest.needed * beyond > fullest.usable(anywhere)),
+            "memory_bytes_low": read * np.exp(-Z90 * rates.memory_spread),
+            "memory_bytes_high": read * np.exp(Z90 * rates.memory_spread),
+            "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_anywhere(found.cases))),
         }
 
     def _fit(self, source: str) -> _Fit:
+        own = source if self.known is not None and source in self._sources else ""
+        if own not in self._fits:
+            fit = self._fitted(own)
+            self._fits[own] = replace(fit, rates=self.disturb(fit.rates)) if self.disturb else fit
+        return self._fits[own]
+
+    def _fitted(self, own: str) -> _Fit:
         if self.known is None:
             return _Fit(rates=shipped_rates())
-        own = source if source in self._sources else ""
-        if own not in self._fits:
-            self._fits[own] = _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own))
-        return self._fits[own]
+        return _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own))
 
     @cached_property
     def _sources(self) -> frozenset[str]:

@@ -3,12 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autotune.errors import RequestError
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
+
+if TYPE_CHECKING:
+    from autotune.strategies.guided.described import Forecaster
 
 Score = Callable[[TrialRecord], float | None]
 """How good a finished trial is, more being better; None: it cannot win."""
@@ -89,13 +92,32 @@ def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig])
     return {trial.config_hash for trial in history} | {config.hash for config in pending}
 
 
-def make_strategy(name: str, score: Score, choices: Collection[str] = ("tpe", "random", "grid")) -> Strategy:
-    """Return the strategy of that name; `score` is what it makes the most of.
+def make_strategy(
+    name: str,
+    score: Score,
+    forecaster: "Forecaster | None" = None,
+    choices: Collection[str] = ("guided", "tpe", "random", "grid"),
+) -> Strategy:
+    """Return the strategy of that name.
+
+    Args:
+        name: which.
+        score: what it makes the most of.
+        forecaster: what predicts; those that do not predict leave it alone.
+        choices: what a refusal lists.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is none, or it predicts and nothing does.
     """
     # Each is imported where it is asked for: Optuna takes long to load, and only one of them needs it.
+    if name == "guided":
+        from autotune.strategies.guided.strategy import GuidedStrategy
+
+        if forecaster is None:
+            raise RequestError(
+                "strategy", "guided has nothing to predict with", "use it on a cluster that is described, or use tpe"
+            )
+        return GuidedStrategy(score, forecaster)
     if name == "tpe":
         from autotune.strategies.tpe import TpeStrategy
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Candidate:
     """ran if any row ran; else out_of_memory if any did."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Facts:
     """Arrays over `rows`; NaN: not measured."""
 
@@ -47,8 +48,16 @@ class Facts:
     fates: tuple[Fate, ...]
     pathological: Flags
     """Rows with a time that is left out of time errors: slower than a fiftieth of the group's fastest."""
-    groups: dict[GroupKey, tuple[Candidate, ...]]
-    """Candidates of each group but those that failed of something else than memory."""
+    candidates: dict[GroupKey, tuple[Candidate, ...]]
+    """Of each group, whatever became of them."""
+
+    @cached_property
+    def groups(self) -> dict[GroupKey, tuple[Candidate, ...]]:
+        """Candidates of each group but those that failed of something else than memory."""
+        return {
+            key: tuple(candidate for candidate in candidates if candidate.fate is not Fate.FAILED_OTHERWISE)
+            for key, candidates in self.candidates.items()
+        }
 
     def fate_is(self, fate: Fate) -> Flags:
         """Which rows have this fate."""
@@ -67,15 +76,15 @@ def gather_facts(rows: Sequence[Row], labels: Labels) -> Facts:
     seconds = _array([step_seconds(row) for row in rows])
     work = _array([_work(row) for row in rows])
     fates = tuple(fate_of(row, labels) for row in rows)
-    groups = _groups(rows, work / seconds, fates)
+    candidates = _candidates(rows, work / seconds, fates)
     return Facts(
         rows=tuple(rows),
         seconds=seconds,
         bytes=_array([peak_bytes(row) for row in rows]),
         work=work,
         fates=fates,
-        pathological=_pathological(work / seconds, groups),
-        groups=groups,
+        pathological=_pathological(work / seconds, candidates),
+        candidates=candidates,
     )
 
 
@@ -87,16 +96,15 @@ def _work(row: Row) -> float:
     return (row.samples_per_step or 1) * (row.seq_len or 1) / (row.num_gpus or 1)
 
 
-def _groups(rows: Sequence[Row], rates: Floats, fates: Sequence[Fate]) -> dict[GroupKey, tuple[Candidate, ...]]:
+def _candidates(rows: Sequence[Row], rates: Floats, fates: Sequence[Fate]) -> dict[GroupKey, tuple[Candidate, ...]]:
     members: dict[GroupKey, dict[tuple[Any, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for position, row in enumerate(rows):
         if row.rank_group and not row.batch_problem:
             members[row.source, row.rank_group][configuration_of(row)].append(position)
-    groups = {}
-    for key, configurations in members.items():
-        candidates = [_candidate(positions, rates, fates) for positions in configurations.values()]
-        groups[key] = tuple(candidate for candidate in candidates if candidate.fate is not Fate.FAILED_OTHERWISE)
-    return groups
+    return {
+        key: tuple(_candidate(positions, rates, fates) for positions in configurations.values())
+        for key, configurations in members.items()
+    }
 
 
 def _candidate(positions: Sequence[int], rates: Floats, fates: Sequence[Fate]) -> Candidate:

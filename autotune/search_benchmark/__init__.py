@@ -1,0 +1,1 @@
+"""Strategies against each other on tables of measurements that others made: `autotune bench-search`."""

@@ -1,0 +1,70 @@
+"""What is predicted of a table's configurations, for guided search."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.memory import TAGS
+from autotune.prediction.residual import features
+from autotune.prediction.table_predictor import TablePredictor
+from autotune.strategies.guided.described import Array, Described, Index
+from autotune.strategies.strategy import Candidates
+from autotune.validation.row import Row
+from search_spaces.trial_config import TrialConfig
+
+TRUST = 0.5
+"""Share that is believed of what other groups of the source make of the equations' times: measurements of others carry over
+that far."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TablePool:
+    described: Described
+    configs: Sequence[TrialConfig]
+    at: dict[TrialConfig, int]
+
+    def config(self, place: int) -> TrialConfig:
+        return self.configs[place]
+
+    def places(self, configs: Sequence[TrialConfig]) -> Index:
+        return np.array([self.at.get(config, -1) for config in configs], dtype=np.int64)
+
+
+class TableForecaster:
+    """Predicts the configurations of one group from rows of other groups alone."""
+
+    def __init__(self, configs: Sequence[TrialConfig], rows: Sequence[Row], work: Array, predictor: TablePredictor) -> None:
+        """`rows`: what was run, without what was measured; `work`: what a rate counts of a step."""
+        at = {config: place for place, config in enumerate(configs)}
+        self._pool = _TablePool(_described(rows, work, predictor), configs, at)
+
+    def pool(self, candidates: Candidates) -> _TablePool:  # noqa: ARG002  one group is all there is
+        """All configurations of the group."""
+        return self._pool
+
+    def describe(self, configs: Sequence[TrialConfig]) -> Described:
+        """Configurations of the group."""
+        return self._pool.described.take(self._pool.places(configs))
+
+    def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:  # noqa: ARG002
+        """None: the pool has all."""
+        return ()
+
+
+def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> Described:
+    found = predictor.described(rows)
+    count, ones = len(rows), np.ones(len(rows))
+    memory, cases = found.fullest, found.cases
+    return Described(
+        log_rate=np.log(work / (found.prediction.seconds * ones)),
+        learned=-TRUST * found.learned,
+        features=features(cases),
+        needed=memory.needed * found.beyond * ones,
+        outside=memory.by_tag["context"] * ones,
+        tags=np.stack([memory.by_tag[tag] * ones for tag in TAGS if tag not in ("reserved", "context")], axis=1),
+        room=memory.usable(cases) * ones,
+        memory_spread=np.full(count, found.rates.memory_spread),
+        kind=np.broadcast_to(cases.layouts.accumulation == 1, count).astype(np.int64),
+        cost=ones,
+    )

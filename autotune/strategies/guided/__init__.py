@@ -1,0 +1,1 @@
+"""Guided search: predictions, corrected by what the trials so far measured."""

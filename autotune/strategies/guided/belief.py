@@ -1,0 +1,157 @@
+"""What trials teach of the candidates' rates: predictions times a residual, learned as a Gaussian process."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.strategies.guided.described import Array, Described, Index
+from autotune.strategies.guided.told import Told
+
+LENGTH = 6.0
+"""Distance in features over which residuals stay alike."""
+COMMON = 0.6
+"""Standard deviation of what all residuals of a job share: it orders nothing, and is learned by the first trial."""
+NOISE = 0.1
+"""Standard deviation of one trial's logarithm, what the features do not tell of it included."""
+ROUNDS = 4
+"""Times that outliers are weighed down anew."""
+SIZES = (0.1, 0.2, 0.4, 0.8)
+"""Standard deviations of the residual that are compared by how well they tell each trial from the others."""
+USUAL_SIZE = 0.2
+SLOPES = (0.05, 0.5)
+"""Of the share of the prediction's differences that is wrong: little, or half. The second lets the data overrule it."""
+UNUSUAL = 2.0
+"""Logarithm of how much less probable a doubling of the residual is, or a wrong slope, before any trial."""
+MOST = 300
+"""Trials that are learned from: the newest."""
+BLOCK = 65_536
+"""Candidates that are looked at in one go, so that arrays stay in a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    size: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    kernel: _Kernel
+    inverse: Array
+    weights: Array
+    likelihood: float
+    """Logarithm of how well each trial is told by all others."""
+
+
+class Belief:
+    """The rates of candidates, after trials.
+
+    1. Before any trial log rate = equations + what earlier measurements add.
+    2. The residual is a Gaussian process over the features, Matérn 3/2 [Rasmussen and Williams 2006, 4.2.1], with a part
+       that all share, and one along the prediction itself: its slope may be wrong, so that a prediction that does not order
+       the trials is believed less, in the end next to nothing.
+    3. Sizes of the residual and of the slope's error are those that tell each trial best from all others [Rasmussen and
+       Williams 2006, 5.4.2], the usual ones being more probable.
+    4. Trials far off are weighed down by their own leave-one-out errors, as a Student t with three degrees of freedom would.
+    """
+
+    def __init__(self, told: Told) -> None:
+        timed = np.flatnonzero(np.isfinite(told.log_rate))
+        self.best = float(told.log_rate[timed][told.wins[timed]].max(initial=-np.inf))
+        """Logarithm of the highest rate of those that may win."""
+        known = told.take(timed[-MOST:])
+        self._seen = known.described
+        self._noise = np.hypot(known.noise, NOISE)
+        self._centre = float(prior(self._seen).mean()) if len(known) else 0.0
+        self._fit = self._learn(known.log_rate - prior(self._seen)) if len(known) else None
+
+    @property
+    def agreement(self) -> float:
+        """Share of the prediction's differences that is believed, from 1 (as before any trial) down to 0."""
+        return 1.0 if self._fit is None or self._fit.kernel.slope == SLOPES[0] else 1.0 - self._fit.kernel.slope
+
+    def trend(self, asked: Described) -> Array:
+        """(n,) Expected logarithm of each one's rate but for what trials nearby tell, and for what all share."""
+        expected = prior(asked)
+        if self._fit is None:
+            return expected
+        along = prior(self._seen) - self._centre
+        told: Array = expected + self._fit.kernel.slope**2 * (expected - self._centre) * float(along @ self._fit.weights)
+        return told
+
+    def mean(self, asked: Described) -> Array:
+        """Expected logarithm of each one's rate."""
+        return self.mean_and_spread(asked, spread=False)[0]
+
+    def mean_and_spread(self, asked: Described, *, spread: bool = True) -> tuple[Array, Array]:
+        """Expected logarithm of each one's rate and its standard deviation (not computed: that before any trial)."""
+        parts = [self._part(asked.take(index), spread) for index in blocks(len(asked))]
+        return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
+
+    def _part(self, asked: Described, spread: bool) -> tuple[Array, Array]:
+        expected = prior(asked)
+        if self._fit is None:
+            return expected, np.full(len(asked), np.hypot(USUAL_SIZE, COMMON))
+        kernel = self._fit.kernel
+        between = _covariance(kernel, asked, self._seen, self._centre)
+        own = kernel.size**2 + COMMON**2 + (kernel.slope * (expected - self._centre)) ** 2
+        if spread:
+            own = np.maximum(own - np.einsum("ij,ij->i", between @ self._fit.inverse, between), 1e-9)
+        return expected + between @ self._fit.weights, np.sqrt(own)
+
+    def _learn(self, errors: Array) -> _Fit:
+        fits = [self._fitted(kernel, errors) for kernel in _kernels()]
+        return max(fits, key=lambda fit: fit.likelihood)
+
+    def _fitted(self, kernel: _Kernel, errors: Array) -> _Fit:
+        covariance = _covariance(kernel, self._seen, self._seen, self._centre)
+        wider = np.ones(len(errors))
+        for _ in range(ROUNDS):
+            inverse = np.asarray(np.linalg.inv(covariance + np.diag(self._noise**2 * wider)), dtype=np.float64)
+            weights = inverse @ errors
+            left_out = weights / np.diag(inverse)
+            wider = np.maximum((left_out**2 / self._noise**2 + 3) / 4, 1.0)
+        return _Fit(kernel=kernel, inverse=inverse, weights=weights, likelihood=_likelihood(left_out, inverse) - _cost(kernel))
+
+
+def _likelihood(left_out: Array, inverse: Array) -> float:
+    """Logarithm of the probability of each trial by all others, Student t with three degrees of freedom, summed."""
+    variance = 1 / np.diag(inverse)
+    return float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
+
+
+def _cost(kernel: _Kernel) -> float:
+    """Minus the logarithm of how probable sizes are before any trial: a few trials overrule the usual ones, one does not."""
+    return UNUSUAL * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+
+
+def _kernels() -> list[_Kernel]:
+    return [_Kernel(size=size, slope=slope) for size in SIZES for slope in SLOPES]
+
+
+def _covariance(kernel: _Kernel, one: Described, other: Described, centre: float) -> Array:
+    along, across = prior(one) - centre, prior(other) - centre
+    alike = kernel.size**2 * matern(one.features, other.features, LENGTH)
+    total: Array = alike + COMMON**2 + kernel.slope**2 * along[:, None] * across[None]
+    return total
+
+
+def matern(one: Array, other: Array, length: float) -> Array:
+    """Matérn 3/2 of the distances between rows: 1 where they are equal."""
+    squared = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2 * one @ other.T
+    distance = np.sqrt(np.maximum(squared, 0.0)) * (np.sqrt(3) / length)
+    alike: Array = (1 + distance) * np.exp(-distance)
+    return alike
+
+
+def prior(asked: Described) -> Array:
+    """Logarithm of each one's rate before any trial."""
+    return asked.log_rate + asked.learned
+
+
+def blocks(count: int) -> Iterator[Index]:
+    """Places in parts."""
+    for first in range(0, count, BLOCK):
+        yield np.arange(first, min(first + BLOCK, count))

@@ -1,0 +1,93 @@
+"""Which candidates are worth the next trials: expected improvement for a second of trial, times the chance that it runs."""
+
+import numpy as np
+
+from autotune.normal import density, probability_below
+from autotune.strategies.guided.belief import Belief
+from autotune.strategies.guided.described import Array, Described, Index, joined
+from autotune.strategies.guided.feasibility import Feasibility
+from autotune.strategies.guided.told import Flags, Told
+
+LEAST_GAIN = 0.02
+"""Expected improvement, as a share of the best, below which the most probable winner is taken: gains so small are mostly what
+is not known of candidates far away, not what is known to be good."""
+LIKELY = 0.5
+"""Candidates that run less probably are tried when no others are left."""
+REACHED = 200_000
+"""Of more candidates those are looked at whose rate, without what trials nearby say of it, is expected to be highest."""
+CONSIDERED = 20_000
+"""Candidates whose spread is computed, and that are held against each trial that ran out of memory."""
+
+
+def choose(
+    pool: Described, told: Told, open_: Flags, count: int, running: Described | None = None, besides: Described | None = None
+) -> list[int]:
+    """Return up to `count` places that are worth a trial, the best first; places beyond the pool's are those of `besides`.
+
+    1. What runs is taken to end as it is expected to [kriging believer: Ginsbourger 2010], and so is each choice for the next.
+    2. Before anything ran: the highest expected rate times the chance to run.
+    3. Then expected improvement [Mockus 1975; Jones 1998] times that chance, for each second of trial, while it is worth
+       something anywhere; else again the highest expected rate times the chance.
+
+    Args:
+        pool: the candidates.
+        told: what trials told.
+        open_: (n + k,) which candidates, and then which of those besides, may be chosen.
+        count: how many are wanted.
+        running: what is wanted or running.
+        besides: k further candidates.
+    """
+    chosen: list[int] = []
+    free = open_.copy()
+    if running is not None and len(running):
+        told = told.believing(running, Belief(told).mean(running))
+    while len(chosen) < count and free.any():
+        belief, feasibility = Belief(told), Feasibility(told)
+        places, asked = _considered(pool, belief, feasibility, np.flatnonzero(free[: len(pool)]))
+        if besides is not None:
+            more = np.flatnonzero(free[len(pool) :])
+            places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
+        mean, spread = belief.mean_and_spread(asked)
+        first = int(worth(mean, spread, feasibility.probability(asked), asked.cost, belief.best).argmax())
+        chosen.append(int(places[first]))
+        free[chosen[-1]] = False
+        told = told.believing(asked.take(np.array([first])), mean[first : first + 1])
+    return chosen
+
+
+def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free: Index) -> tuple[Index, Described]:
+    """The most promising of the free candidates, with their places; all where they are few."""
+    if len(free) <= CONSIDERED:
+        return free, pool.take(free)
+    trend = belief.trend(pool)[free]
+    free = free[_highest(trend, REACHED)]
+    asked = pool.take(free)
+    runs = feasibility.quick_probability(asked)
+    near = _highest(belief.mean(asked) + np.log(np.maximum(runs, 1e-12)), CONSIDERED)
+    return free[near], asked.take(near)
+
+
+def worth(mean: Array, spread: Array, runs: Array, cost: Array, best: float) -> Array:
+    """(n,) The order in which candidates are tried: higher is sooner."""
+    chance = np.log(np.maximum(runs, 1e-12))
+    order = mean + chance
+    if np.isfinite(best):
+        gain = expected_gain(mean, spread, best) * runs
+        # Twenty: beyond all that rates can differ by.
+        order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost / cost.min()), order)
+    told: Array = np.where(runs < LIKELY, order - 100 + chance, order)
+    return told
+
+
+def expected_gain(mean: Array, spread: Array, best: float) -> Array:
+    """(n,) Expected improvement over the best, as a share of it: logarithms are near enough to shares."""
+    ahead = (mean - best) / spread
+    told: Array = spread * (ahead * probability_below(ahead) + density(ahead))
+    return told
+
+
+def _highest(values: Array, count: int) -> Index:
+    """Places of the highest values, in the order of the places, so that equals stay in theirs."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.sort(np.argpartition(-values, count - 1)[:count])

@@ -1,0 +1,92 @@
+"""What trials told, as arrays: rates, endings, peaks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.strategies.guided.described import Array, Described, Index, joined
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
+
+Flags = NDArray[np.bool_]
+RAN = frozenset({Outcome.OK, Outcome.PRUNED})
+"""Outcomes of trials that ran far enough to have a rate."""
+SILENT = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED})
+"""Outcomes that say nothing of the configuration."""
+HALF_WIDTHS = 1.96
+"""Standard deviations between the mean and the edge of an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Told:
+    """k trials that say something."""
+
+    described: Described
+    log_rate: Array
+    """(k,) Logarithm of samples/s; NaN: none was measured."""
+    noise: Array
+    """(k,) Standard deviation of it that the trial tells of itself; 0: not told."""
+    ran: Flags
+    out_of_memory: Flags
+    peak: Array
+    """(k,) Bytes that the allocator had given out; NaN: not measured."""
+    wins: Flags
+    """(k,) Whether it may be the best."""
+
+    def __len__(self) -> int:
+        return len(self.log_rate)
+
+    def take(self, index: Index) -> "Told":
+        """The trials of an index."""
+        kept = {item.name: getattr(self, item.name)[index] for item in fields(Told) if item.name != "described"}
+        return Told(described=self.described.take(index), **kept)
+
+    def believing(self, described: Described, log_rate: Array) -> "Told":
+        """With further trials that are taken to have ended so: what is still running."""
+        count = len(log_rate)
+        more = {
+            "log_rate": log_rate, "noise": np.zeros(count), "ran": np.ones(count, dtype=bool),
+            "out_of_memory": np.zeros(count, dtype=bool), "peak": np.full(count, np.nan), "wins": np.ones(count, dtype=bool),
+        }  # fmt: skip
+        return Told(
+            described=joined(self.described, described),
+            **{name: np.concatenate([getattr(self, name), values]) for name, values in more.items()},
+        )
+
+
+def speaking(history: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that say something of their configuration."""
+    return [trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in SILENT]
+
+
+def told_by(trials: Sequence[TrialRecord], described: Described, wins: Sequence[bool]) -> Told:
+    """What these trials, which say something, told; `described`: their configurations, in the same order."""
+    ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)
+    return Told(
+        described=described,
+        log_rate=np.array([_log_rate(trial) for trial in trials], dtype=np.float64),
+        noise=np.array([_noise(trial) for trial in trials], dtype=np.float64),
+        ran=ran,
+        out_of_memory=np.array([trial.outcome is Outcome.INFEASIBLE for trial in trials], dtype=bool),
+        peak=np.array([_peak(trial) for trial in trials], dtype=np.float64),
+        wins=np.array(wins, dtype=bool),
+    )
+
+
+def _log_rate(trial: TrialRecord) -> float:
+    interval = trial.result.samples_per_second if trial.result is not None and trial.outcome in RAN else None
+    return float(np.log(interval.mean)) if interval is not None and interval.mean > 0 else float("nan")
+
+
+def _noise(trial: TrialRecord) -> float:
+    interval = trial.result.samples_per_second if trial.result is not None else None
+    if interval is None or not 0 < interval.low <= interval.high < float("inf"):
+        return 0.0
+    return float(np.log(interval.high / interval.low)) / (2 * HALF_WIDTHS)
+
+
+def _peak(trial: TrialRecord) -> float:
+    peak = trial.result.peak_memory_bytes if trial.result is not None and trial.outcome in RAN else None
+    return float(peak) if peak else float("nan")
