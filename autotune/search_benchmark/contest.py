@@ -90,8 +90,8 @@ def _run(runner: ReplayRunner, config: TrialConfig, number: int) -> TrialRecord:
         raise TypeError("a replay answers with results alone")
     return TrialRecord(
         job_id="bench", number=number, config=config, config_hash=config.hash, purpose=Purpose.SEARCH, fidelity="full",
-        repeat=0, counted=True, outcome=result.outcome, result=dataclasses.replace(result, attempt=""), attempts=1, created=_THEN,
-        started=_THEN, finished=_THEN,
+        repeat=0, counted=True, outcome=result.outcome, result=dataclasses.replace(result, attempt=""), attempts=1,
+        created=_THEN, started=_THEN, finished=_THEN,
     )  # fmt: skip
 
 
