@@ -41,6 +41,12 @@ class Ranking:
             return None
         return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else rate(trial)
 
+    def value(self, trial: TrialRecord) -> float:
+        """What is made the most of, positive, whether or not the trial may win; 0: not measured."""
+        if self.objective is Objective.MEMORY:
+            return 1.0 / peak_bytes(trial) if peak_bytes(trial) else 0.0
+        return rate(trial)
+
     def ranked(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """The trials that may win, best first; equals by the other of throughput and memory, then by number."""
         return sorted((trial for trial in trials if self.may_win(trial)), key=self._key)

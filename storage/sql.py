@@ -19,6 +19,7 @@ from storage import (
     figures,
     jobs,
     keys,
+    priors,
     queue,
     results,
     retention,
@@ -176,6 +177,12 @@ class SqlStore(Store):
 
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
         self._write(jobs.set_reference_losses, lease, losses)
+
+    def set_prior(self, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._write(priors.set_prior, lease, prior)
+
+    def prior(self, job_id: str) -> Mapping[str, Any] | None:
+        return self._read(priors.prior, job_id)
 
     def add_event(self, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
         return self._write(events.add_event, lease, kind, payload)

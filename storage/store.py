@@ -235,6 +235,14 @@ class Store(ABC):
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
         """Set the losses that later trials are held against. The first setting stays; later ones are ignored."""
 
+    @abstractmethod
+    def set_prior(self, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep what the job knows before its first trial, as plain data; return what is kept. The first setting stays."""
+
+    @abstractmethod
+    def prior(self, job_id: str) -> Mapping[str, Any] | None:
+        """What the job of exactly this id knew before its first trial; None: nothing was kept."""
+
     # events
 
     @abstractmethod

@@ -316,6 +316,15 @@ class CalibrationRow(Base):
     rows: Mapped[list[Any]]
 
 
+class PriorRow(Base):
+    """What a job knew before its first trial (`autotune.strategies.guided.prior`)."""
+
+    __tablename__ = "priors"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    prior: Mapped[dict[str, Any]]
+
+
 class CommitRow(Base):
     """The mark of a transaction that was committed, for a client whose connection broke meanwhile. Written on servers alone."""
 

@@ -5,26 +5,31 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.engines import capability_of
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.objective import Ranking
-from autotune.strategies.strategy import Strategy, make_strategy
+from autotune.strategies.strategy import PREDICTING, Strategy, make_strategy
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import check_value
 from search_spaces.model import FactoryModel, Model, ModelSpec, Position
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.states import states_lower_bound_bytes
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig, Value
-from storage.records import JobRecord
+from storage.records import JobRecord, Lease
+from storage.store import Store
+
+if TYPE_CHECKING:
+    from autotune.strategies.guided.prior import Prior
 
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
@@ -133,8 +138,21 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         baselines=_baselines(request, space),
         ranking=ranking,
         prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
-        strategy=make_strategy(request.strategy, ranking.score),
+        strategy=_strategy(request, space, model, ranking),
     )
+
+
+def with_prior(session: Session, store: Store, lease: Lease) -> Session:
+    """The session with what is known before the job's first trial: learned from the database when the job begins, then frozen."""
+    if session.request.strategy not in PREDICTING:
+        return session
+    from autotune.strategies.guided.prior import Prior, learn_prior
+
+    kept = store.prior(lease.job_id)
+    if kept is None:
+        kept = store.set_prior(lease, to_plain(learn_prior(store, session.cluster, session.request.engine)))
+    strategy = _strategy(session.request, session.space, session.model, session.ranking, from_plain(Prior, kept))
+    return dataclasses.replace(session, strategy=strategy)
 
 
 def session_of(job: JobRecord) -> Session:
@@ -309,6 +327,22 @@ def _look_at(request: JobRequest) -> Model:
         python_path=request.python_path,
         frozen_parameter_count=total - counts.get("trainable_parameter_count", total),
     )
+
+
+def _strategy(
+    request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None" = None
+) -> Strategy:
+    """The strategy that the request names; those that predict do it by what is shipped where nothing else is known."""
+    if request.strategy not in PREDICTING:
+        return make_strategy(request.strategy, ranking.score)
+    # NumPy and the equations: loaded for those who predict alone.
+    from autotune.strategies.guided.prior import shipped_prior
+    from autotune.strategies.guided.setting import setting_of
+    from autotune.strategies.guided.space_forecaster import SpaceForecaster
+
+    setting = setting_of(model, space, request.engine, ranking, request.fidelity)
+    forecaster = SpaceForecaster(setting, prior or shipped_prior(space.cluster, request.engine))
+    return make_strategy(request.strategy, ranking.score, forecaster, value=ranking.value)
 
 
 def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Software, scalar
 from autotune.prediction.config_cases import engine_software, hardware_of, shapes_of
-from autotune.prediction.grid import Grid, Rows
+from autotune.prediction.grid import Codes, Grid, Rows
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.model import ModelSpec
 from search_spaces.space import SearchSpace
@@ -30,13 +30,18 @@ class GridCases:
 
     def of(self, rows: Rows) -> Cases:
         """The cases of the rows with every side."""
-        return Cases(shapes=self._shapes, hardware=self._hardware, layouts=self._layouts(rows), software=self._software)
+        return self._cases(lambda name: self._grid.codes(rows, name))
 
-    def _layouts(self, rows: Rows) -> Layouts:
+    def at(self, codes: Codes) -> Cases:
+        """The cases of configurations that have these codes, of shape (configurations, knobs)."""
+        return self._cases(lambda name: codes[:, SEARCH_ORDER.index(name)])
+
+    def _cases(self, codes_of: Callable[[str], Codes]) -> Cases:
+        return Cases(shapes=self._shapes, hardware=self._hardware, layouts=self._layouts(codes_of), software=self._software)
+
+    def _layouts(self, codes_of: Callable[[str], Codes]) -> Layouts:
         def number(name: str, meaning: Callable[[Value], float] = float) -> Array:
-            depth = SEARCH_ORDER.index(name)
-            table = np.array([meaning(value) for value in self._grid.values[depth]], dtype=np.float64)
-            return table[self._grid.codes(rows, name)]
+            return numbers(self._grid, name, codes_of(name), meaning)
 
         tensor, pipeline = number("tensor_parallel_size"), number("pipeline_parallel_size")
         context, micro_batch = number("context_parallel_size"), number("micro_batch_size")
@@ -71,6 +76,12 @@ class GridCases:
             loss_chunk=number("loss_chunk_size"),
             balanced=number("pipeline_split", lambda value: value == "balanced"),
         )
+
+
+def numbers(grid: Grid, name: str, codes: Codes, meaning: Callable[[Value], float] = float) -> Array:
+    """What the codes of a knob mean."""
+    table = np.array([meaning(value) for value in grid.values[SEARCH_ORDER.index(name)]], dtype=np.float64)
+    return table[codes]
 
 
 def _only(space: SearchSpace, name: str) -> Value:

@@ -31,6 +31,7 @@ class Runs:
     """Configurations of one model and workload that were measured, repeats as their mean."""
 
     cases: Cases
+    configs: tuple[TrialConfig, ...]
     keys: tuple[str, ...]
     """What tells each configuration from the others."""
     seconds: Array
@@ -130,6 +131,7 @@ def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
     trials = list(gathered.trials.values())
     return Runs(
         cases=cases_of(gathered.model, cluster, gathered.workload, [same[0][0] for same in trials], engine),
+        configs=tuple(same[0][0] for same in trials),
         keys=tuple(gathered.trials),
         seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _, _ in same]))) for same in trials]),
         peaks=np.array([float(np.nanmax([peak for _, _, peak, _ in same])) if _known(same) else math.nan for same in trials]),

@@ -67,4 +67,5 @@ def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> D
         memory_spread=np.full(count, found.rates.memory_spread),
         kind=np.broadcast_to(cases.layouts.accumulation == 1, count).astype(np.int64),
         cost=ones,
+        mesh=np.zeros(count, dtype=np.int64),
     )

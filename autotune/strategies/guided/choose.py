@@ -7,6 +7,7 @@ from autotune.strategies.guided.belief import Belief
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.told import Flags, Told
+from autotune.strategies.guided.trial_cost import with_moves
 
 LEAST_GAIN = 0.02
 """Expected improvement, as a share of the best, below which the most probable winner is taken: gains so small are mostly what
@@ -48,7 +49,8 @@ def choose(
             more = np.flatnonzero(free[len(pool) :])
             places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
         mean, spread = belief.mean_and_spread(asked)
-        first = int(worth(mean, spread, feasibility.probability(asked), asked.cost, belief.best).argmax())
+        cost = with_moves(asked, told.last_mesh)
+        first = int(worth(mean, spread, feasibility.probability(asked), cost, belief.best).argmax())
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
         told = told.believing(asked.take(np.array([first])), mean[first : first + 1])

@@ -38,6 +38,8 @@ class Described:
     """(n,) Equal where bytes may be compared tag by tag: equal buckets, same side of one micro-batch a step."""
     cost: Array
     """(n,) Seconds that a trial is predicted to take; the same for all where it is not known."""
+    mesh: Index
+    """(n,) Equal where a trial can use the process groups of another."""
 
     def __len__(self) -> int:
         return len(self.log_rate)

@@ -7,7 +7,8 @@ import numpy as np
 from autotune.objective import rate
 from autotune.strategies.guided.choose import choose
 from autotune.strategies.guided.described import Forecaster, Pool
-from autotune.strategies.guided.told import Told, speaking, told_by
+from autotune.strategies.guided.told import Told, Value, speaking, told_by
+from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -24,11 +25,13 @@ class GuidedStrategy(Strategy):
     3. Once there are `SETTLED` rates, moves around the best join the candidates: knobs that the pool leaves where they stand.
     4. Choose (`choose`).
 
-    The seed changes nothing: there is nothing to draw.
+    The seed decides nothing but what is tried when all of the pool was: there is nothing to draw.
     """
 
-    def __init__(self, score: Score, forecaster: Forecaster) -> None:
-        self._score = score
+    def __init__(self, score: Score, forecaster: Forecaster, value: Value = rate) -> None:
+        """`score`: None for a trial that may not win; `value`: what is made the most of, which the forecaster predicts."""
+        self._score, self._value = score, value
+        self._random = RandomStrategy()
         self._forecaster = forecaster
         self._pools: dict[str, Pool] = {}
 
@@ -38,7 +41,7 @@ class GuidedStrategy(Strategy):
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,
-        seed: int,  # noqa: ARG002  see the class
+        seed: int,
     ) -> list[TrialConfig]:
         if candidates.hash not in self._pools:
             self._pools[candidates.hash] = self._forecaster.pool(candidates)
@@ -57,11 +60,14 @@ class GuidedStrategy(Strategy):
             besides=self._forecaster.describe(around) if around else None,
         )  # fmt: skip
         first = len(pool.described)
-        return [pool.config(place) if place < first else around[place - first] for place in chosen]
+        configs = [pool.config(place) if place < first else around[place - first] for place in chosen]
+        # What a pool leaves out of a large space is tried when nothing else is left.
+        left = count - len(configs)
+        return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
 
     def _told(self, spoken: Sequence[TrialRecord]) -> Told:
         described = self._forecaster.describe([trial.config for trial in spoken])
-        return told_by(spoken, described, [self._score(trial) is not None for trial in spoken])
+        return told_by(spoken, described, self._value, self._score)
 
     def _around(self, spoken: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
         """Moves that no equation tells apart, around the best, once enough is measured to know about where it is."""

@@ -1,12 +1,13 @@
 """What trials told, as arrays: rates, endings, peaks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.strategies.guided.described import Array, Described, Index, joined
+from autotune.strategies.strategy import Score
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -15,6 +16,8 @@ RAN = frozenset({Outcome.OK, Outcome.PRUNED})
 """Outcomes of trials that ran far enough to have a rate."""
 SILENT = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED})
 """Outcomes that say nothing of the configuration."""
+Value = Callable[[TrialRecord], float]
+"""What is made the most of, positive, whether or not the trial may win; 0: not measured."""
 HALF_WIDTHS = 1.96
 """Standard deviations between the mean and the edge of an interval."""
 
@@ -37,6 +40,11 @@ class Told:
 
     def __len__(self) -> int:
         return len(self.log_rate)
+
+    @property
+    def last_mesh(self) -> int | None:
+        """The process groups of the last trial; None: there was none."""
+        return int(self.described.mesh[-1]) if len(self) else None
 
     def take(self, index: Index) -> "Told":
         """The trials of an index."""
@@ -61,23 +69,23 @@ def speaking(history: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in SILENT]
 
 
-def told_by(trials: Sequence[TrialRecord], described: Described, wins: Sequence[bool]) -> Told:
+def told_by(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Told:
     """What these trials, which say something, told; `described`: their configurations, in the same order."""
     ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)
     return Told(
         described=described,
-        log_rate=np.array([_log_rate(trial) for trial in trials], dtype=np.float64),
+        log_rate=np.array([_log_value(trial, value) for trial in trials], dtype=np.float64),
         noise=np.array([_noise(trial) for trial in trials], dtype=np.float64),
         ran=ran,
         out_of_memory=np.array([trial.outcome is Outcome.INFEASIBLE for trial in trials], dtype=bool),
         peak=np.array([_peak(trial) for trial in trials], dtype=np.float64),
-        wins=np.array(wins, dtype=bool),
+        wins=np.array([score(trial) is not None for trial in trials], dtype=bool),
     )
 
 
-def _log_rate(trial: TrialRecord) -> float:
-    interval = trial.result.samples_per_second if trial.result is not None and trial.outcome in RAN else None
-    return float(np.log(interval.mean)) if interval is not None and interval.mean > 0 else float("nan")
+def _log_value(trial: TrialRecord, value: Value) -> float:
+    found = value(trial) if trial.outcome in RAN else 0.0
+    return float(np.log(found)) if found > 0 else float("nan")
 
 
 def _noise(trial: TrialRecord) -> float:

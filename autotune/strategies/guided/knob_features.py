@@ -1,0 +1,82 @@
+"""What tells the configurations of one job apart, as numbers: distances between them are how unlike their errors may be."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.cases import SCHEDULES, Cases
+from autotune.prediction.residual import features
+from search_spaces.knobs import KNOBS
+from search_spaces.trial_config import TrialConfig, Value
+
+Array = NDArray[np.float64]
+Numbers = Callable[[str, Callable[[Value], float]], Array]
+"""The values of a knob as numbers, by name and what a value means."""
+
+SIZE = 6.0
+"""Doublings of a bucket that count as much as one of a degree."""
+CHOICE = 0.7
+"""Steps of a degree that another schedule, kernel or place counts as."""
+DETAIL = 0.4
+"""The same of what changes how, not what, is computed or sent."""
+
+
+def knob_features(cases: Cases, numbers: Numbers) -> Array:
+    """(n, f) Features of n configurations: what residuals of tables know, and the knobs of the engine.
+
+    Args:
+        cases: the configurations.
+        numbers: of the knobs that no equation looks at.
+    """
+    layouts, count = cases.layouts, len(cases)
+    piped, at_three = layouts.pipeline > 1, layouts.zero_stage == 3
+    columns = [
+        CHOICE * (layouts.zero_stage == 2),
+        2 * CHOICE * layouts.offload_optimizer,
+        2 * CHOICE * layouts.offload_parameters,
+        *(CHOICE * (piped & (layouts.schedule == place)) for place in range(len(SCHEDULES))),
+        CHOICE * (piped & (layouts.balanced > 0)),
+        np.log2(layouts.recompute_every) / 2,
+        DETAIL * layouts.overlap,
+        DETAIL * layouts.defer,
+        CHOICE * (at_three & (layouts.reshard > 0)),
+        _doublings(layouts.reduce_bucket),
+        _doublings(layouts.prefetch_bucket) * at_three,
+        _doublings(layouts.persistence) * at_three,
+        _doublings(layouts.max_live) * at_three,
+        _doublings(layouts.loss_chunk),
+        np.log2(layouts.expert),
+        np.log2(np.maximum(layouts.data * layouts.context / layouts.shard, 1.0)) * at_three,
+        np.log2(layouts.parameter_bytes),
+        DETAIL * np.log2(layouts.reduce_bytes),
+        _doublings(numbers("allgather_bucket_size", float)),
+        DETAIL * numbers("contiguous_gradients", float),
+        DETAIL * numbers("fused_optimizer", float),
+        CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),
+        CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
+        DETAIL * numbers("expandable_segments", float),
+    ]
+    own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
+    told: Array = np.concatenate([features(cases), own], axis=1)
+    return told
+
+
+def config_features(cases: Cases, configs: Sequence[TrialConfig]) -> Array:
+    """The features of configurations that are at hand, in the order of the cases."""
+    return knob_features(cases, numbers_of(configs))
+
+
+def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
+    """The numbers of configurations that are at hand."""
+    return lambda name, meaning: np.array([meaning(getattr(config, name)) for config in configs], dtype=np.float64)
+
+
+def _doublings(elements: Array) -> Array:
+    return np.log2(1 + np.maximum(elements, 0.0)) / SIZE
+
+
+def _place(knob: str, value: Value) -> float:
+    """A number for a choice among names."""
+    names = [str(choice) for choice in KNOBS[knob].choices]
+    return float(names.index(str(value))) if str(value) in names else 0.0

@@ -1,0 +1,81 @@
+"""What a job searches for: the model on the cluster under its workload, and how much memory a winner may take."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.jobs.request import Objective
+from autotune.objective import Ranking
+from autotune.prediction.memory import USABLE
+from autotune.prediction.room import ranks_of_node
+from autotune.strategies.guided.described import Array
+from search_spaces.cluster import ClusterSpec
+from search_spaces.model import FactoryModel, Model, ModelSpec
+from search_spaces.space import SearchSpace
+from search_spaces.trial import Fidelity, Workload
+from search_spaces.trial_config import TrialConfig
+
+PARAMETERS_OF_WIDTH = 12
+"""Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
+LAYERS_OF_WIDTH = 64
+"""Width for each layer, about, of transformers of all sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Does not change while a job runs."""
+
+    model: ModelSpec
+    space: SearchSpace
+    engine: str
+    ranking: Ranking
+    fidelity: Fidelity
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Where trials run."""
+        return self.space.cluster
+
+    @property
+    def workload(self) -> Workload:
+        """What every trial trains on."""
+        return self.space.workload
+
+    @property
+    def least_memory(self) -> bool:
+        """Whether the smallest peak wins."""
+        return self.ranking.objective is Objective.MEMORY
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of a rank's share of its node's main memory."""
+        return self.cluster.host_memory_bytes / ranks_of_node(self.cluster)
+
+    def room(self, outside: Array) -> Array:
+        """Bytes that a rank may take so that it runs and may win; `outside`: those that the allocator does not count."""
+        usable = self.cluster.device.memory_bytes * (USABLE if self.cluster.device.kind == "cuda" else 1.0)
+        told: Array = np.minimum(usable, self.ranking.capacity_bytes + outside)
+        return told
+
+    def base_configs(self) -> Sequence[TrialConfig]:
+        """One configuration."""
+        return (self.space.base,)
+
+
+def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
+    """The setting of a job; a module of the user's own is predicted as a transformer of its size."""
+    spec = model if isinstance(model, ModelSpec) else transformer_of(model, space.workload.sequence_length)
+    return Setting(model=spec, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
+
+
+def transformer_of(model: FactoryModel, sequence_length: int) -> ModelSpec:
+    """A transformer with about as many parameters: of a module nothing else is known. Trials correct what it predicts."""
+    width = max(round((model.parameter_count * LAYERS_OF_WIDTH / PARAMETERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
+    layers = max(round(model.parameter_count / (PARAMETERS_OF_WIDTH * width**2)), 1)
+    return ModelSpec(
+        name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,
+        num_key_value_heads=width // 64, head_dim=64, ffn_hidden_size=4 * width, vocab_size=max(math.isqrt(width), 2),
+        sequence_length=sequence_length, tied_embeddings=True, gated_mlp=False,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""What is predicted of the configurations of a search space, for guided search."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from autotune.prediction.cases import Cases
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.grid import Grid
+from autotune.prediction.grid_cases import GridCases
+from autotune.prediction.memory import Memory, memory
+from autotune.prediction.step import predict, seconds_of
+from autotune.strategies.guided.described import Array, Described, Index, joined
+from autotune.strategies.guided.knob_features import Numbers, knob_features, numbers_of
+from autotune.strategies.guided.moves import moves
+from autotune.strategies.guided.prior import Lessons, Prior
+from autotune.strategies.guided.setting import Setting
+from autotune.strategies.guided.space_pool import Order, SpacePool
+from autotune.strategies.guided.trial_cost import trial_seconds
+from autotune.strategies.strategy import Candidates
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+COMPARED = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+"""Tags that memory is compared by; what is reserved or outside of the allocator follows from them."""
+_BUCKETS = ("reduce_bucket", "prefetch_bucket", "persistence", "max_live", "loss_chunk", "overlap")
+"""Settings between which bytes are not compared tag by tag."""
+
+
+class SpaceForecaster:
+    """Predicts with the equations and what earlier jobs taught."""
+
+    def __init__(self, setting: Setting, prior: Prior) -> None:
+        self._setting, self._prior = setting, prior
+        self._lessons = Lessons(prior.lessons)
+
+    def pool(self, candidates: Candidates) -> "_DescribedPool":
+        """The candidates that are predicted to be fastest; all of a space of up to `LARGEST_POOL`.
+
+        Raises:
+            SpaceTooLargeError: there are more than can be looked at.
+            TypeError: the candidates are no search space.
+        """
+        if not isinstance(candidates, SearchSpace):
+            raise TypeError("only configurations of a search space can be predicted by the equations")
+        make_cases = partial(_grid_cases, setting=self._setting)
+        order = Order(seconds=self._first_sight, margin=self._margin)
+        return _DescribedPool(SpacePool(candidates, make_cases, order), self._described)
+
+    def describe(self, configs: Sequence[TrialConfig]) -> Described:
+        """Any configurations of the model on the cluster."""
+        alike: dict[tuple[str, str], list[int]] = {}
+        for place, config in enumerate(configs):
+            alike.setdefault((config.precision, config.attention_backend), []).append(place)
+        if not alike:
+            return self._of(self._setting.base_configs()).take(np.empty(0, dtype=np.int64))
+        parts = [self._of([configs[place] for place in places]) for places in alike.values()]
+        described = parts[0]
+        for part in parts[1:]:
+            described = joined(described, part)
+        return described.take(np.argsort(np.concatenate([np.array(places) for places in alike.values()])))
+
+    def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:
+        """Moves of the knobs that the pool leaves where they stand, as far as what they act on takes time."""
+        setting = self._setting
+        cases = cases_of(setting.model, setting.cluster, setting.workload, [best], setting.engine)
+        parts = {name: float(seconds[0]) for name, seconds in predict(cases, self._prior.rates).parts.items()}
+        return moves(setting.space, best, parts, setting.workload.global_batch_size / float(np.exp(log_rate)))
+
+    def _of(self, configs: Sequence[TrialConfig]) -> Described:
+        setting = self._setting
+        cases = cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine)
+        return self._described(cases, numbers_of(configs))
+
+    def _described(self, cases: Cases, numbers: Numbers) -> Described:
+        count = len(cases)
+        seconds = np.broadcast_to(seconds_of(cases, self._prior.rates), count)
+        held = memory(cases, self._prior.rates)
+        needed, room = self._tightest(held)
+        features = knob_features(cases, numbers)
+        lessons = self._lessons.added(features)
+        rate = np.log(self._setting.workload.global_batch_size / seconds)
+        by_memory = self._setting.least_memory
+        return Described(
+            log_rate=-np.log(np.broadcast_to(held.allocated, count)) if by_memory else rate,
+            learned=np.zeros(count) if by_memory else lessons,
+            features=features,
+            needed=np.broadcast_to(needed, count),
+            outside=np.broadcast_to(held.by_tag["context"] + 0 * needed, count),
+            tags=np.stack([np.broadcast_to(held.by_tag[tag], count) for tag in COMPARED], axis=1),
+            room=np.broadcast_to(room, count),
+            memory_spread=np.full(count, self._prior.rates.memory_spread),
+            kind=_kinds(cases),
+            cost=trial_seconds(seconds * np.exp(-lessons), self._setting.fidelity),
+            mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "virtual", "shard")),
+        )
+
+    def _tightest(self, held: Memory) -> tuple[Array, Array]:
+        """Bytes that are needed and those there are, of the device or of the host's share, whichever is fuller."""
+        room = self._setting.room(held.by_tag["context"] + 0 * held.needed)
+        host = held.host / self._setting.host_room
+        return held.needed * np.maximum(1.0, host / (held.needed / room)), room
+
+    def _first_sight(self, cases: Cases) -> Array:
+        if self._setting.least_memory:
+            return memory(cases, self._prior.rates).allocated
+        return seconds_of(cases, self._prior.rates)
+
+    def _margin(self, cases: Cases) -> Array:
+        needed, room = self._tightest(memory(cases, self._prior.rates))
+        margin: Array = np.log(room / needed) / self._prior.rates.memory_spread
+        return margin
+
+
+class _DescribedPool:
+    """The pool of a space with what is predicted of it, made once."""
+
+    def __init__(self, pool: SpacePool, describe: Callable[[Cases, Numbers], Described]) -> None:
+        self._pool = pool
+        self.described = pool.describe(describe)
+
+    def config(self, place: int) -> TrialConfig:
+        return self._pool.config(place)
+
+    def places(self, configs: Sequence[TrialConfig]) -> Index:
+        return self._pool.places(configs)
+
+
+def _grid_cases(space: SearchSpace, grid: Grid, setting: Setting) -> GridCases:
+    return GridCases(space, setting.model, setting.engine, grid)
+
+
+def _kinds(cases: Cases) -> Index:
+    """Numbers that are equal where buckets are, on the same side of one micro-batch a step."""
+    alone = np.broadcast_to(cases.layouts.accumulation == 1, len(cases)).astype(np.int64)
+    return _mixed(cases, _BUCKETS) * 2 + alone
+
+
+def _mixed(cases: Cases, names: Sequence[str]) -> Index:
+    """A number for each combination of what these layouts say, the same in every process."""
+    mixed = np.zeros(len(cases), dtype=np.int64)
+    for name in names:
+        mixed = (mixed * 1_000_003 + getattr(cases.layouts, name).astype(np.int64)) % (1 << 40)
+    return mixed
