@@ -13,6 +13,7 @@ from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
 from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
+from autotune.strategies.names import STRATEGIES
 from search_spaces.clusters import is_cluster_name
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config
 from search_spaces.knobs import check_value
@@ -66,7 +67,7 @@ class JobSubmission(BaseModel):
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
     ] = {}
     objective: Name | None = None
-    strategy: Name | None = None
+    strategy: Annotated[Name | None, Field(description=f"One of {', '.join(STRATEGIES)}.")] = None
     seed: Whole | None = None
     trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Seconds | None = None

@@ -7,6 +7,7 @@ import typer
 
 from autotune.cli.sizes import parse_bytes
 from autotune.logs import LogFormat
+from autotune.strategies.names import STRATEGIES
 
 Database = Annotated[
     str | None,
@@ -39,7 +40,7 @@ Space = Annotated[
     str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
 ]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
-Strategy = Annotated[str | None, typer.Option(metavar="NAME", help="tpe, random or grid. [default: tpe]")]
+Strategy = Annotated[str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}. [default: {STRATEGIES[0]}]")]
 Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput or memory. [default: throughput]")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")]
 GlobalBatchSize = Annotated[

@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
+from autotune.strategies.names import STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 
-STRATEGIES = ("tpe", "random", "grid")
 RUNNERS = ("ray", "local")
 
 

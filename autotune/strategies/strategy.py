@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from autotune.errors import RequestError
+from autotune.strategies.names import STRATEGIES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
@@ -92,42 +93,37 @@ def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig])
     return {trial.config_hash for trial in history} | {config.hash for config in pending}
 
 
-def make_strategy(
-    name: str,
-    score: Score,
-    forecaster: "Forecaster | None" = None,
-    choices: Collection[str] = ("guided", "tpe", "random", "grid"),
-) -> Strategy:
-    """Return the strategy of that name.
-
-    Args:
-        name: which.
-        score: what it makes the most of.
-        forecaster: what predicts; those that do not predict leave it alone.
-        choices: what a refusal lists.
+def make_strategy(name: str, score: Score, choices: Collection[str] = STRATEGIES) -> Strategy:
+    """Return the strategy of that name; `score` is what it makes the most of.
 
     Raises:
-        RequestError: there is none, or it predicts and nothing does.
+        RequestError: there is none, or the package that it asks is not installed.
     """
-    # Each is imported where it is asked for: Optuna takes long to load, and only one of them needs it.
-    if name == "guided":
-        from autotune.strategies.guided.strategy import GuidedStrategy
+    # Each is imported where it is asked for: optimizers take long to load, and some are not installed.
+    match name:
+        case "tpe":
+            from autotune.strategies.tpe import TpeStrategy
 
-        if forecaster is None:
-            raise RequestError(
-                "strategy", "guided has nothing to predict with", "use it on a cluster that is described, or use tpe"
-            )
-        return GuidedStrategy(score, forecaster)
-    if name == "tpe":
-        from autotune.strategies.tpe import TpeStrategy
+            return TpeStrategy(score)
+        case "random":
+            from autotune.strategies.random import RandomStrategy
 
-        return TpeStrategy(score)
-    if name == "random":
-        from autotune.strategies.random import RandomStrategy
+            return RandomStrategy()
+        case "grid":
+            from autotune.strategies.grid import GridStrategy
 
-        return RandomStrategy()
-    if name == "grid":
-        from autotune.strategies.grid import GridStrategy
+            return GridStrategy()
+        case "gp":
+            from autotune.strategies.gp import GpStrategy
 
-        return GridStrategy()
-    raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices)}")
+            return GpStrategy(score)
+        case "nsga2":
+            from autotune.strategies.nsga2 import Nsga2Strategy
+
+            return Nsga2Strategy(score)
+        case "smac":
+            from autotune.strategies.smac import SmacStrategy
+
+            return SmacStrategy(score)
+        case _:
+            raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices)}")

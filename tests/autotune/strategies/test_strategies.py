@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import table
 from autotune.errors import RequestError
 from autotune.jobs.session import Session
 from autotune.objective import Ranking
+from autotune.strategies.names import STRATEGIES
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Strategy, make_strategy
 from search_spaces.outcome import Outcome, Purpose
@@ -18,11 +20,21 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-NAMES = ("random", "grid", "tpe")
+ABSENT = "smac is not installed: the extra `outside` brings it"
+INSTALLED = tuple(name for name in STRATEGIES if name != "smac" or find_spec("smac"))
+NAMES = tuple(pytest.param(name, marks=() if name in INSTALLED else pytest.mark.skip(reason=ABSENT)) for name in STRATEGIES)
+SLOW = ("gp", "smac")
+"""Strategies that take about a second to choose once `random` has chosen the first eight."""
 
 
 def strategy(name: str) -> Strategy:
     return make_strategy(name, Ranking().score)
+
+
+def session(folder: Path, name: str) -> Session:
+    """The whole space, or the half of it for those that are slow."""
+    pins = {"activation_checkpointing": ["none"]} if name in SLOW else {}
+    return table.session(folder, pins=pins)
 
 
 def trial(number: int, config: TrialConfig, result: TrialResult) -> TrialRecord:
@@ -46,28 +58,29 @@ def walk(session: Session, name: str, steps: int, batch: int = 1) -> list[TrialR
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_configuration_is_proposed_once_and_then_none(tmp_path: Path, name: str) -> None:
-    session = table.session(tmp_path)
-    history = walk(session, name, steps=9, batch=3)
-    assert len(history) == session.space.count() == len({trial.config.hash for trial in history})
-    assert all(trial.config in session.space for trial in history)
+    small = session(tmp_path, name)
+    history = walk(small, name, steps=11, batch=3)
+    assert len(history) == small.space.count() == len({trial.config.hash for trial in history})
+    assert all(trial.config in small.space for trial in history)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> None:
-    session = table.session(tmp_path)
-    history = walk(session, name, steps=10)
-    pending = strategy(name).propose(session.space, history, [], 3, seed=3)
-    further = strategy(name).propose(session.space, history, pending, 20, seed=3)
-    assert len(pending) == 3
-    assert len({config.hash for config in [*pending, *further]}) == session.space.count() - 10
+    small = session(tmp_path, name)
+    tried = 9 if name in SLOW else 10
+    history = walk(small, name, steps=tried)
+    pending = strategy(name).propose(small.space, history, [], 2, seed=3)
+    further = strategy(name).propose(small.space, history, pending, 30, seed=3)
+    assert len(pending) == 2
+    assert len({config.hash for config in [*pending, *further]}) == small.space.count() - tried
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_space_is_proposed_from(tmp_path: Path, name: str) -> None:
     session = table.session(tmp_path, space="zero-buckets", pins={"loss_chunk_size": [0, 16, 32]})
     assert session.space.count() > 20_000
-    history = walk(session, name, steps=10)
-    assert len({trial.config.hash for trial in history}) == 10
+    history = walk(session, name, steps=9)
+    assert len({trial.config.hash for trial in history}) == 9
     assert all(trial.config in session.space for trial in history)
 
 
@@ -78,8 +91,8 @@ from pathlib import Path
 import table
 import test_strategies as case
 session = table.session(Path(sys.argv[2]))
-for name in case.NAMES:
-    history = case.walk(session, name, steps=11)
+for name in case.INSTALLED:
+    history = case.walk(session, name, steps=9 if name in case.SLOW else 11)
     pending = [history.pop().config]
     print([config.hash for config in case.strategy(name).propose(session.space, history, pending, 2, seed=3)])
 """
@@ -96,7 +109,7 @@ def test_another_process_proposes_the_same(tmp_path: Path) -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(answers) == 1
-    assert answers.pop().count("\n") == len(NAMES)
+    assert answers.pop().count("\n") == len(INSTALLED)
 
 
 def test_the_seed_decides_the_random_order_and_not_the_grid(tmp_path: Path) -> None:
@@ -126,3 +139,14 @@ def test_tpe_finds_the_best_sooner_than_half_the_space(tmp_path: Path) -> None:
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(RequestError, match="tpe, random, grid"):
         strategy("genetic")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_the_list_is_made(name: str) -> None:
+    assert isinstance(strategy(name), Strategy)
+
+
+@pytest.mark.skipif(find_spec("smac") is not None, reason="smac is installed")
+def test_a_missing_package_is_told_with_its_extra() -> None:
+    with pytest.raises(RequestError, match=r"strategy: smac needs .*; pip install 'autotune\[outside\]'"):
+        strategy("smac")

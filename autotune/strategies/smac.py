@@ -1,0 +1,73 @@
+"""SMAC3: a random forest for many discrete knobs. Needs the extra `outside`."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.strategies.adviser import AdviserStrategy, Told
+from autotune.strategies.axes import Axes
+
+try:
+    from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Integer
+    from smac import HyperparameterOptimizationFacade, Scenario
+    from smac.main.exceptions import ConfigurationSpaceExhaustedException
+    from smac.runhistory import StatusType, TrialInfo, TrialValue
+except ImportError as missing:
+    raise RequestError("strategy", f"smac needs {missing.name}", "pip install 'autotune[outside]'") from missing
+
+ENDLESS = 10**9
+"""Trials that SMAC is told it may make: the job counts them."""
+
+
+class SmacStrategy(AdviserStrategy):
+    """The facade that SMAC3 has for hyperparameters (Lindauer 2022, jmlr.org/papers/v23/21-0888.html) with its own settings: a
+    random forest, log expected improvement, every fifth answer at random.
+
+    It knows no constraints: a trial that cannot win is told as crashed at a cost as far above the worst as the worst is above
+    the best. Its initial design is left out, because the first trials come from `random` as with every other adviser.
+    """
+
+    def answers(
+        self, axes: Axes, told: Sequence[Told], running: Sequence[Mapping[str, int]], seed: int
+    ) -> Iterator[Mapping[str, int]]:
+        logging.getLogger("smac").setLevel(logging.ERROR)
+        space = ConfigurationSpace(seed=seed)
+        space.add([_hyperparameter(name, size, name in axes.ordered) for name, size in axes.sizes.items()])
+        with TemporaryDirectory() as folder, suppress(ConfigurationSpaceExhaustedException):
+            smac = _facade(Scenario(space, deterministic=True, n_trials=ENDLESS, seed=seed, output_directory=folder))
+            for one, value in zip(told, _values(told), strict=True):
+                smac.tell(_trial(space, one.places), value, save=False)
+            for places in running:
+                smac.runhistory.add_running_trial(_trial(space, places))
+            while True:
+                yield {name: int(place) for name, place in dict(smac.ask().config).items()}
+
+
+def _facade(scenario: Any) -> Any:
+    kind = HyperparameterOptimizationFacade
+    design = kind.get_initial_design(scenario, n_configs=0)
+    return kind(scenario, _never_called, initial_design=design, overwrite=True, logging_level=False)
+
+
+def _never_called(config: Any, seed: int) -> float:
+    raise NotImplementedError("trials are run by the job")
+
+
+def _hyperparameter(name: str, size: int, ordered: bool) -> Any:
+    return Integer(name, (0, size - 1)) if ordered else Categorical(name, list(range(size)))
+
+
+def _trial(space: Any, places: Mapping[str, int]) -> Any:
+    return TrialInfo(Configuration(space, values=dict(places)), seed=0)
+
+
+def _values(told: Sequence[Told]) -> list[Any]:
+    costs = [-one.score for one in told]
+    lost = max(costs) + max(max(costs) - min(costs), 1.0) if costs else 0.0
+    return [
+        TrialValue(cost=cost, status=StatusType.SUCCESS) if one.wins else TrialValue(cost=lost, status=StatusType.CRASHED)
+        for one, cost in zip(told, costs, strict=True)
+    ]
