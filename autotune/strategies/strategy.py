@@ -125,5 +125,17 @@ def make_strategy(name: str, score: Score, choices: Collection[str] = STRATEGIES
             from autotune.strategies.smac import SmacStrategy
 
             return SmacStrategy(score)
+        case "deepspeed":
+            from autotune.strategies.deepspeed import DeepSpeedStrategy
+
+            return DeepSpeedStrategy(score)
+        case "paddle":
+            from autotune.strategies.paddle import PaddleStrategy
+
+            return PaddleStrategy(score)
+        case "expert":
+            from autotune.strategies.expert import ExpertStrategy
+
+            return ExpertStrategy(score)
         case _:
             raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices)}")

@@ -1,0 +1,144 @@
+"""Published procedures: each is carried out again from its start at every call, on the answers that the rows hold."""
+
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+
+from autotune.strategies.axes import Listing
+from autotune.strategies.random import RandomStrategy
+from autotune.strategies.strategy import Candidates, Score, Strategy
+from search_spaces.context import SpaceContext
+from search_spaces.outcome import Outcome
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig, Value
+from storage.records import TrialRecord
+
+LOOKED_AT = 10_000
+"""Configurations among which the user's setting is looked for where the candidates' base is not one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a procedure learns of a configuration that it wanted tried."""
+
+    rate: float = 0.0
+    """Samples/s; 0: it did not run, does not fit with the headroom, or does not exist."""
+    out_of_memory: bool = False
+    result: TrialResult | None = None
+    """None: it does not exist, or is not known yet."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether it trains."""
+        return self.rate > 0.0
+
+
+Procedure = Generator[TrialConfig, Answer, None]
+"""Yields what it wants tried, and is sent the answer."""
+NONEXISTENT = Answer()
+
+
+class ReplayStrategy(Strategy):
+    """Carries out a procedure: what it wants and nobody has tried is proposed, what is known is answered from the rows.
+
+    1. What does not exist among the candidates is answered at once as not running, and costs nothing.
+    2. A pending trial is supposed to run no faster than the fastest so far: where workers are free, the procedure goes on
+       from there, and is carried out anew when the true answer has come.
+    3. When the procedure has ended, `random` goes on.
+    """
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self._random = RandomStrategy()
+        self.listing = Listing()
+
+    @abstractmethod
+    def procedure(self, candidates: Candidates) -> Procedure:
+        """The procedure from its start; what it wants is made canonical before it is looked up."""
+
+    def propose(
+        self,
+        candidates: Candidates,
+        history: Sequence[TrialRecord],
+        pending: Sequence[TrialConfig],
+        count: int,
+        seed: int,
+    ) -> list[TrialConfig]:
+        answers = {trial.config_hash: self._answer(trial) for trial in history}
+        supposed = Answer(rate=max((answer.rate for answer in answers.values()), default=0.0) or 1.0)
+        answers |= {config.hash: supposed for config in pending if config.hash not in answers}
+        chosen = list(islice(_wanted(self.procedure(candidates), candidates, answers, supposed), count))
+        further = count - len(chosen)
+        return chosen + (self._random.propose(candidates, history, [*pending, *chosen], further, seed) if further else [])
+
+    def _answer(self, trial: TrialRecord) -> Answer:
+        measured = trial.result.samples_per_second if trial.result else None
+        wins = self._score(trial) is not None and measured is not None
+        return Answer(
+            rate=measured.mean if wins and measured else 0.0,
+            out_of_memory=trial.outcome is Outcome.INFEASIBLE,
+            result=trial.result,
+        )
+
+
+def _wanted(
+    procedure: Procedure, candidates: Candidates, answers: dict[str, Answer], supposed: Answer
+) -> Iterator[TrialConfig]:
+    answer = None
+    while True:
+        try:
+            wanted = procedure.send(answer) if answer else next(procedure)
+        except StopIteration:
+            return
+        config = candidates.admitted(wanted)
+        answer = answers.get(config.hash)
+        if answer is None and candidates.check(config):
+            answer = NONEXISTENT
+        if answer is None:
+            yield config
+            answer = answers[config.hash] = supposed
+
+
+def context_of(candidates: Candidates) -> SpaceContext | None:
+    """Model, cluster and batch, where the candidates know them: a table of measurements may not."""
+    context = getattr(candidates, "context", None)
+    return context if isinstance(context, SpaceContext) else None
+
+
+def start_of(candidates: Candidates) -> TrialConfig:
+    """The user's setting: the base where it is a candidate, else the first one that has least model parallelism."""
+    base = candidates.admitted(candidates.base)
+    if not candidates.check(base):
+        return base
+    return min(islice(candidates.enumerate(), LOOKED_AT), key=lambda config: config.model_parallel_size, default=base)
+
+
+@dataclass(frozen=True, slots=True)
+class Combinations:
+    """The configurations that a procedure puts in order."""
+
+    candidates: Candidates
+    knobs: tuple[str, ...]
+    """Those that the procedure speaks of."""
+    listing: Listing = field(default_factory=Listing)
+
+    def all(self) -> list[TrialConfig]:
+        """Every candidate where they are few; else each combination of `knobs` that exists, others at the user's setting."""
+        listed = self.listing.of(self.candidates)
+        if listed is not None:
+            return list(listed)
+        start = start_of(self.candidates)
+        searched = {name: self.candidates.domains[name] for name in self.knobs if name in self.candidates.domains}
+        found: dict[TrialConfig, None] = {}
+        for values in product(*searched.values()):
+            config = self.candidates.admitted(start.replace(dict(zip(searched, values, strict=True))))
+            if config not in found and not self.candidates.check(config):
+                found[config] = None
+        return list(found)
+
+
+def place_of(domains: Mapping[str, tuple[Value, ...]], name: str, config: TrialConfig) -> int:
+    """Where the configuration stands in a knob's domain; a value from outside it comes first."""
+    values, value = domains[name], getattr(config, name)
+    return values.index(value) if value in values else -1
