@@ -34,8 +34,8 @@ Running = Generator[TrialConfig, Answer, float]
 class DeepSpeedStrategy(ReplayStrategy):
     """Replays `deepspeed/autotuning/autotuner.py` of DeepSpeed 0.19.8 (docs: deepspeed.ai/tutorials/autotuning).
 
-    1. Model-info profile: stage 3 at the least micro-batch size. If it does not run, nothing is tuned. It tells the memory of
-       activations (`model_info_profile_run`).
+    1. Model-info profile: stage 3, or the highest that there is, at the least micro-batch size. If it does not run, nothing is
+       tuned. It tells the memory of activations (`model_info_profile_run`).
     2. Stages 0, 1, 2, 3 in this order, each only where parameters, gradients and Adam's state of 8 bytes a parameter (16 in
        half precision) and those activations fit into the device (`get_instantiation_memory_required_per_gpu`), and where that
        leaves room for as large a micro-batch as the stages before (`tune_space`).
@@ -95,12 +95,13 @@ class _Tuning:
 
     def tune(self) -> Procedure:
         """Tune every stage that may run."""
-        answer = yield self._config(3, self._sizes[0])
+        stages = sorted(int(stage) for stage in self._domains.get("zero_stage", (self._start.zero_stage,)))
+        answer = yield self._config(stages[-1], self._sizes[0])
         if not answer.ran and answer.result is not None:
             return
-        self._memory.profiled(answer)
+        self._memory.profiled(answer, stages[-1])
         best = _Best()
-        for stage in sorted(int(stage) for stage in self._domains.get("zero_stage", (self._start.zero_stage,))):
+        for stage in stages:
             if self._memory.may_run(stage):
                 found = yield from self._tune_stage(stage, best)
                 best = found if found.micro_batch > best.micro_batch else best
@@ -217,13 +218,13 @@ class _Memory:
         self._activations: float | None = None
         self.hidden_size: int = getattr(context.model, "hidden_size", 0) if context else 0
 
-    def profiled(self, answer: Answer) -> None:
-        """Take the activations of one micro-batch from the profile."""
+    def profiled(self, answer: Answer, stage: int) -> None:
+        """Take the activations of one micro-batch from the profile, which ran at that stage."""
         result = answer.result
         if result is None or self._context is None:
             return
         tagged = [rank.memory_by_tag.get("activations", 0) for rank in result.ranks]
-        rest = (result.peak_memory_bytes or 0) - self._states(3)
+        rest = (result.peak_memory_bytes or 0) - self._states(stage)
         self._activations = float(max(tagged, default=0) or max(rest, 0)) or None
 
     def may_run(self, stage: int) -> bool:

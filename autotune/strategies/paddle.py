@@ -26,7 +26,7 @@ class PaddleStrategy(ReplayStrategy):
     1. A grid in the order of its `schedule_mode` "performance" (utils.py, `dist_degree` and `search_all`): tensor parallelism
        from small to large; sharded data parallelism before plain; pipelines from deep to shallow; ZeRO stage from 1 up;
        micro-batch from large to small; virtual stages from many to few; no recomputation first. Its default mode "memory"
-       begins with what is surest to fit and slowest, which would be an unfair thing to compare with.
+       begins with what is surest to fit: sooner somewhere where little fits, far slower to the best where much does.
     2. Left out before anything runs (`_PRUNE_FUNC`): tensor parallelism beyond a node, or that does not divide hidden size,
        heads and vocabulary; pipelines that do not divide the layers, or deeper than nodes + 1 where there are several; fewer
        micro-batches than stages; ZeRO 2 or 3 with a pipeline; virtual stages on fewer than 3 pipeline ranks.

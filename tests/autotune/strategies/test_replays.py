@@ -128,6 +128,11 @@ def test_deepspeed_ends_where_the_profile_does_not_run() -> None:
     assert sizes(wanted(DeepSpeedStrategy, candidates, lambda config: 0.0)) == [(3, 1)]
 
 
+def test_deepspeed_profiles_at_the_highest_stage_that_there_is() -> None:
+    candidates = FewCandidates(combined(zero_stage=[1], micro_batch_size=[1, 2, 4]), TrialConfig(zero_stage=1))
+    assert sizes(wanted(DeepSpeedStrategy, candidates, rising)) == [(1, 1), (1, 4), (1, 2)]
+
+
 def test_deepspeed_leaves_out_stages_that_its_estimate_refuses(tmp_path: Path) -> None:
     context = memory_of(table.session(tmp_path).space.context, share=13)
     candidates = FewCandidates(combined(zero_stage=[0, 1, 2, 3], micro_batch_size=[1, 2, 4]), context=context)
