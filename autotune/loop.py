@@ -11,7 +11,7 @@ from autotune.jobs.checks import refusal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.results import is_retried, with_stated_interval
-from autotune.jobs.session import Session, with_budget_of
+from autotune.jobs.session import Session, with_budget_of, with_prior
 from autotune.jobs.stop import StopSignal
 from autotune.objective import rate
 from executor.errors import RunnerError
@@ -61,6 +61,7 @@ def run_held_job(
 
     With `keeps_broken` the job stays held after a RunnerError, for the caller to go on with another runner.
     """
+    session = with_prior(session, store, keeper.lease)
     loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
     try:
         released = _run_and_release(loop, store, keeper)

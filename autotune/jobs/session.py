@@ -12,7 +12,8 @@ from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.objective import Ranking
-from autotune.strategies.strategy import PREDICTING, Strategy, make_strategy
+from autotune.strategies.names import PREDICTING
+from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
@@ -143,7 +144,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 
 
 def with_prior(session: Session, store: Store, lease: Lease) -> Session:
-    """The session with what is known before the job's first trial: learned from the database when the job begins, then frozen."""
+    """The session with what is known before the job's first trial: learned when the job begins, then frozen."""
     if session.request.strategy not in PREDICTING:
         return session
     from autotune.strategies.guided.prior import Prior, learn_prior
@@ -342,7 +343,7 @@ def _strategy(
 
     setting = setting_of(model, space, request.engine, ranking, request.fidelity)
     forecaster = SpaceForecaster(setting, prior or shipped_prior(space.cluster, request.engine))
-    return make_strategy(request.strategy, ranking.score, forecaster, value=ranking.value)
+    return make_strategy(request.strategy, ranking.score, Guide(forecaster=forecaster, value=ranking.value))
 
 
 def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.objective import rate
 from autotune.prediction.table_predictor import TablePredictor
 from autotune.search_benchmark.contest import Played, play, score
 from autotune.search_benchmark.contest_scores import group_figures, oracle, over_groups, paired
 from autotune.search_benchmark.groups import Gathered, Group, Progress, gather_groups
-from autotune.strategies.strategy import make_strategy
+from autotune.strategies.strategy import Guide, make_strategy
 from autotune.validation.facts import gather_facts
 from autotune.validation.folds import Calibration
 from autotune.validation.outcomes import NO_LABELS, Labels
@@ -91,9 +92,9 @@ def _play_all(groups: Sequence[Group], rounds: Rounds, progress: Progress | None
 
 
 def _play_group(group: Group, strategies: Sequence[str], seeds: int, trials: int) -> dict[str, list[Played]]:
+    guide = Guide(forecaster=group.forecaster, value=rate)
     return {
-        name: [play(group, make_strategy(name, score, group.forecaster), seed, trials) for seed in range(seeds)]
-        for name in strategies
+        name: [play(group, make_strategy(name, score, guide), seed, trials) for seed in range(seeds)] for name in strategies
     }
 
 

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from autotune.errors import RequestError
-from autotune.strategies.names import STRATEGIES
+from autotune.strategies.names import PREDICTING, STRATEGIES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
@@ -93,14 +94,40 @@ def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig])
     return {trial.config_hash for trial in history} | {config.hash for config in pending}
 
 
-def make_strategy(name: str, score: Score, choices: Collection[str] = STRATEGIES) -> Strategy:
-    """Return the strategy of that name; `score` is what it makes the most of.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """What strategies that predict need beside the score."""
+
+    forecaster: "Forecaster"
+    value: Callable[[TrialRecord], float]
+    """What the forecaster predicts, positive, also of trials that may not win; 0: not measured."""
+
+
+def make_strategy(name: str, score: Score, guide: Guide | None = None, choices: Collection[str] = STRATEGIES) -> Strategy:
+    """Return the strategy of that name.
+
+    Args:
+        name: which.
+        score: what it makes the most of.
+        guide: for those that predict.
+        choices: what a refusal lists.
 
     Raises:
-        RequestError: there is none, or the package that it asks is not installed.
+        RequestError: there is none, the package that it asks is not installed, or it predicts and nothing guides it.
     """
+    if name in PREDICTING and guide is None:
+        raise RequestError("strategy", f"{name} has nothing to predict with", "use tpe")
     # Each is imported where it is asked for: optimizers take long to load, and some are not installed.
     match name:
+        case "guided" if guide is not None:
+            from autotune.strategies.guided.strategy import GuidedStrategy
+
+            return GuidedStrategy(score, guide.forecaster, guide.value)
+        case "tpe-predicted" if guide is not None:
+            from autotune.strategies.guided.predicted_first import PredictedFirst
+            from autotune.strategies.tpe import TpeStrategy
+
+            return PredictedFirst(guide.forecaster, TpeStrategy(score))
         case "tpe":
             from autotune.strategies.tpe import TpeStrategy
 

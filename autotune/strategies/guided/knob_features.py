@@ -58,8 +58,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         DETAIL * numbers("expandable_segments", float),
     ]
     own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
-    told: Array = np.concatenate([features(cases), own], axis=1)
-    return told
+    return np.asarray(np.concatenate([features(cases), own], axis=1), dtype=np.float64)
 
 
 def config_features(cases: Cases, configs: Sequence[TrialConfig]) -> Array:
@@ -73,7 +72,8 @@ def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
 
 
 def _doublings(elements: Array) -> Array:
-    return np.log2(1 + np.maximum(elements, 0.0)) / SIZE
+    told: Array = np.log2(1 + np.maximum(elements, 0.0)) / SIZE
+    return told
 
 
 def _place(knob: str, value: Value) -> float:

@@ -69,6 +69,14 @@ def speaking(history: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in SILENT]
 
 
+def nothing_told(described: Described) -> Told:
+    """Before any trial; `described`: of none."""
+    return Told(
+        described=described, log_rate=np.empty(0), noise=np.empty(0), ran=np.empty(0, dtype=bool),
+        out_of_memory=np.empty(0, dtype=bool), peak=np.empty(0), wins=np.empty(0, dtype=bool),
+    )  # fmt: skip
+
+
 def told_by(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Told:
     """What these trials, which say something, told; `described`: their configurations, in the same order."""
     ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)

@@ -1,0 +1,47 @@
+"""A strategy that begins with what is predicted best, whatever comes of it, and then goes its own way."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.strategies.guided.belief import prior
+from autotune.strategies.guided.choose import LIKELY
+from autotune.strategies.guided.described import Forecaster, Pool
+from autotune.strategies.guided.feasibility import Feasibility
+from autotune.strategies.guided.told import nothing_told
+from autotune.strategies.strategy import Candidates, Strategy, known_hashes
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+
+FIRST = 5
+"""Trials that are chosen by prediction alone."""
+
+
+class PredictedFirst(Strategy):
+    """What a user of another optimizer does who has a planner: enqueues its answers."""
+
+    def __init__(self, forecaster: Forecaster, then: Strategy) -> None:
+        self._forecaster, self._then = forecaster, then
+        self._pools: dict[str, Pool] = {}
+
+    def propose(
+        self,
+        candidates: Candidates,
+        history: Sequence[TrialRecord],
+        pending: Sequence[TrialConfig],
+        count: int,
+        seed: int,
+    ) -> list[TrialConfig]:
+        known = known_hashes(history, pending)
+        planned = [config for config in self._planned(candidates) if config.hash not in known][:count]
+        left = count - len(planned)
+        return planned + (self._then.propose(candidates, history, [*pending, *planned], left, seed) if left else [])
+
+    def _planned(self, candidates: Candidates) -> list[TrialConfig]:
+        if candidates.hash not in self._pools:
+            self._pools[candidates.hash] = self._forecaster.pool(candidates)
+        pool = self._pools[candidates.hash]
+        described = pool.described
+        fits = Feasibility(nothing_told(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
+        order = np.argsort(-np.where(fits < LIKELY, -np.inf, prior(described)), kind="stable")
+        return [pool.config(int(place)) for place in order[:FIRST]]
