@@ -37,10 +37,10 @@ class ExpertStrategy(ReplayStrategy):
     8. Sequence parallelism for models above 30 billion parameters or sequences beyond 2048 tokens, else none (Hagemann,
        ibid.); always where the model is not known. Then fewer virtual stages.
 
-    An expert reckons before trying: what needs more than the device for its states alone is passed over (Playbook, the part on
-    memory: 2 + 2 + 12 bytes a parameter), where the candidates tell model and device. And reacts to memory: what is at least as
-    large everywhere as something that was out of memory is passed over. When the order is through, `random` goes on with what
-    was passed over. Knobs that no rule speaks of keep the candidates'
+    An expert reckons before trying: what needs more than the device is passed over (Playbook, the part on memory: 2 + 2 + 12
+    bytes a parameter; activations by Korthikanti 2022, arXiv 2205.05198, section 4), where the candidates tell model and
+    device. And reacts to memory: what is at least as large everywhere as something that was out of memory is passed over.
+    When the order is through, `random` goes on with what was passed over. Knobs that no rule speaks of keep the candidates'
     order where these are few, and else stay at the user's setting.
     """
 
@@ -54,7 +54,7 @@ class ExpertStrategy(ReplayStrategy):
         lost: list[TrialConfig] = []
         context = context_of(candidates)
         for config in self._orders[candidates.hash]:
-            if _states_fit(config, context) and not any(_needs_as_much(config, other) for other in lost):
+            if _may_fit(config, context) and not any(_needs_as_much(config, other) for other in lost):
                 answer: Answer = yield config
                 if answer.out_of_memory:
                     lost.append(config)
@@ -82,15 +82,31 @@ def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConf
     return sorted(combinations.all(), key=key)
 
 
-def _states_fit(config: TrialConfig, context: SpaceContext | None) -> bool:
-    """Whether parameters, gradients and optimizer state fit, divided as ZeRO and model parallelism divide them."""
+def _may_fit(config: TrialConfig, context: SpaceContext | None) -> bool:
+    """Whether states and activations fit on paper; what is offloaded is not reckoned with."""
     if context is None or config.offload_optimizer != "none":
         return True
+    return _states(config, context) + _activations(config, context) <= context.cluster.device.memory_bytes
+
+
+def _states(config: TrialConfig, context: SpaceContext) -> float:
+    """Bytes of parameters, gradients and optimizer state, divided as ZeRO and model parallelism divide them."""
     ranks = config.zero_ranks(context.world_size)
     divided = 12 / (ranks if config.zero_stage >= 1 else 1) + 2 / (ranks if config.zero_stage >= 2 else 1)
     per_parameter = divided + 2 / (ranks if config.zero_stage >= 3 else 1)
     held = context.model.parameter_count / (config.tensor_parallel_size * config.pipeline_parallel_size)
-    return held * per_parameter <= context.cluster.device.memory_bytes
+    return held * per_parameter
+
+
+def _activations(config: TrialConfig, context: SpaceContext) -> float:
+    """Bytes that the layers keep for backward in half precision, attention scores left out; the first pipeline rank of 1F1B
+    holds as many micro-batches as it has followers, so that the pipeline divides nothing; 0 where the shape is not known."""
+    hidden, layers = getattr(context.model, "hidden_size", 0), getattr(context.model, "num_layers", 0)
+    tensor, tokens = config.tensor_parallel_size, config.micro_batch_size * context.workload.sequence_length
+    kept = 10 / (tensor if config.sequence_parallel else 1) + 24 / tensor
+    if config.activation_checkpointing == "full":
+        kept = 2.0
+    return layers * hidden * tokens * kept / config.context_parallel_size
 
 
 def _starved(config: TrialConfig, context: SpaceContext | None) -> bool:

@@ -263,14 +263,25 @@ def test_expert_takes_sequence_parallelism_for_large_models_only(tmp_path: Path)
     assert not wanted(ExpertStrategy, FewCandidates(configs, context=small), lambda config: 10.0)[0].sequence_parallel
 
 
-def test_expert_passes_over_what_its_states_alone_exceed(tmp_path: Path) -> None:
-    context = memory_of(table.session(tmp_path).space.context, share=11)
+def test_expert_passes_over_what_its_states_exceed(tmp_path: Path) -> None:
+    context = memory_of(table.session(tmp_path).space.context, share=11, beside=34 * TOKENS_BY_WIDTH)
     order = wanted(ExpertStrategy, FewCandidates(combined(zero_stage=[0, 1, 2, 3]), context=context), lambda config: 10.0)
     # 16, 10, 9 and 8 bytes a parameter on 2 ranks.
     assert [config.zero_stage for config in order] == [1, 2, 3]
 
 
-def memory_of(context: SpaceContext, share: int) -> SpaceContext:
-    """The same place with so many bytes of device memory for each parameter of the model."""
-    device = dataclasses.replace(context.cluster.device, memory_bytes=context.model.parameter_count * share)
+def test_expert_passes_over_what_its_activations_exceed(tmp_path: Path) -> None:
+    context = memory_of(table.session(tmp_path).space.context, share=16, beside=34 * TOKENS_BY_WIDTH)
+    configs = combined(micro_batch_size=[1, 2], activation_checkpointing=["none", "full"])
+    order = wanted(ExpertStrategy, FewCandidates(configs, context=context), lambda config: 10.0)
+    assert [(c.micro_batch_size, c.activation_checkpointing) for c in order] == [(1, "none"), (1, "full"), (2, "full")]
+
+
+TOKENS_BY_WIDTH = 2 * 64 * 64
+"""Layers x tokens x hidden size of `table.session`."""
+
+
+def memory_of(context: SpaceContext, share: int, beside: int = 0) -> SpaceContext:
+    """The same place with so many bytes of device memory for each parameter of the model, and so many beside."""
+    device = dataclasses.replace(context.cluster.device, memory_bytes=context.model.parameter_count * share + beside)
     return dataclasses.replace(context, cluster=dataclasses.replace(context.cluster, device=device))
