@@ -123,6 +123,10 @@ def _is_of(candidates: Sequence[Candidate], fold: Fold) -> bool:
 
 
 def _group(facts: Facts, predictor: TablePredictor, key: GroupKey, candidates: tuple[Candidate, ...]) -> Group:
+    given = TableSpace([blinded(facts.rows[candidate.rows[0]]) for candidate in candidates])
+    # Tables are often sorted by what was measured: no strategy, and no tie of theirs, may see their order.
+    order = sorted(range(len(candidates)), key=lambda place: given.configs[place].hash)
+    candidates = tuple(candidates[place] for place in order)
     rows = [blinded(facts.rows[candidate.rows[0]]) for candidate in candidates]
     space = TableSpace(rows)
     work = np.array([facts.work[candidate.rows[0]] for candidate in candidates])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.search_benchmark.table_context import table_context
 from autotune.validation.row import CONFIGURATION_FIELDS, Row
 from search_spaces.errors import UnknownNameError
 from search_spaces.knobs import KNOBS
@@ -53,10 +54,12 @@ class TableSpace:
         varying = [name for name in (*CONFIGURATION_FIELDS, "kernel") if len({getattr(row, name) for row in rows}) > 1]
         self._configs = _told_apart([_config(row, varying) for row in rows])
         self._known = dict.fromkeys(self._configs)
+        self.context = table_context(rows)
+        """Model, cluster and batch, where all rows share them."""
 
     @property
     def configs(self) -> Sequence[TableConfig]:
-        """One for each row, in their order."""
+        """One for each row that was given, in the order of the rows."""
         return self._configs
 
     @cached_property
@@ -72,15 +75,15 @@ class TableSpace:
 
     @property
     def base(self) -> TrialConfig:
-        """The first configuration: where knobs that do not vary stand."""
-        return self._configs[0]
+        """A configuration: where knobs that do not vary stand."""
+        return next(iter(self._known))
 
     def count(self) -> int:
         """How many there are."""
         return len(self._known)
 
     def enumerate(self) -> Iterator[TrialConfig]:
-        """All of them, in the order of the table."""
+        """All of them, in the order of the rows."""
         return iter(self._known)
 
     def sample(self, rng: random.Random) -> TrialConfig:
