@@ -9,17 +9,23 @@ from autotune.measured import report
 
 if TYPE_CHECKING:
     from autotune.client import Client
+    from autotune.sampler import GuidedSampler
     from autotune.tuning import TuneResult, tune
 
-__all__ = ["Client", "TuneResult", "report", "tune"]
+__all__ = ["Client", "GuidedSampler", "TuneResult", "report", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use: `tune` and `TuneResult` bring the whole search with them, `Client` brings httpx2."""
+    """Load on first use: `tune` and `TuneResult` bring the whole search with them, `Client` brings httpx2,
+    `GuidedSampler` Optuna."""
     if name == "Client":
         from autotune.client import Client
 
         return Client
+    if name == "GuidedSampler":
+        from autotune.sampler import GuidedSampler
+
+        return GuidedSampler
     if name in ("tune", "TuneResult"):
         from autotune import tuning
 
