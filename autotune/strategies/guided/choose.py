@@ -40,10 +40,12 @@ def choose(
     """
     chosen: list[int] = []
     free = open_.copy()
+    # What is only believed to run tells nothing of memory.
+    feasibility = Feasibility(told)
     if running is not None and len(running):
         told = told.believing(running, Belief(told).mean(running))
     while len(chosen) < count and free.any():
-        belief, feasibility = Belief(told), Feasibility(told)
+        belief = Belief(told)
         places, asked = _considered(pool, belief, feasibility, np.flatnonzero(free[: len(pool)]))
         if besides is not None:
             more = np.flatnonzero(free[len(pool) :])

@@ -10,17 +10,23 @@ from pathlib import Path
 import pytest
 import table
 from few_candidates import FewCandidates
+from flat_forecaster import FlatForecaster
 
 from autotune.errors import RequestError
 from autotune.jobs.session import Session
-from autotune.objective import Ranking
+from autotune.objective import Ranking, rate
 from autotune.strategies.adviser import Told
 from autotune.strategies.axes import Axes
+from autotune.strategies.guided.described import Forecaster
+from autotune.strategies.guided.prior import shipped_prior
+from autotune.strategies.guided.setting import setting_of
+from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from autotune.strategies.names import STRATEGIES
 from autotune.strategies.random import RandomStrategy
-from autotune.strategies.strategy import Strategy, make_strategy
+from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from search_spaces.outcome import Outcome, Purpose
-from search_spaces.trial import TrialResult
+from search_spaces.space import SearchSpace
+from search_spaces.trial import Fidelity, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -31,8 +37,13 @@ SLOW = ("gp", "smac")
 """Strategies that take about a second to choose once `random` has chosen the first eight."""
 
 
-def strategy(name: str) -> Strategy:
-    return make_strategy(name, Ranking().score)
+def strategy(name: str, space: SearchSpace | None = None) -> Strategy:
+    """With predictions for a space; without one, with such that tell nothing."""
+    forecaster: Forecaster = FlatForecaster()
+    if space is not None:
+        setting = setting_of(space.model, space, "native", Ranking(), Fidelity())
+        forecaster = SpaceForecaster(setting, shipped_prior(space.cluster, "native"))
+    return make_strategy(name, Ranking().score, Guide(forecaster=forecaster, value=rate))
 
 
 def session(folder: Path, name: str) -> Session:
@@ -54,7 +65,7 @@ def walk(session: Session, name: str, steps: int, batch: int = 1) -> list[TrialR
     """History after `steps` proposals, each answered by the table; every fifth is out of memory."""
     history: list[TrialRecord] = []
     for _ in range(steps):
-        for config in strategy(name).propose(session.space, history, [], batch, seed=3):
+        for config in strategy(name, session.space).propose(session.space, history, [], batch, seed=3):
             result = table.ended(Outcome.INFEASIBLE) if len(history) % 5 == 4 else table.measured(config)
             history.append(trial(len(history), config, result))
     return history
@@ -73,8 +84,8 @@ def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> N
     small = session(tmp_path, name)
     tried = 7 if name in SLOW else 10
     history = walk(small, name, steps=tried)
-    pending = strategy(name).propose(small.space, history, [], 2, seed=3)
-    further = strategy(name).propose(small.space, history, pending, 30, seed=3)
+    pending = strategy(name, small.space).propose(small.space, history, [], 2, seed=3)
+    further = strategy(name, small.space).propose(small.space, history, pending, 30, seed=3)
     assert len(pending) == 2
     assert len({config.hash for config in [*pending, *further]}) == small.space.count() - tried
 
@@ -133,7 +144,7 @@ session = table.session(Path(sys.argv[2]))
 for name in case.INSTALLED:
     history = case.walk(session, name, steps=9 if name in case.SLOW else 11)
     pending = [history.pop().config]
-    print([config.hash for config in case.strategy(name).propose(session.space, history, pending, 2, seed=3)])
+    print([config.hash for config in case.strategy(name, session.space).propose(session.space, history, pending, 2, seed=3)])
 """
 
 
@@ -178,7 +189,7 @@ def test_tpe_finds_the_best_sooner_than_half_the_space(tmp_path: Path) -> None:
 
 
 def test_an_unknown_strategy_is_refused() -> None:
-    with pytest.raises(RequestError, match="tpe, random, grid"):
+    with pytest.raises(RequestError, match="guided, tpe, random, grid"):
         strategy("genetic")
 
 
