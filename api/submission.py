@@ -81,6 +81,7 @@ class JobSubmission(BaseModel):
     runner: Name | None = None
     confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
     allow_unstable: bool | None = None
+    racing: bool | None = None
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     """Higher ones go first."""
 

@@ -2,21 +2,20 @@
 
 import contextlib
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 from autotune.jobs.agenda import Want, ending, next_wants
 from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
+from autotune.jobs.leader import Leader
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.results import is_retried, with_stated_interval
 from autotune.jobs.session import Session, with_budget_of, with_prior
 from autotune.jobs.stop import StopSignal
-from autotune.objective import rate
 from executor.errors import RunnerError
 from executor.runners.runner import Runner
-from search_spaces.outcome import RETRIES, JobState, Outcome, Purpose
+from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import JobStateError, StorageError
 from storage.owners import current_owner
@@ -104,8 +103,7 @@ class TuningLoop:
         self._ended: list[int] = []
         self._spread = session.prior
         self._referenced = False
-        self._looked_at = 0
-        self._best_rate: float | None = None
+        self._leader = Leader()
         self._asked: JobState | None = None
         self.known_request: Mapping[str, Any] = {}
         """The job's request as it was read last: what decisions rest on."""
@@ -183,22 +181,12 @@ class TuningLoop:
 
     def _written(self, want: Want) -> TrialRecord:
         refused = refusal(self._session, want)
-        return self._store.add_trial(self._keeper.lease, want.config, want.purpose, repeat=want.repeat, refusal=refused)
+        return self._store.add_trial(self._keeper.lease, want.config, want.purpose, want.fidelity, want.repeat, refused)
 
     def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
         lost = tuple(sorted(self._lost_nodes))
-        return self._session.trial_request(token, trial.config, book.job.reference_losses, self._rate_to_beat(book), lost)
-
-    def _rate_to_beat(self, book: Book) -> float | None:
-        """The best rate so far; of closed trials only those are looked at that are new since the last time."""
-        new = [*islice(book.closed.searched, self._looked_at, book.searched_count)]
-        self._looked_at = book.searched_count
-        self._best_rate = self._best_of(new, self._best_rate)
-        return self._best_of([trial for trial in book.later if trial.purpose is Purpose.SEARCH], self._best_rate)
-
-    def _best_of(self, trials: list[TrialRecord], best: float | None) -> float | None:
-        rates = [rate(trial) for trial in trials if self._session.ranking.may_win(trial)]
-        return max(rates if best is None else [*rates, best], default=None)
+        request = self._session.trial_request(token, trial.config, book.job.reference_losses, lost)
+        return self._leader.asked(request, trial, self._session, book, self._spread)
 
     def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
         """Store a result: the trial has its outcome now, or is wanted again."""

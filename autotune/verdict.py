@@ -35,8 +35,11 @@ class Verdict:
 
 
 def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
-    """Return the verdict that the job's rows support; None: nothing may win."""
-    finalists = ranked_finalists(book, ranking)
+    """Return the verdict that the job's rows support; None: nothing may win.
+
+    What was extrapolated alone leads the search, and wins as soon as it was measured in full.
+    """
+    finalists = [trial for trial in ranked_finalists(book, ranking) if is_measured_in_full(book, trial)]
     if not finalists:
         return None
     spread = book.spread(prior)
@@ -57,6 +60,16 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
 def ranked_finalists(book: Book, ranking: Ranking) -> list[TrialRecord]:
     """Search trials that may win, best first, without those whose confirmation went wrong."""
     return [trial for trial in ranking.ranked(book.searched) if _is_cleared(book, ranking, trial.config)]
+
+
+def is_extrapolated(trial: TrialRecord) -> bool:
+    """Whether the trial's rate rests on other steps than those that it is the rate of."""
+    return trial.result is not None and bool(trial.result.extrapolated)
+
+
+def is_measured_in_full(book: Book, trial: TrialRecord) -> bool:
+    """Whether a search trial's configuration was timed as it is: by the trial itself, or by a confirmation."""
+    return not is_extrapolated(trial) or bool(book.confirmed(trial.config))
 
 
 def measured_baseline(book: Book, baselines: Sequence[TrialConfig]) -> TrialRecord | None:

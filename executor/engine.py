@@ -46,8 +46,11 @@ class EngineSession(ABC):
     """
 
     @abstractmethod
-    def prepare(self, step: int) -> None:
-        """Make the data of step `step` ready on the device, so that a timed step does not wait for data."""
+    def prepare(self, step: int, micro_batches: int | None = None) -> None:
+        """Make the data of step `step` ready on the device, so that a timed step does not wait for data.
+
+        `micro_batches`: the next step has so many of its first ones alone, as a step of that smaller batch would; None: all.
+        """
 
     @abstractmethod
     def train_step(self) -> StepReport:

@@ -53,6 +53,9 @@ class Fidelity:
     """The measurement ends when the half-width of the 95 % interval of the mean step time is below this share of it."""
     measure_memory: bool = True
     """Whether the allocator's events are recorded on an extra untimed step."""
+    most_micro_batches: int | None = None
+    """Where a step has more micro-batches, steps of two smaller counts are timed, and the full one's time is extrapolated
+    (`search_spaces.fewer`); memory, losses and FLOPs are of full steps all the same. None: full steps alone are timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,12 @@ class TrialRequest:
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
     expected_step_seconds: float | None = None
     rate_to_beat: float | None = None
-    """Samples/s of the best so far."""
+    """Samples/s of the best so far: a trial that cannot reach it any more ends as PRUNED. None: it is measured to its end."""
+    race_spread: float = 0.0
+    """Relative standard deviation of the ratio of two configurations that are as fast, beyond the trial's own error: what
+    repeats of each differ by, and the error of `rate_to_beat`."""
+    race_degrees_of_freedom: int = 5
+    """How many independent differences `race_spread` rests on."""
     excluded_nodes: tuple[str, ...] = ()
 
 
@@ -142,9 +150,10 @@ class TrialResult:
     """Losses of the first steps, for the job's reference."""
     gradient_norms: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
-    """Each timed step, the slowest rank's wall seconds."""
+    """Each timed step, the slowest rank's wall seconds; of extrapolated ones, what each pair of timed steps gives."""
     samples_per_second: Interval | None = None
-    """The interval covers this trial's own steps and the spread between repeats."""
+    """The interval covers this trial's own steps and the spread between repeats. PRUNED: `high` is the bound that was not
+    enough."""
     within_relative_error: float = 0.0
     """Standard error of the mean step time within this trial, as a share of it."""
     peak_memory_bytes: int | None = None
@@ -159,6 +168,8 @@ class TrialResult:
     hfu: float | None = None
     """`hardware_tflops_per_device` as a share of the peak."""
     flops_convention: str = "palm-appendix-b"
+    extrapolated: tuple[str, ...] = ()
+    """What the figures of time are not measured in full of: "micro_batches". Empty: measured in full."""
     unstable: bool = False
     """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""
     phase_seconds: dict[str, float] = field(default_factory=dict)

@@ -103,7 +103,7 @@ def plain_trial(row: Any) -> dict[str, Any]:
     }
 
 
-RESULT_FIGURES = ("message", "rule", "within_relative_error", "unstable")
+RESULT_FIGURES = ("message", "rule", "within_relative_error", "unstable", "extrapolated")
 """What `slim_record` takes from a result beside the columns of its trial."""
 
 
@@ -152,6 +152,7 @@ def _slim_result(row: Row[Any]) -> TrialResult | None:
         within_relative_error=float(row.result_within_relative_error or 0.0),
         peak_memory_bytes=row.peak_memory_bytes,
         unstable=bool(row.result_unstable),
+        extrapolated=tuple(row.result_extrapolated or ()),
         phase_seconds=_EMPTY,
         environment=_EMPTY,
     )

@@ -234,6 +234,12 @@ class JobRecord:
     """Events up to this sequence were removed because they were old."""
 
 
+FULL = "full"
+"""The fidelity of a trial whose every figure is measured."""
+FEWER = "fewer_micro_batches"
+"""The fidelity of a trial whose step time is extrapolated from steps of fewer micro-batches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
     """One measurement wanted by a job; unique by (job, config, purpose, fidelity, repeat)."""
@@ -246,7 +252,7 @@ class TrialRecord:
     """The configuration's hash, kept because it costs more than all else that is asked of a record."""
     purpose: Purpose
     fidelity: str
-    """Name of the fidelity: full, or a reduced one."""
+    """FULL or FEWER."""
     repeat: int
     counted: bool
     """Whether it counts against the budget of trials."""

@@ -77,6 +77,7 @@ def sweep(
     engine: options.Engine = None,
     runner: options.Runner = None,
     allow_unstable: options.AllowUnstable = False,
+    racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
     config: options.Config = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
@@ -90,7 +91,7 @@ def sweep(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
         headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
-        engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable,
+        engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
     )  # fmt: skip
     end(

@@ -33,6 +33,7 @@ def submit(
     engine: options.Engine = None,
     runner: options.Runner = None,
     allow_unstable: options.AllowUnstable = False,
+    racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
     config: options.Config = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
@@ -48,7 +49,7 @@ def submit(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
         headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
-        confirm_repeats=confirm_repeats, allow_unstable=allow_unstable,
+        confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
     )  # fmt: skip
     end(
         lambda: submit_command(

@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from autotune.cli.rows import add_trial_row, rate_text, trial_line, trial_table
+from autotune.cli.rows import add_trial_row, measured_text, trial_line, trial_table
 from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
@@ -110,7 +110,7 @@ class LiveTable(LoopListener):
         if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
             parts.append("confirming the finalists")
         if best is not None and best.result is not None:
-            parts.append(f"best {rate_text(best.result.samples_per_second)} samples/s")
+            parts.append(f"best {measured_text(best.result)} samples/s")
         return Text(", ".join(parts), style="bold")
 
     def _best(self, book: Book) -> TrialRecord | None:

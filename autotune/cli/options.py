@@ -58,6 +58,10 @@ Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of you
 Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp or fsdp2. [default: native]")]
 Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
 AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
+Racing = Annotated[
+    bool | None,
+    typer.Option("--racing/--no-racing", help="End a trial as soon as it can no longer be the fastest. [default: racing]"),
+]
 ConfirmRepeats = Annotated[
     int | None, typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]")
 ]
@@ -91,5 +95,8 @@ FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a 
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """The fields of a request that were given as options; a switch that was left out is none."""
-    return {name: value for name, value in fields.items() if value is not None and value is not False}
+    """The fields of a request that were given as options; a switch that was left out is none.
+
+    `racing` alone is None where it was left out, since it can be switched off too.
+    """
+    return {name: value for name, value in fields.items() if value is not None and (value is not False or name == "racing")}

@@ -7,7 +7,7 @@ from rich.table import Table
 from autotune.cli.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.outcome import Outcome, Purpose
-from search_spaces.trial import Interval
+from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -38,7 +38,7 @@ def add_trial_row(table: Table, knobs: Collection[str], trial: TrialRecord, best
     table.add_row(
         f"{trial.number}{repeat}",
         describe(trial.config, knobs),
-        rate_text(result.samples_per_second) if result else "",
+        measured_text(result) if result else "",
         bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
         told,
         style=("bold " if best else "") + (STYLES.get(outcome, "") if outcome else "dim"),
@@ -50,7 +50,7 @@ def trial_line(trial: TrialRecord, knobs: Collection[str]) -> str:
     result = trial.result
     outcome = trial.outcome.value if trial.outcome else ""
     kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
-    told = f"{rate_text(result.samples_per_second)} samples/s" if result and result.samples_per_second else ""
+    told = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
     message = result.message if result and result.message else ""
     parts = [f"trial {trial.number}{kind}: {outcome}", told, describe(trial.config, knobs), message]
     return "  ".join(part for part in parts if part)
@@ -74,6 +74,13 @@ def varying_knobs(trials: Iterable[TrialRecord]) -> set[str]:
         for knob, value in trial.config.values().items():
             values.setdefault(knob, set()).add(value)
     return {knob for knob, found in values.items() if len(found) > 1}
+
+
+def measured_text(result: TrialResult) -> str:
+    """A trial's rate: `≤ 80.1` where it was ended because it could reach no more, `~123.4 [120.1, 126.7]` if extrapolated."""
+    if result.outcome is Outcome.PRUNED and result.samples_per_second is not None:
+        return f"≤ {result.samples_per_second.high:.4g}"
+    return ("~" if result.extrapolated else "") + rate_text(result.samples_per_second)
 
 
 def rate_text(interval: Interval | None) -> str:

@@ -8,7 +8,7 @@ from rich.status import Status as StatusLine
 
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
-from autotune.cli.rows import rate_text, trial_line
+from autotune.cli.rows import measured_text, trial_line
 from autotune.cli.show import place_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
@@ -130,7 +130,7 @@ class Watch:
     def _summary(self) -> str:
         parts = [f"{self._spent} of {self._budget} trials"]
         if self._best is not None and self._best.result is not None:
-            parts.append(f"best {rate_text(self._best.result.samples_per_second)} samples/s (trial {self._best.number})")
+            parts.append(f"best {measured_text(self._best.result)} samples/s (trial {self._best.number})")
         parts += [f"trial {number} runs" for number in sorted(self._running)[:4]]
         return ", ".join(parts).replace("[", "\\[")
 

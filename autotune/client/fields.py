@@ -51,6 +51,8 @@ class SubmissionFields(TypedDict, total=False):
     """Rounds at most in which the finalists are measured again."""
     allow_unstable: bool | None
     """Whether a trial whose measurement did not settle may win."""
+    racing: bool | None
+    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far."""
     priority: int
     """Higher ones go first; between -100 and 100."""
 

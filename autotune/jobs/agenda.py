@@ -8,10 +8,11 @@ from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.objective import peak_bytes
-from autotune.verdict import measured_baseline, ranked_finalists, ratio_of
+from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
+from search_spaces.fewer import fewer_micro_batches
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
-from storage.records import TrialRecord
+from storage.records import FEWER, FULL, TrialRecord
 
 FINALISTS = 3
 """Winner, runner-up and baseline: trials of one round of confirmation."""
@@ -24,6 +25,7 @@ class Want:
     config: TrialConfig
     purpose: Purpose = Purpose.SEARCH
     repeat: int = 0
+    fidelity: str = FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
     1. What another process left without an outcome comes first, in its order.
     2. The baseline runs alone: later trials are held against its losses, and told as gain over it.
     3. The search, as the strategy proposes, until the budget is spent.
-    4. The confirmation, when every search trial has ended.
+    4. The confirmation, when every search trial has ended, of full steps as the baseline is.
 
     All of it follows from the rows, so that any process goes on where another was killed.
     """
@@ -50,7 +52,7 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
         return []
     left_open = [trial for trial in book.open if trial.number not in running]
     if left_open:
-        return [Want(config=trial.config, purpose=trial.purpose, repeat=trial.repeat) for trial in left_open[:room]]
+        return [Want(config=t.config, purpose=t.purpose, repeat=t.repeat, fidelity=t.fidelity) for t in left_open[:room]]
     if not baseline_is_known(session, book):
         return [] if running else _next_baseline(session, book)
     if not search_is_over(session, book) and (wanted := _proposed(session, book, room)):
@@ -97,6 +99,12 @@ def baseline_is_known(session: Session, book: Book) -> bool:
     return not _next_baseline(session, book)
 
 
+def is_baseline(session: Session, book: Book, config: TrialConfig) -> bool:
+    """Whether gains are told over this configuration, or will be if it comes out well."""
+    measured = measured_baseline(book, session.baselines)
+    return config in session.baselines if measured is None else config == measured.config
+
+
 def _next_baseline(session: Session, book: Book) -> list[Want]:
     if search_is_over(session, book):
         return []
@@ -113,19 +121,29 @@ def _proposed(session: Session, book: Book, room: int) -> list[Want]:
     count = min(room, session.request.trials - book.spent)
     pending = [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
     configs = session.strategy.propose(session.space, book.searched, pending, count, session.request.seed)
-    return [Want(config=config) for config in configs]
+    return [Want(config=config, fidelity=_fidelity(session, book, config)) for config in configs]
+
+
+def _fidelity(session: Session, book: Book, config: TrialConfig) -> str:
+    """Of a search trial: steps of fewer micro-batches where the request allows them and they tell the full step's time."""
+    most = session.request.fidelity.most_micro_batches
+    if most is None or is_baseline(session, book, config):
+        return FULL
+    return FEWER if fewer_micro_batches(config, session.request.workload, session.world_size, most) else FULL
 
 
 def _confirmation(session: Session, book: Book) -> list[Want]:
     """What a round that has begun still lacks, else the next round: winner, runner-up, baseline, so that drift meets all alike.
 
     Rounds end when winner and runner-up are told apart, or their number is used up; one that has begun is completed.
+    A leader whose step time is extrapolated is measured in full once, whether or not rounds are wanted.
     """
     finalists = ranked_finalists(book, session.ranking)[:2]
     baseline = measured_baseline(book, session.baselines)
     configs = list({trial.config.hash: trial.config for trial in [*finalists, *([baseline] if baseline else [])]}.values())
-    if not finalists or len(configs) < 2:
-        return []
+    alone = [trial.config for trial in finalists[:1] if is_extrapolated(trial)]
+    if not finalists or len(configs) < 2 or not session.request.confirm_repeats:
+        return [] if not alone or book.confirmations(alone[0]) else _round(alone, 1)
     begun = max((repeat for config in configs for repeat in book.confirmations(config)), default=0)
     for repeat in range(1, begun + 1):
         if lacking := [config for config in configs if repeat not in book.confirmations(config)]:

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.strategies.names import STRATEGIES
 from search_spaces.cluster import ClusterSpec
+from search_spaces.fewer import FEWEST
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
@@ -73,6 +74,9 @@ class JobRequest:
     fidelity: Fidelity = field(default_factory=Fidelity)
     allow_unstable: bool = False
     """Whether a trial whose measurement did not settle may win."""
+    racing: bool = True
+    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the objective
+    memory none does: a slower configuration may win."""
     resolved_model: ModelSpec | FactoryModel | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None
@@ -103,6 +107,9 @@ class JobRequest:
         if self.max_seconds is not None:
             self._require_positive("max_seconds")
         self._require_fidelity()
+        for name in ("allow_unstable", "racing"):
+            value = getattr(self, name)
+            self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
         share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
         self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
 
@@ -142,11 +149,13 @@ class JobRequest:
             value = getattr(self.fidelity, item.name)
             if isinstance(item.default, bool):
                 good = isinstance(value, bool)
+            elif item.name == "most_micro_batches":
+                good = value is None or (_is_number(value) and isinstance(value, int) and value > FEWEST)
             else:
                 whole = not isinstance(item.default, int) or isinstance(value, int)
                 good = _is_number(value) and whole and value > 0
             name = "trial_seconds" if item.name == "max_seconds" else f"fidelity.{item.name}"
-            self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default}")
+            self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default or 2 * FEWEST}")
 
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

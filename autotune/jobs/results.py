@@ -10,8 +10,11 @@ from storage.records import AttemptRecord
 
 
 def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
-    """The result with its stated interval: its own error and the spread between repeats."""
-    if result.samples_per_second is None:
+    """The result with its stated interval: its own error and the spread between repeats.
+
+    That of a PRUNED trial holds both from the start: it was ended by it, and its upper end is the bound that was not enough.
+    """
+    if result.samples_per_second is None or result.outcome is Outcome.PRUNED:
         return result
     interval = spread.interval(result.samples_per_second.mean, result.within_relative_error)
     return dataclasses.replace(result, samples_per_second=interval)

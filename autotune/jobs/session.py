@@ -61,10 +61,9 @@ class Session:
         attempt: str,
         config: TrialConfig,
         reference_losses: tuple[float, ...],
-        rate_to_beat: float | None = None,
         excluded_nodes: tuple[str, ...] = (),
     ) -> TrialRequest:
-        """What a runner is asked for to measure `config` under this job's workload and limits."""
+        """What a runner is asked for to measure `config` in full under this job's workload and limits."""
         request = self.request
         return TrialRequest(
             attempt=attempt,
@@ -73,12 +72,11 @@ class Session:
             workload=request.workload,
             world_size=self.world_size,
             engine=request.engine,
-            fidelity=request.fidelity,
+            fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None),
             memory_limit_bytes=request.memory_limit_bytes,
             timeout_seconds=request.trial_timeout,
             reference_losses=reference_losses,
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
-            rate_to_beat=rate_to_beat,
             excluded_nodes=excluded_nodes,
         )
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from executor.data import Data, FactoryData, micro_batches, text_data
+from executor.data import Data, FactoryData, text_data
+from executor.data import micro_batches as cut_batch
 from executor.engine import EngineSession, RankContext, StepReport
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
@@ -50,22 +51,23 @@ class ParallelSession(EngineSession):
             checkpoint_blocks(_blocks(module), config)
         self.replicas = [make_replica(module, self.groups) for module in modules]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
-        self._scale = 1.0 / (self.accumulation * mesh.zero_ranks)
+        self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
         self._batches: list[dict[str, Tensor]] = []
         split = self.groups.context.size > 1
         self._positions = ContextParallel(self.groups.context).positions(workload.sequence_length) if split else None
         self.pipeline = self._make_pipeline() if config.pipeline_parallel_size > 1 else None
 
-    def prepare(self, step: int) -> None:
+    def prepare(self, step: int, micro_batches: int | None = None) -> None:
         mesh = self.groups.mesh
-        mine = micro_batches(
+        self._prepared = micro_batches or self.accumulation
+        mine = cut_batch(
             self.data.global_batch(step),
             rank=self.groups.coordinates[DATA],
             ranks=mesh.data,
             micro_batch_size=self.config.micro_batch_size,
             global_batch_size=self.workload.global_batch_size,
-        )
+        )[: self._prepared]
         if self.pipeline is not None:
             mine = [{name: torch.cat([batch[name] for batch in mine]) for name in mine[0]}]
         self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
@@ -77,7 +79,7 @@ class ParallelSession(EngineSession):
 
     def run_step(self) -> tuple[Tensor | None, Tensor | None]:
         """`train_step`, whose loss and gradient norm are left where they are."""
-        loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0])
+        loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0], self._prepared)
         return loss, self._update()
 
     def settled(self) -> bool:
@@ -108,12 +110,13 @@ class ParallelSession(EngineSession):
     def _accumulate(self) -> Tensor:
         """Forward and backward of every micro-batch, one after the other. Returns their mean loss."""
         (replica,) = self.replicas
+        scale = self._scale(self._prepared)
         losses = []
         replica.begin_step()
         for index, batch in enumerate(self._batches):
             replica.begin_micro_batch(last=index == len(self._batches) - 1)
             loss = _loss(replica.module(**batch))
-            (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
             replica.end_micro_batch()
             losses.append(loss.detach())
         replica.end_step()
@@ -159,6 +162,10 @@ class ParallelSession(EngineSession):
         dtype = self._dtype if value.is_floating_point() else value.dtype
         own = value if self._positions is None else value[:, self._positions]
         return own.to(device=self.context.device, dtype=dtype, copy=True)
+
+    def _scale(self, micro_batches: int) -> float:
+        """Of a loss, so that sums over micro-batches and ranks are means."""
+        return 1.0 / (micro_batches * self.groups.mesh.zero_ranks)
 
     def _make_pipeline(self) -> Pipeline:
         return Pipeline(

@@ -35,19 +35,19 @@ class StepTime:
         return student_t_975(self.steps - 1) * self.relative_error if self.steps > 1 else math.inf
 
 
-def step_time(seconds: Sequence[float]) -> StepTime:
+def step_time(seconds: Sequence[float], least_correlation: float = 0.0) -> StepTime:
     """Mean and its standard error.
 
     Neighbouring steps are alike (a busy machine stays busy), so n steps tell less than n: with lag-1 autocorrelation r the
     variance of the mean is s²/n (1 + r)/(1 - r) [Law & Kelton, Simulation Modeling and Analysis, 4.4]; r is bounded to
-    [0, 0.8], negative values being noise.
+    [`least_correlation`, 0.8], negative values being noise.
     """
     count = len(seconds)
     mean = statistics.fmean(seconds)
     if count < 2:
         return StepTime(mean=mean, standard_error=math.inf, steps=count)
     variance = statistics.variance(seconds)
-    correlation = min(max(_lag_one(seconds, mean), 0.0), 0.8)
+    correlation = min(max(_lag_one(seconds, mean), least_correlation), 0.8)
     inflated = variance / count * (1 + correlation) / (1 - correlation)
     return StepTime(mean=mean, standard_error=math.sqrt(inflated), steps=count)
 

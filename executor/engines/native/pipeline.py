@@ -54,45 +54,52 @@ class Pipeline:
         config: TrialConfig,
         group: Group,
         micro_batches: int,
-        loss_scale: float,
+        scale_of: Callable[[int], float],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`replicas` are the stages of this rank, in order, around a `Transformer` each."""
-        self.loss_scale, self.micro_batches = loss_scale, micro_batches
+        """`replicas` are the stages of this rank, in order, around a `Transformer` each.
+
+        `micro_batches`: of a whole step; `scale_of` them: what a loss is multiplied by.
+        """
+        self.micro_batches, self._scale_of, self._loss_scale = micro_batches, scale_of, scale_of(micro_batches)
         indices = stages_of_rank(config, group.rank)
         self._ledger = _Ledger()
         self.stages = [
             _Stage(replica, index, config, group, micro_batches, dtype, device, self._ledger)
             for replica, index in zip(replicas, indices, strict=True)
         ]
-        schedule = SCHEDULES[config.pipeline_schedule]
-        stages: Any = self.stages[0] if issubclass(schedule, PipelineScheduleSingle) else self.stages
-        self._schedule = schedule(stages, micro_batches, loss_fn=self._scaled, scale_grads=False)
+        self._kind = SCHEDULES[config.pipeline_schedule]
+        self._schedules = {micro_batches: self._make_schedule(micro_batches)}
 
-    def run(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+    def run(self, batch: Mapping[str, Tensor], micro_batches: int | None = None) -> Tensor | None:
         """Forward and backward of all micro-batches of `batch` {tokens, labels} [samples of this rank, tokens].
 
-        Returns the mean loss where the last stage is here, else None.
+        `micro_batches`: how many they are, where the step has fewer than a whole one. Returns the mean loss where the last
+        stage is here, else None.
         """
+        count = micro_batches or self.micro_batches
+        if count not in self._schedules:
+            self._schedules[count] = self._make_schedule(count)
+        schedule, self._loss_scale = self._schedules[count], self._scale_of(count)
         self._ledger.now = self._ledger.most = 0
         for stage in self.stages:
-            stage.begin_step()
+            stage.begin_step(count)
         losses: list[Tensor] = []
         first = any(stage.is_first for stage in self.stages)
         inputs = (batch["tokens"],) if first else ()
         try:
             if any(stage.is_last for stage in self.stages):
                 labels = batch["labels"]
-                self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
+                schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
             else:
-                self._schedule.step(*inputs, return_outputs=False)
+                schedule.step(*inputs, return_outputs=False)
         except RuntimeError as error:
             # torch wraps what a stage raises, and with it what the error is: out of memory, above all.
             raise error.__cause__ or error from None
         for stage in self.stages:
             stage.end_step()
-        return torch.stack(losses).detach().sum() / (self.loss_scale * self.micro_batches) if losses else None
+        return torch.stack(losses).detach().sum() / (self._loss_scale * count) if losses else None
 
     def receive_buffers(self) -> Iterator[Tensor]:
         """What torch keeps for hidden states and their gradients to come, one for each micro-batch, from the first step on."""
@@ -110,7 +117,11 @@ class Pipeline:
         return self._ledger.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
-        return loss * self.loss_scale
+        return loss * self._loss_scale
+
+    def _make_schedule(self, micro_batches: int) -> Any:
+        stages: Any = self.stages[0] if issubclass(self._kind, PipelineScheduleSingle) else self.stages
+        return self._kind(stages, micro_batches, loss_fn=self._scaled, scale_grads=False)
 
 
 class _Ledger:
@@ -160,9 +171,9 @@ class _Stage(PipelineStage):
         self.ledger = ledger
         self._gradients_made = 0
 
-    def begin_step(self) -> None:
-        """Call before the schedule's step."""
-        self._gradients_made = 0
+    def begin_step(self, micro_batches: int) -> None:
+        """Call before the schedule's step of so many micro-batches."""
+        self._gradients_made, self.micro_batches = 0, micro_batches
         self.replica.begin_step()
 
     def end_step(self) -> None:

@@ -1,0 +1,75 @@
+"""What a running trial knows, and its signs of life."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from executor.engine import RankContext
+from executor.measurement.fewer import Line, line_of
+from executor.measurement.meter import Costs
+from executor.measurement.racing import Race, race_of
+from search_spaces.trial import Interval, Progress, TrialRequest
+
+PROGRESS_SECONDS = 0.25
+"""Least seconds between two signs of life."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a running trial knows so far."""
+
+    context: RankContext
+    request: TrialRequest
+    progress: Callable[[Progress], None]
+    phase: str = "build"
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    flops: int | None = None
+    """Executed on this rank in one step; None: not counted."""
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    told: float = 0.0
+    warm_seconds: list[float] = field(default_factory=list)
+    """Every full step of warm-up."""
+    race: Race | None = field(init=False)
+    line: Line | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.race = race_of(self.request)
+        self.line = line_of(self.request)
+
+    def enter(self, phase: str) -> float:
+        """Begin a phase; returns what `leave` wants."""
+        self.phase = phase
+        self.told = 0.0
+        self.tell(None)
+        return time.monotonic()
+
+    def leave(self, began: float) -> None:
+        """End the phase that began then."""
+        self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + time.monotonic() - began
+
+    def tell(self, rate: float | None) -> None:
+        """A sign of life from rank 0, not more often than anybody can read."""
+        now = time.monotonic()
+        if self.context.rank or now - self.told < PROGRESS_SECONDS:
+            return
+        self.told = now
+        self.progress(Progress(attempt=self.request.attempt, phase=self.phase, step=self.step, samples_per_second=rate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The timed steps of a trial."""
+
+    seconds: list[float]
+    costs: Costs
+    retries: int | None
+    resident_set: int
+    settled: bool
+    line: Line | None = None
+    """By which `seconds` are extrapolated; None: they are of full steps."""
+    lost: Interval | None = None
+    """The rate by which the trial lost its race, with its bound; None: it did not."""
+    timed: bool = True
+    """Off where the race was lost in warm-up, whose steps `seconds` are then."""
