@@ -13,7 +13,7 @@ from autotune.jobs.session import Session
 from autotune.objective import pareto_front, rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
-from autotune.verdict import Verdict, decide, estimate
+from autotune.verdict import Verdict, decide, estimate, is_measured_in_full
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from storage.records import TrialRecord
@@ -136,6 +136,7 @@ def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
     return {
         "samples_per_second": to_plain(interval),
         "repeats": len(book.repeats(trial.config)),
+        "extrapolated": [] if is_measured_in_full(book, trial) else list(result.extrapolated),
         "step_seconds": batch / interval.mean,
         "peak_memory_bytes": [
             {"rank": rank.rank, "total": rank.peak_memory_bytes, "by_tag": dict(rank.memory_by_tag)} for rank in result.ranks

@@ -1,17 +1,20 @@
 """Steps of fewer micro-batches, extrapolated, against full ones: how well they agree, and what they save.
 
-python -m benchmarks.fidelity [--rounds 3] [--most 4] [--markdown docs/fidelity.md]
+python -m benchmarks.fidelity [--cycles 12] [--most 4] [--markdown docs/fidelity.md]
 """
 
 import argparse
+import dataclasses
+import json
+import math
 import statistics
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.intervals import Repeat, Spread
+from executor.measurement.fewer import Line, line_of
+from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
-from search_spaces.fewer import fewer_micro_batches
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -40,25 +43,29 @@ CASES: tuple[tuple[int, dict[str, object]], ...] = (
 
 @dataclass(slots=True)
 class Case:
-    """One configuration, measured either way in turn."""
+    """One configuration: its steps of three counts in turn, and one trial either way."""
 
     micro_batches: int
     config: TrialConfig
-    full: list[TrialResult] = field(default_factory=list)
-    fewer: list[TrialResult] = field(default_factory=list)
-
-    def workload(self) -> Workload:
-        samples = self.micro_batches * self.config.micro_batch_size * self.config.data_parallel_size(RANKS)
-        return Workload(global_batch_size=samples, sequence_length=SEQUENCE_LENGTH)
+    line: Line
+    steps: dict[str, list[float]]
+    """Seconds of steps of `first`, `second` and `full` micro-batches, by cycle."""
+    full: TrialResult
+    fewer: TrialResult
 
     def ratio(self) -> Interval:
-        """Extrapolated over full rate, from interleaved pairs; the spread is the pairs' own, with the prior of a CPU."""
-        return Spread().ratio(list(map(_repeat, self.fewer)), list(map(_repeat, self.full)))
+        """Extrapolated over full step time in the same build, each cycle giving a pair, so that drift is in neither."""
+        extrapolated = [self.line.at_full(*pair) for pair in zip(self.steps["first"], self.steps["second"], strict=True)]
+        whole = statistics.fmean(self.steps["full"])
+        off = [a - b for a, b in zip(extrapolated, self.steps["full"], strict=True)]
+        error = student_t_975(len(off) - 1) * statistics.stdev(off) / math.sqrt(len(off)) / whole
+        mean = statistics.fmean(extrapolated) / whole
+        return Interval(mean=mean, low=mean - error, high=mean + error)
 
-
-def _repeat(result: TrialResult) -> Repeat:
-    assert result.samples_per_second is not None
-    return Repeat(rate=result.samples_per_second.mean, within=result.within_relative_error)
+    def multiplied(self) -> float:
+        """What multiplying the larger timed step instead gives, over the full step."""
+        scale = self.micro_batches / self.line.second
+        return scale * statistics.fmean(self.steps["second"]) / statistics.fmean(self.steps["full"])
 
 
 def seconds(result: TrialResult) -> float:
@@ -68,35 +75,54 @@ def seconds(result: TrialResult) -> float:
     )
 
 
-def measure(runner: LocalRunner, case: Case, fidelity: Fidelity, reference: TrialResult | None) -> TrialResult:
+def request(micro_batches: int, config: TrialConfig, fidelity: Fidelity) -> TrialRequest:
     model = resolve_model(MODEL)
     assert isinstance(model, ModelSpec)
-    result = runner.run(
-        TrialRequest(
-            attempt=f"{case.config.hash}-{fidelity.most_micro_batches}",
-            model=model,
-            config=case.config,
-            workload=case.workload(),
-            world_size=RANKS,
-            fidelity=fidelity,
-            reference_losses=reference.losses if reference else (),
-        )
+    samples = micro_batches * config.micro_batch_size * config.data_parallel_size(RANKS)
+    return TrialRequest(
+        attempt=f"{config.hash}-{fidelity.most_micro_batches}-{fidelity.max_steps}",
+        model=model,
+        config=config,
+        workload=Workload(global_batch_size=samples, sequence_length=SEQUENCE_LENGTH),
+        world_size=RANKS,
+        fidelity=fidelity,
     )
+
+
+def run(runner: LocalRunner, asked: TrialRequest) -> TrialResult:
+    result = runner.run(asked)
     if result.outcome is not Outcome.OK:
-        raise SystemExit(f"{case.config}: {result.outcome} {result.message}\n{result.traceback}")
+        raise SystemExit(f"{asked.config}: {result.outcome} {result.message}\n{result.traceback}")
     return result
 
 
-def measure_all(cases: list[Case], rounds: int, most: int, trial_seconds: float) -> None:
-    """Full, fewer, full, fewer …: drift meets both alike. The first trial of all only warms the processes up."""
-    whole, fewer = (Fidelity(max_seconds=trial_seconds, most_micro_batches=count) for count in (None, most))
-    with LocalRunner(RANKS, device="cpu") as runner:
-        measure(runner, cases[0], whole, None)
-        for case in cases:
-            for _ in range(rounds):
-                case.full.append(measure(runner, case, whole, None))
-                case.fewer.append(measure(runner, case, fewer, case.full[-1]))
-            print(f"{_name(case)}: {_ratio_text(case)}", flush=True)
+def measure(steps: LocalRunner, trials: LocalRunner, count: int, config: TrialConfig, cycles: int, most: int) -> Case:
+    fewer, whole = (request(count, config, Fidelity(max_seconds=2.0, most_micro_batches=bound)) for bound in (most, None))
+    line = line_of(fewer)
+    if line is None:
+        raise SystemExit(f"{config} is not extrapolated from {most} micro-batches")
+    cycled = dataclasses.replace(fewer, fidelity=Fidelity(max_steps=cycles, most_micro_batches=most))
+    return Case(
+        micro_batches=count,
+        config=config,
+        line=line,
+        steps=json.loads(run(steps, cycled).environment["steps"]),
+        full=run(trials, whole),
+        fewer=run(trials, fewer),
+    )
+
+
+def measure_all(cycles: int, most: int) -> list[Case]:
+    cases = []
+    with (
+        LocalRunner(RANKS, device="cpu", trial_function="benchmarks.fidelity_rank:run_trial") as steps,
+        LocalRunner(RANKS, device="cpu") as trials,
+    ):
+        run(trials, request(4, TrialConfig(), Fidelity(max_steps=5)))  # what starting costs is in no trial's seconds
+        for count, knobs in CASES:
+            cases.append(measure(steps, trials, count, TrialConfig(**knobs), cycles, most))  # type: ignore[arg-type]
+            print(f"{_name(cases[-1])}: {_ratio_text(cases[-1])}", flush=True)
+    return cases
 
 
 def _name(case: Case) -> str:
@@ -109,59 +135,55 @@ def _ratio_text(case: Case) -> str:
     return f"{ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def _row(case: Case, most: int) -> str:
-    counts = fewer_micro_batches(case.config, case.workload(), RANKS, most)
-    exact = all(
-        a.collectives == b.collectives
-        for full, fewer in zip(case.full, case.fewer, strict=True)
-        for a, b in zip(full.ranks, fewer.ranks, strict=True)
-    )
-    took = [statistics.median(map(seconds, results)) for results in (case.full, case.fewer)]
+def _row(case: Case) -> str:
+    exact = all(a.collectives == b.collectives for a, b in zip(case.full.ranks, case.fewer.ranks, strict=True))
+    took = seconds(case.full), seconds(case.fewer)
     return (
-        f"| {_name(case)} | {case.micro_batches} | {counts[0] if counts else '-'}, {counts[1] if counts else '-'} | "
-        f"{_ratio_text(case)} | {took[0]:.1f} | {took[1]:.1f} | {1 - took[1] / took[0]:.0%} | {'same' if exact else 'DIFFER'} |"
+        f"| {_name(case)} | {case.micro_batches} | {case.line.first}, {case.line.second} | {_ratio_text(case)} | "
+        f"{case.multiplied():.3f} | {took[0]:.1f} | {took[1]:.1f} | {1 - took[1] / took[0]:.0%} | "
+        f"{'same' if exact else 'DIFFER'} |"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--most", type=int, default=4)
-    parser.add_argument("--trial-seconds", type=float, default=5.0)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    cases = [Case(count, TrialConfig(**knobs)) for count, knobs in CASES]  # type: ignore[arg-type]
-    measure_all(cases, arguments.rounds, arguments.most, arguments.trial_seconds)
-    agree = [case.ratio().low <= 1.0 <= case.ratio().high for case in cases]
-    off = [abs(case.ratio().mean - 1.0) for case in cases]
-    took = [sum(seconds(result) for case in cases for result in getattr(case, which)) for which in ("full", "fewer")]
+    cases = measure_all(arguments.cycles, arguments.most)
+    ratios = [case.ratio() for case in cases]
+    agree = sum(ratio.low <= 1.0 <= ratio.high for ratio in ratios)
+    off = statistics.fmean(abs(ratio.mean - 1.0) for ratio in ratios)
+    took = [sum(seconds(getattr(case, which)) for case in cases) for which in ("full", "fewer")]
     method = (
-        f"Written by `python -m benchmarks.fidelity`: `{MODEL}`, {SEQUENCE_LENGTH} tokens a sample, {RANKS} CPU ranks joined by "
-        f"gloo, `most_micro_batches` {arguments.most}, {arguments.rounds} rounds of a full and an extrapolated trial in turn. "
-        "The ratio is of extrapolated over full samples/s, with the 95 % interval of [interleaved pairs](intervals.md). Seconds "
-        "are of a trial, from its build to its end, in the median. Collectives: whether counts and bytes of a step are the full "
-        "one's on every rank."
+        f"Written by `python -m benchmarks.fidelity`: `{MODEL}`, {SEQUENCE_LENGTH} tokens a sample, {RANKS} CPU ranks joined "
+        f"by gloo, `most_micro_batches` {arguments.most}. In one build, {arguments.cycles} cycles of a step of each timed count "
+        "and a full one; *ratio*: extrapolated over full step time, with the 95 % interval of the cycles' differences; "
+        "*multiplied* is what the larger timed step gives when it is multiplied instead. Seconds are of one trial either way, "
+        "from its build to its end. Collectives: whether counts and bytes of a step are the full one's on every rank."
     )
     found = (
-        f"{sum(agree)} of {len(cases)} intervals hold 1; the median ratio is "
-        f"{statistics.median(case.ratio().mean for case in cases):.3f}, and the mean distance from 1 {statistics.fmean(off):.1%}. "
-        f"All trials in full took {took[0]:.0f} s, extrapolated {took[1]:.0f} s: {1 - took[1] / took[0]:.0%} saved."
+        f"{agree} of {len(cases)} intervals hold 1; the median ratio is "
+        f"{statistics.median(ratio.mean for ratio in ratios):.3f}, and the mean distance from 1 {off:.1%}; multiplied, the "
+        f"median is {statistics.median(case.multiplied() for case in cases):.3f}. All trials in full took {took[0]:.0f} s, "
+        f"extrapolated {took[1]:.0f} s: {1 - took[1] / took[0]:.0%} saved."
     )
     lines = [
         "# Steps of fewer micro-batches against full ones",
         "",
         method,
         "",
-        "| configuration | micro-batches | timed | ratio | full s | fewer s | saved | collectives |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_row(case, arguments.most) for case in cases),
+        "| configuration | micro-batches | timed | ratio | multiplied | full s | fewer s | saved | collectives |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_row, cases),
         "",
         found,
     ]
     print("\n".join(lines))
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(lines) + "\n")
-    return 0 if sum(agree) >= len(cases) - 1 else 1
+    return 0 if agree >= len(cases) - 1 else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The loop over a table of measurements: order, budget, retries, refusals, confirmation, interruption."""
 
+import dataclasses
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -9,15 +11,18 @@ from typing import Any
 import pytest
 import table
 
+from autotune.best_config import build_best_config
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
+from autotune.verdict import decide
 from executor.runners.replay import ReplayRunner
+from search_spaces.fewer import fewer_micro_batches
 from search_spaces.outcome import JobState, Outcome, Purpose
-from search_spaces.trial import TrialRequest, TrialResult
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord
 from storage.store import Store
@@ -240,3 +245,129 @@ def test_a_job_whose_every_trial_fails_has_failed(tmp_path: Path, store: Store) 
     book = run(table.session(tmp_path), store, table.runner(lambda config: table.ended(Outcome.FAILED)))
     assert (book.job.state, book.job.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
     assert "FAILED" in book.job.message
+
+
+class Racing(Recorded):
+    """Ends a trial as the ranks would: PRUNED where its rate is far below the one to beat."""
+
+    def _answer(self, request: TrialRequest) -> TrialResult:
+        result = super()._answer(request)
+        assert result.samples_per_second is not None
+        bound = result.samples_per_second.mean * 1.1
+        if request.rate_to_beat is None or bound >= request.rate_to_beat:
+            return result
+        rate = dataclasses.replace(result.samples_per_second, high=bound)
+        return dataclasses.replace(result, outcome=Outcome.PRUNED, samples_per_second=rate, message="at most that")
+
+
+def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store: Store) -> None:
+    runner = Racing()
+    session = table.session(tmp_path, trials=24, confirm_repeats=2)
+    book = run(session, store, runner)
+    by_number = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
+    for trial in book.trials:
+        decides = trial.number == 0 or trial.purpose is Purpose.CONFIRM
+        assert (by_number[trial.number].rate_to_beat is None) == decides
+    pruned = [trial for trial in book.trials if trial.outcome is Outcome.PRUNED]
+    assert pruned
+    assert all(trial.counted and trial.attempts == 1 and trial.purpose is Purpose.SEARCH for trial in pruned)
+    for trial in pruned:
+        held = by_number[trial.number]
+        result = book.whole(trial).result
+        assert result is not None
+        assert result.samples_per_second is not None
+        assert held.rate_to_beat is not None
+        # The bound is stored as it was told, not widened once more.
+        assert result.samples_per_second.high == pytest.approx(result.samples_per_second.mean * 1.1)
+        assert result.samples_per_second.high < held.rate_to_beat
+        assert held.race_spread >= math.sqrt(2) * 0.9 * table.session(tmp_path).prior.relative
+
+
+def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tmp_path: Path, store: Store) -> None:
+    def found(**changes: Any) -> tuple[list[str], str]:
+        session = table.session(tmp_path, trials=24, strategy="grid", confirm_repeats=1, **changes)
+        book = run(session, store, Racing())
+        verdict = decide(book, session.ranking, session.prior, session.baselines)
+        assert verdict is not None
+        return [trial.config_hash for trial in searched(book)], verdict.best.config_hash
+
+    assert found(racing=True) == found(racing=False)
+
+
+@pytest.mark.parametrize("changes", [{"racing": False}, {"objective": "memory"}])
+def test_no_trial_races_where_that_is_not_wanted_or_the_slower_may_win(
+    tmp_path: Path, store: Store, changes: dict[str, Any]
+) -> None:
+    runner = Recorded()
+    run(table.session(tmp_path, **changes), store, runner)
+    assert all(request.rate_to_beat is None for request in runner.requests)
+
+
+def test_pruned_trials_are_no_alternatives_and_no_repeats(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path, trials=24, confirm_repeats=0)
+    book = run(session, store, Racing())
+    pruned = {trial.number for trial in book.trials if trial.outcome is Outcome.PRUNED}
+    document = build_best_config(session, book)
+    assert pruned
+    assert not pruned & {entry["trial"] for entry in document["alternatives"]}
+    assert all(book.repeats(book.trial(number).config) == [] for number in pruned)
+
+
+class Fewer(Recorded):
+    """Answers as the ranks would where steps may have fewer micro-batches, a tenth too fast."""
+
+    def _answer(self, request: TrialRequest) -> TrialResult:
+        result = super()._answer(request)
+        most = request.fidelity.most_micro_batches
+        if fewer_micro_batches(request.config, request.workload, request.world_size, most) is None:
+            return result
+        assert result.samples_per_second is not None
+        rate = table.ok(result.samples_per_second.mean * 1.1).samples_per_second
+        return dataclasses.replace(result, samples_per_second=rate, extrapolated=("micro_batches",))
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: int) -> None:
+    """Of small micro-batches, which a step has more than the most of, some are fastest here."""
+    runner = Fewer(lambda config: table.ok(100.0 / config.micro_batch_size * (1 + 0.05 * config.zero_stage)))
+    session = table.session(
+        tmp_path, trials=24, global_batch_size=16, confirm_repeats=rounds, fidelity=Fidelity(most_micro_batches=4)
+    )
+    book = run(session, store, runner)
+    requests = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
+    assert requests[0].fidelity.most_micro_batches is None
+    confirmations = [trial for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+    assert {requests[trial.number].fidelity.most_micro_batches for trial in confirmations} == {None}
+    assert all(trial.result is not None and not trial.result.extrapolated for trial in confirmations)
+    assert len(confirmations) == (1 if rounds == 0 else len(confirmations))
+    for trial in searched(book):
+        reduced = trial.result is not None and bool(trial.result.extrapolated)
+        assert trial.fidelity == ("fewer_micro_batches" if reduced else "full")
+    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    assert verdict is not None
+    assert verdict.best.result is not None
+    assert verdict.best.result.extrapolated == ("micro_batches",)
+    assert book.confirmed(verdict.best.config)
+    measured = build_best_config(session, book)["best"]["measured"]
+    assert measured["extrapolated"] == []
+    assert measured["samples_per_second"]["mean"] == pytest.approx(115.0)
+
+
+def test_what_could_not_be_confirmed_in_full_does_not_win(tmp_path: Path, store: Store) -> None:
+    class Unconfirmed(Fewer):
+        def _answer(self, request: TrialRequest) -> TrialResult:
+            result = super()._answer(request)
+            asked = request.rate_to_beat is None and len(self.requests) > 1
+            return dataclasses.replace(table.ended(Outcome.FAILED), attempt=request.attempt) if asked else result
+
+    def answer(config: TrialConfig) -> TrialResult:
+        return table.ok(100.0 / config.micro_batch_size * (1 + 0.05 * config.zero_stage))
+
+    session = table.session(
+        tmp_path, trials=6, global_batch_size=16, confirm_repeats=0, fidelity=Fidelity(most_micro_batches=4)
+    )
+    book = run(session, store, Unconfirmed(answer))
+    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    assert verdict is not None
+    assert verdict.best.result is not None
+    assert verdict.best.result.extrapolated == ()

@@ -1,0 +1,35 @@
+"""Steps of three counts of micro-batches in turn, in one build; their seconds come back as JSON in `environment`.
+
+Rank processes import it by name, as they import `executor.trial` otherwise.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+from executor.engine import RankContext
+from executor.measurement.agreement import gather_numbers
+from executor.measurement.fewer import line_of
+from executor.trial import ENGINES
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Progress, TrialRequest, TrialResult
+
+
+def run_trial(context: RankContext, request: TrialRequest, _: Callable[[Progress], None]) -> TrialResult:
+    """`fidelity.max_steps` cycles, after two that are not looked at."""
+    line = line_of(request)
+    assert line is not None
+    counts = {"first": line.first, "second": line.second, "full": line.full}
+    seconds: dict[str, list[float]] = {name: [] for name in counts}
+    session = ENGINES[request.engine].build(context, request.model, request.config, request.workload)
+    for cycle in range(request.fidelity.max_steps + 2):
+        for name, count in counts.items():
+            session.prepare(cycle, count)
+            gather_numbers(context, [0.0])
+            began = time.perf_counter()
+            session.train_step()
+            took = max(row[0] for row in gather_numbers(context, [time.perf_counter() - began]))
+            if cycle > 1:
+                seconds[name].append(took)
+    session.close()
+    return TrialResult(attempt=request.attempt, outcome=Outcome.OK, environment={"steps": json.dumps(seconds)})

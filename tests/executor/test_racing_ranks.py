@@ -1,0 +1,114 @@
+"""Races and extrapolation on real ranks. Steps are counted; no time is asserted."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from executor.runners.local import LocalRunner
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+SPEC = ModelSpec(
+    name="raced", family="llama", num_layers=4, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    ffn_hidden_size=64, vocab_size=64, sequence_length=32,
+)  # fmt: skip
+PATIENT = Fidelity(min_steps=5, max_steps=30, max_seconds=1e9, max_warmup_steps=6, target_relative_half_width=1e-12)
+"""Without a race: thirty steps, whatever they show."""
+BRIEF = Fidelity(min_steps=2, max_steps=4, max_warmup_steps=6)
+Run = Callable[..., TrialResult]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with LocalRunner(2, device="cpu") as runner:
+
+        def measured(fidelity: Fidelity, batch: int = 4, **fields: object) -> TrialResult:
+            config = fields.pop("config", TrialConfig(zero_stage=1))
+            assert isinstance(config, TrialConfig)
+            result = runner.run(
+                TrialRequest(
+                    attempt="a",
+                    model=SPEC,
+                    config=config,
+                    workload=Workload(global_batch_size=batch, sequence_length=8),
+                    world_size=2,
+                    fidelity=fidelity,
+                    **fields,
+                )
+            )
+            assert result.traceback is None, result.traceback
+            return result
+
+        yield measured
+
+
+def test_a_slow_trial_ends_before_its_steps_are_timed_and_keeps_its_memory(run: Run) -> None:
+    result = run(PATIENT, rate_to_beat=1e9, race_spread=0.05)
+    assert result.outcome is Outcome.PRUNED
+    assert result.step_seconds == ()
+    assert result.samples_per_second is not None
+    assert result.samples_per_second.low < result.samples_per_second.mean < result.samples_per_second.high < 1e9
+    assert "1e+09" in result.message
+    assert f"{result.samples_per_second.high:.4g}" in result.message
+    assert (result.peak_memory_bytes or 0) > 0
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+
+
+def test_a_trial_of_a_third_of_the_best_rate_ends_while_it_is_timed_and_the_ranks_go_on(run: Run) -> None:
+    whole = run(PATIENT)
+    assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 30)
+    assert whole.samples_per_second is not None
+    # Below what ends it in warm-up, which is three times its fastest step's rate.
+    best = 2.9 * 4 / min(whole.step_seconds)
+    pruned = run(dataclasses.replace(PATIENT, max_steps=100), rate_to_beat=best, race_spread=0.01)
+    assert pruned.outcome is Outcome.PRUNED
+    assert len(pruned.step_seconds) < 100
+    assert pruned.warm, "every rank came to the same end, or the gang would have been killed"
+    assert (pruned.peak_memory_bytes or 0) > 0
+    assert run(BRIEF).warm
+
+
+def test_a_trial_that_reaches_the_best_is_measured_to_its_end(run: Run) -> None:
+    result = run(PATIENT, rate_to_beat=1e-3, race_spread=0.05)
+    assert (result.outcome, len(result.step_seconds)) == (Outcome.OK, 30)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrialConfig(zero_stage=2),
+        TrialConfig(zero_stage=3),
+        TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"),
+        TrialConfig(pipeline_parallel_size=2, pipeline_schedule="interleaved_1f1b", virtual_stages=2),
+    ],
+    ids=["zero-2", "zero-3", "1f1b", "interleaved"],
+)
+def test_what_is_extrapolated_is_marked_and_all_else_is_the_full_steps(run: Run, config: TrialConfig) -> None:
+    batch = 8 * config.data_parallel_size(2)
+    full = run(BRIEF, batch, config=config)
+    fewer = run(
+        Fidelity(min_steps=2, max_steps=40, max_warmup_steps=6, most_micro_batches=4),
+        batch,
+        config=config,
+        reference_losses=full.losses,
+    )
+    assert (full.extrapolated, fewer.extrapolated) == ((), ("micro_batches",))
+    assert "from steps of 2 and 4 micro-batches to 8" in fewer.message
+    # Only whole steps have losses that can be held against the reference.
+    assert fewer.losses == full.losses[:2]
+    assert fewer.hardware_tflops_per_device is not None
+    for one, other in zip(full.ranks, fewer.ranks, strict=True):
+        assert one.collectives == other.collectives
+
+
+def test_a_wrong_reference_is_told_by_whole_steps_of_an_extrapolated_trial(run: Run) -> None:
+    result = run(Fidelity(most_micro_batches=4), 16, reference_losses=(1.0, 1.0, 1.0))
+    assert result.outcome is Outcome.WRONG
+
+
+def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
+    result = run(Fidelity(min_steps=2, max_steps=4, max_warmup_steps=6, most_micro_batches=8), 16)
+    assert result.extrapolated == ()
