@@ -1,5 +1,7 @@
 """Steps of three counts of micro-batches in turn, in one build; their seconds come back as JSON in `environment`.
 
+`wall` is of the slowest rank, `cpu` the sum over the ranks, which a busy machine changes less.
+
 Rank processes import it by name, as they import `executor.trial` otherwise.
 """
 
@@ -20,16 +22,20 @@ def run_trial(context: RankContext, request: TrialRequest, _: Callable[[Progress
     line = line_of(request)
     assert line is not None
     counts = {"first": line.first, "second": line.second, "full": line.full}
-    seconds: dict[str, list[float]] = {name: [] for name in counts}
+    wall: dict[str, list[float]] = {name: [] for name in counts}
+    work: dict[str, list[float]] = {name: [] for name in counts}
     session = ENGINES[request.engine].build(context, request.model, request.config, request.workload)
     for cycle in range(request.fidelity.max_steps + 2):
         for name, count in counts.items():
             session.prepare(cycle, count)
             gather_numbers(context, [0.0])
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             session.train_step()
-            took = max(row[0] for row in gather_numbers(context, [time.perf_counter() - began]))
+            rows = gather_numbers(context, [time.perf_counter() - began, time.process_time() - worked])
             if cycle > 1:
-                seconds[name].append(took)
+                wall[name].append(max(row[0] for row in rows))
+                work[name].append(sum(row[1] for row in rows))
     session.close()
-    return TrialResult(attempt=request.attempt, outcome=Outcome.OK, environment={"steps": json.dumps(seconds)})
+    return TrialResult(
+        attempt=request.attempt, outcome=Outcome.OK, environment={"wall": json.dumps(wall), "cpu": json.dumps(work)}
+    )
