@@ -110,14 +110,24 @@ class AdviserStrategy(Strategy):
             return min(left, key=lambda near: stable_hash([seed, near.hash]), default=None)
         return axes.nearest(places, left or (), seed) if places else None
 
+    def _scored(self, trial: TrialRecord) -> float | None:
+        """A trial that was ended early is slow, not impossible: trials are ended early where samples/s are the score."""
+        score = self._score(trial)
+        return score if score is not None else _pruned_rate(trial)
+
     def _told(self, history: Sequence[TrialRecord], axes: Axes) -> list[Told]:
         heard = [trial for trial in history if trial.outcome is not None and trial.outcome not in UNTOLD]
-        scores = [score if score is not None and math.isfinite(score) else None for score in map(self._score, heard)]
+        scores = [score if score is not None and math.isfinite(score) else None for score in map(self._scored, heard)]
         lowest = min((score for score in scores if score is not None), default=0.0)
         return [
             Told(places=axes.places(trial.config), score=lowest if score is None else score, wins=score is not None)
             for trial, score in zip(heard, scores, strict=True)
         ]
+
+
+def _pruned_rate(trial: TrialRecord) -> float | None:
+    measured = trial.result.samples_per_second if trial.result is not None else None
+    return measured.mean if trial.outcome is Outcome.PRUNED and measured is not None else None
 
 
 def _seed(seed: int, number: int) -> int:
