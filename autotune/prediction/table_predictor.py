@@ -79,6 +79,10 @@ class TablePredictor:
         """One that knows these rows and generic priors alone."""
         return TablePredictor(known=tuple(rows), disturb=self.disturb)
 
+    def disturbed(self, disturb: Callable[[Coefficients], Coefficients] | None) -> "TablePredictor":
+        """The same with its coefficients changed so; what was fitted is not fitted anew."""
+        return replace(self, disturb=disturb)
+
     def forecast(self, rows: Sequence[Row]) -> Forecast:
         """Time, memory and verdict of each row, with bands that hold nine times out of ten."""
         found: dict[str, list[int]] = {}
@@ -122,9 +126,9 @@ class TablePredictor:
     def _fit(self, source: str) -> _Fit:
         own = source if self.known is not None and source in self._sources else ""
         if own not in self._fits:
-            fit = self._fitted(own)
-            self._fits[own] = replace(fit, rates=self.disturb(fit.rates)) if self.disturb else fit
-        return self._fits[own]
+            self._fits[own] = self._fitted(own)
+        fit = self._fits[own]
+        return replace(fit, rates=self.disturb(fit.rates)) if self.disturb else fit
 
     def _fitted(self, own: str) -> _Fit:
         if self.known is None:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autotune.objective import Ranking
+from autotune.objective import Ranking, rate
 from autotune.search_benchmark.groups import Group
 from autotune.strategies.strategy import Strategy
 from autotune.validation.facts import Candidate
@@ -23,6 +23,10 @@ _MODEL = FactoryModel(reference="table:row", parameter_count=1)
 _WORKLOAD = Workload(global_batch_size=1, sequence_length=1)
 
 
+MOST_REFUSED = 1000
+"""Proposals of what the table does not have after which a game ends: they cost nothing, and must not go on for ever."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """What a strategy found."""
@@ -32,35 +36,79 @@ class Played:
     failed: tuple[bool, ...]
     """Whether each trial failed, for whatever cause."""
     out_of_memory: tuple[bool, ...]
-    first_seconds: float
-    """Of deciding on the first trial: libraries are loaded, and candidates described."""
     seconds: tuple[float, ...]
-    """Of each later decision."""
+    """Of each decision. In the first, libraries are loaded and what is asked again and again is prepared."""
+    refused: int = 0
+    """Proposals of what the table does not have."""
+    error: str = ""
+    """What ended the game before its time: what the strategy raised, or that it broke its contract."""
 
 
 def play(group: Group, strategy: Strategy, seed: int, trials: int) -> Played:
-    """Let the strategy choose `trials` times, or until all was tried; nothing of the group reaches it but its own trials."""
-    runner = ReplayRunner(results(group))
-    fates = {config.hash: candidate.fate for config, candidate in zip(group.configs, group.candidates, strict=True)}
-    history: list[TrialRecord] = []
-    shares: list[float] = []
+    """Let the strategy choose `trials` times, or until all was tried; nothing of the group reaches it but its own trials.
+
+    1. The strategy is asked for one configuration, with all trials so far; the time that it takes is kept.
+    2. What the table does not have is refused and costs no trial; what was asked before ends the game.
+    3. All else is answered by the table, at the cost of a trial.
+    """
+    game = _Game(group)
     seconds: list[float] = []
-    while len(history) < trials:
+    error = ""
+    while len(game.shares) < trials and not error:
         began = time.perf_counter()
-        proposed = strategy.propose(group.space, history, (), 1, seed)
+        try:
+            proposed = strategy.propose(group.space, tuple(game.history), (), 1, seed)
+        except Exception as raised:  # whatever it is, others play on, and the report names it
+            error = f"{type(raised).__name__}: {raised}"
+            break
         seconds.append(time.perf_counter() - began)
         if not proposed:
             break
-        history.append(_run(runner, proposed[0], len(history)))
-        shares.append(max((_rate(trial) for trial in history), default=0.0) / group.best)
-    runner.close()
-    return Played(
-        shares=tuple(shares),
-        failed=tuple(trial.outcome is not Outcome.OK for trial in history),
-        out_of_memory=tuple(fates[trial.config_hash] is Fate.OUT_OF_MEMORY for trial in history),
-        first_seconds=seconds[0],
-        seconds=tuple(seconds[1:]),
-    )
+        error = game.answer(proposed[0])
+    return game.played(seconds, " ".join(error.split()))
+
+
+class _Game:
+    """Trials so far."""
+
+    def __init__(self, group: Group) -> None:
+        self.history: list[TrialRecord] = []
+        self.shares: list[float] = []
+        self._group = group
+        self._runner = ReplayRunner(results(group))
+        self._fates = {config.hash: candidate.fate for config, candidate in zip(group.configs, group.candidates, strict=True)}
+        self._asked: set[str] = set()
+
+    def answer(self, config: TrialConfig) -> str:
+        """Run or refuse it. Returns what is wrong with asking for it, or nothing."""
+        if config.hash in self._asked:
+            return "proposed a configuration twice"
+        self._asked.add(config.hash)
+        if refusals := self._group.space.check(config):
+            refused = TrialResult(attempt="", outcome=Outcome.INVALID, rule=refusals[0].rule, message=refusals[0].message)
+            self.history.append(_record(config, refused, len(self.history), attempts=0))
+            return f"proposed {MOST_REFUSED} configurations that the table does not have" if self._too_many() else ""
+        self._runner.submit(TrialRequest(attempt="0", model=_MODEL, config=config, workload=_WORKLOAD, world_size=1))
+        [(_, result)] = self._runner.events(timeout=0.0)
+        if not isinstance(result, TrialResult):
+            raise TypeError("a replay answers with results alone")
+        self.history.append(_record(config, dataclasses.replace(result, attempt=""), len(self.history), attempts=1))
+        self.shares.append(max([*self.shares[-1:], rate(self.history[-1]) / self._group.best]))
+        return ""
+
+    def played(self, seconds: list[float], error: str) -> Played:
+        ran = [trial for trial in self.history if trial.attempts]
+        return Played(
+            shares=tuple(self.shares),
+            failed=tuple(trial.outcome is not Outcome.OK for trial in ran),
+            out_of_memory=tuple(self._fates[trial.config_hash] is Fate.OUT_OF_MEMORY for trial in ran),
+            seconds=tuple(seconds),
+            refused=len(self.history) - len(ran),
+            error=error,
+        )
+
+    def _too_many(self) -> bool:
+        return sum(not trial.attempts for trial in self.history) >= MOST_REFUSED
 
 
 def score(trial: TrialRecord) -> float | None:
@@ -69,32 +117,22 @@ def score(trial: TrialRecord) -> float | None:
 
 
 def results(group: Group) -> dict[str, TrialResult]:
-    """What a trial of each configuration gives."""
-    return {config.hash: _result(candidate) for config, candidate in zip(group.configs, group.candidates, strict=True)}
+    """What a trial of each configuration gives: what the table says, and no label."""
+    each = zip(group.configs, group.candidates, group.said_out_of_memory, strict=True)
+    return {config.hash: _result(candidate, said) for config, candidate, said in each}
 
 
-def _result(candidate: Candidate) -> TrialResult:
+def _result(candidate: Candidate, said_out_of_memory: bool) -> TrialResult:
     if candidate.repeats:
-        rate = Interval(mean=candidate.rate, low=candidate.rate, high=candidate.rate)
-        return TrialResult(attempt="", outcome=Outcome.OK, samples_per_second=rate)
-    # What a label derived is for scores: a trial shows what the table says.
-    outcome = Outcome.INFEASIBLE if candidate.fate is Fate.OUT_OF_MEMORY else Outcome.FAILED
-    return TrialResult(attempt="", outcome=outcome, message=f"the table says: {candidate.fate}")
+        told = Interval(mean=candidate.rate, low=candidate.rate, high=candidate.rate)
+        return TrialResult(attempt="", outcome=Outcome.OK, samples_per_second=told)
+    outcome = Outcome.INFEASIBLE if said_out_of_memory else Outcome.FAILED
+    return TrialResult(attempt="", outcome=outcome, message="the table has no time of it")
 
 
-def _run(runner: ReplayRunner, config: TrialConfig, number: int) -> TrialRecord:
-    request = TrialRequest(attempt=str(number), model=_MODEL, config=config, workload=_WORKLOAD, world_size=1)
-    runner.submit(request)
-    [(_, result)] = runner.events(timeout=0.0)
-    if not isinstance(result, TrialResult):
-        raise TypeError("a replay answers with results alone")
+def _record(config: TrialConfig, result: TrialResult, number: int, attempts: int) -> TrialRecord:
     return TrialRecord(
         job_id="bench", number=number, config=config, config_hash=config.hash, purpose=Purpose.SEARCH, fidelity="full",
-        repeat=0, counted=True, outcome=result.outcome, result=dataclasses.replace(result, attempt=""), attempts=1,
+        repeat=0, counted=True, outcome=result.outcome, result=result, attempts=attempts,
         created=_THEN, started=_THEN, finished=_THEN,
     )  # fmt: skip
-
-
-def _rate(trial: TrialRecord) -> float:
-    measured = trial.result.samples_per_second if trial.result is not None else None
-    return measured.mean if measured is not None else 0.0

@@ -1,18 +1,23 @@
 """What is predicted of a table's configurations, for guided search."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.memory import TAGS
 from autotune.prediction.residual import features
 from autotune.prediction.table_predictor import TablePredictor
+from autotune.search_benchmark.groups import Group, Lesson
 from autotune.strategies.guided.described import Array, Described, Index
 from autotune.strategies.strategy import Candidates
 from autotune.validation.row import Row
 from search_spaces.trial_config import TrialConfig
 
+Disturb = Callable[[Coefficients], Coefficients]
+Asked = tuple[Lesson, Sequence[Group]]
+"""A lesson and its groups."""
 TRUST = 0.5
 """Share that is believed of what other groups of the source make of the equations' times: measurements of others carry over
 that far."""
@@ -50,6 +55,16 @@ class TableForecaster:
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:  # noqa: ARG002
         """None: the pool has all."""
         return ()
+
+
+def forecasters(asked: Asked, predictor: TablePredictor, disturbs: Sequence[Disturb | None]) -> list[list[TableForecaster]]:
+    """Of each disturbance a forecaster for each group that is predicted after the lesson, fitted once."""
+    lesson, groups = asked
+    known = predictor if lesson.fitted is None else predictor.calibrated(lesson.fitted)
+    return [
+        [TableForecaster(group.configs, group.asked, group.work, known.disturbed(disturb)) for group in groups]
+        for disturb in disturbs
+    ]
 
 
 def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> Described:

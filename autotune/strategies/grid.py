@@ -11,6 +11,8 @@ from storage.records import TrialRecord
 class GridStrategy(Strategy):
     """Takes the first configurations that are not known; of a huge space only as many are made as are looked at."""
 
+    seeded = False
+
     def __init__(self) -> None:
         self._walks: dict[str, Walk] = {}
 

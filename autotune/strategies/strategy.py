@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from autotune.errors import RequestError
 from autotune.strategies.names import PREDICTING, STRATEGIES
@@ -15,6 +15,8 @@ from storage.records import TrialRecord
 if TYPE_CHECKING:
     from autotune.strategies.guided.described import Forecaster
 
+STRATEGIES = ("guided", "tpe", "random", "grid")
+"""Every name that `make_strategy` knows."""
 Score = Callable[[TrialRecord], float | None]
 """How good a finished trial is, more being better; None: it cannot win."""
 
@@ -68,6 +70,9 @@ class Strategy(ABC):
     `propose` is a pure function of its arguments: another process that is given the same ones answers the same, so that a
     job is resumed from its rows alone. An implementation may keep what is dear to compute, never what it was asked before.
     """
+
+    seeded: ClassVar[bool] = True
+    """Whether the seed may change what is proposed."""
 
     @abstractmethod
     def propose(

@@ -28,6 +28,8 @@ class GuidedStrategy(Strategy):
     The seed decides nothing but what is tried when all of the pool was: there is nothing to draw.
     """
 
+    seeded = False
+
     def __init__(self, score: Score, forecaster: Forecaster, value: Value = rate) -> None:
         """`score`: None for a trial that may not win; `value`: what is made the most of, which the forecaster predicts."""
         self._score, self._value = score, value
