@@ -6,7 +6,7 @@ DATA ?= ../shared/data
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test gpu parity chaos fuzz bench validate clean
+.PHONY: demo test gpu parity chaos fuzz bench validate search clean
 
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
@@ -47,6 +47,10 @@ bench: $(STAMP)
 
 validate: $(STAMP)
 	$(BIN)/python benchmarks/validate.py --data $(DATA) --markdown docs/validation.md
+
+search: $(STAMP)
+	$(BIN)/python benchmarks/decision_time.py --markdown docs/decision-time.md
+	$(BIN)/python benchmarks/search.py --data $(DATA) --markdown docs/search.md
 
 # Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
 gpu:

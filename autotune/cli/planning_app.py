@@ -191,6 +191,50 @@ def validate(
     )
 
 
+@app.command("bench-search")
+def bench_search(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
+    strategies: Annotated[
+        str, typer.Option(metavar="NAMES", help="Which, with commas between; the first is compared with each other.")
+    ] = "guided,tpe,random",
+    calibrate: Annotated[
+        str, typer.Option(metavar="MODE", help="Fit predictions first: none, leave-group-out or leave-source-out.")
+    ] = "leave-group-out",
+    trials: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Trials of a strategy on a group.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Games of a strategy on a group.")] = 20,
+    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Timed configurations that a group needs.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of intervals and of the oracle's noise.")] = 0,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A CSV file that labels runs which failed of an unstated cause.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=0, max=256, metavar="N", help="Processes that play; 0: as many as there are cores.")
+    ] = 0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a Markdown page, too.")] = None,
+    json: Json = False,
+) -> None:
+    """Play strategies against each other on a table of measurements: how much of the best is found after how many trials."""
+    from autotune.cli.bench_search import BenchSearchOptions, bench_search_command
+
+    end(
+        lambda: bench_search_command(
+            BenchSearchOptions(
+                table=table,
+                strategies=strategies,
+                calibrate=calibrate,
+                trials=trials,
+                seeds=seeds,
+                min_timed=min_timed,
+                seed=seed,
+                labels=labels,
+                processes=processes,
+                markdown=markdown,
+                json=json,
+            )
+        )
+    )
+
+
 @app.command("dry-run")
 def dry_run(
     model: options.Model = None,

@@ -1,0 +1,133 @@
+"""`autotune bench-search`: strategies against each other on a table of measurements."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.output import require_writable, write_whole
+from autotune.search_benchmark.markdown import (
+    DECISIONS,
+    TITLES,
+    WASTED,
+    Document,
+    budgets,
+    families,
+    how_told,
+    left_out,
+    markdown_page,
+    score_rows,
+    waste_rows,
+)
+from autotune.search_benchmark.report import bench_search
+from autotune.search_benchmark.tournament import Progress, Rounds
+from autotune.validation.folds import Calibration
+from autotune.validation.outcomes import NO_LABELS, read_labels
+from autotune.validation.table import read_table
+
+_SHOWN = 12
+"""Lines on what is left out that the console shows; the JSON and the Markdown page hold all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSearchOptions:
+    """What the command line gave."""
+
+    table: Path
+    strategies: str
+    calibrate: str
+    trials: int
+    seeds: int
+    min_timed: int
+    seed: int
+    labels: Path | None
+    processes: int
+    markdown: Path | None
+    json: bool
+
+
+def bench_search_command(options: BenchSearchOptions) -> Status:
+    """Play, and tell who found what."""
+    rounds = Rounds(
+        strategies=tuple(name for each in options.strategies.split(",") if (name := each.strip())),
+        calibrate=_calibration(options.calibrate),
+        trials=options.trials,
+        seeds=options.seeds,
+        min_timed=options.min_timed,
+        seed=options.seed,
+        processes=options.processes,
+    )
+    if options.markdown:
+        require_writable(options.markdown)
+    table = read_table(options.table)
+    labels = read_labels(options.labels) if options.labels else NO_LABELS
+    with _progress() as progress:
+        document = bench_search(table, rounds, labels, progress=progress)
+    if options.markdown:
+        write_whole(options.markdown, markdown_page(document))
+    if options.json:
+        # Written first to a string: a figure that JSON cannot hold must not leave half a document.
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    else:
+        _print(document)
+    return Status.OK
+
+
+def _calibration(name: str) -> Calibration:
+    modes = [mode for mode in Calibration if mode is not Calibration.FEW_ROWS]
+    if name not in modes:
+        raise RequestError("calibrate", f"{name!r} is no mode", f"use one of {', '.join(modes)}")
+    return Calibration(name)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """On a terminal, how far it is."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status("reading the table") as status:
+        yield lambda what, done, total: status.update(f"{done} of {total} {what}")
+
+
+def _print(document: Document) -> None:
+    console = Console()
+    for sentence in how_told(document):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    for source, figures in families(document) if document["groups"] else ():
+        console.print()
+        groups = f"{figures['group_count']} group{'s' * (figures['group_count'] != 1)}"
+        console.print(f"{source}: {groups}", highlight=False, markup=False, style="bold", soft_wrap=True)
+        for score, title in TITLES.items():
+            _print_table(console, title, budgets(document), score_rows(figures, score))
+        headings = [*(name for _, name in WASTED), *(name for _, name in DECISIONS)]
+        _print_table(console, "Of the first ten trials, and time", headings, waste_rows(figures))
+    _print_left_out(console, list(left_out(document)))
+
+
+def _print_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> None:
+    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    shown.add_column("", min_width=18, max_width=30, overflow="fold")
+    for heading in headings:
+        shown.add_column(heading, justify="right")
+    for name, *cells in rows:
+        shown.add_row(Text(name), *cells)
+    console.print(shown, highlight=False)
+
+
+def _print_left_out(console: Console, lines: list[str]) -> None:
+    if len(lines) > _SHOWN:
+        lines = [*lines[:_SHOWN], f"… and {len(lines) - _SHOWN} more: see --json or --markdown"]
+    if lines:
+        console.print()
+    for line in lines:
+        console.print("left out, " + " ".join(line.split()), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,125 @@
+"""How long guided search takes to decide, after many trials, over many candidates.
+
+    python benchmarks/decision_time.py [--repeats 5] [--markdown docs/decision-time.md]
+
+Candidates are made up: 35 features and 5 tags of memory each, rates and bytes that depend on the features. A hundred trials
+of them are told, a fifth of which ran out of memory; then the next candidate is chosen, as it is after each further trial.
+The first decision of a process, with no trials yet, is reported apart.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autotune.strategies.guided.choose import choose
+from autotune.strategies.guided.described import Described
+from autotune.strategies.guided.told import Told
+from autotune.validation.markdown import table
+
+FEATURES, TAGS, TRIALS = 35, 5, 100
+BOUNDS = {10_000: 0.05, 1_000_000: 1.0}
+"""Candidates -> seconds that a decision may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of decisions."""
+
+    candidates: int
+    first: float
+    """With no trials."""
+    later: tuple[float, ...]
+    """After a hundred trials, then one more each."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the slowest of the later decisions is within the bound."""
+        return max(self.later) <= BOUNDS[self.candidates]
+
+
+def made_up(count: int) -> Described:
+    """Candidates whose features are doublings, as degrees and sizes are."""
+    random = np.random.default_rng(0)
+    features = random.integers(0, 6, (count, FEATURES)).astype(np.float64)
+    tags = np.exp2(32 + features[:, :TAGS] / 3 + 0.1 * random.standard_normal((count, TAGS)))
+    return Described(
+        log_rate=features @ random.normal(0, 0.1, FEATURES),
+        learned=0.05 * random.standard_normal(count),
+        features=features,
+        needed=tags.sum(axis=1),
+        outside=np.full(count, 2e9),
+        tags=tags,
+        room=np.full(count, 80e9),
+        memory_spread=np.full(count, 0.06),
+        kind=features[:, 0].astype(np.int64) % 2,
+        cost=np.ones(count),
+    )
+
+
+def told(pool: Described, places: np.ndarray) -> Told:
+    """Trials at these places: a fifth out of memory, the others with a rate near what is predicted."""
+    random = np.random.default_rng(1)
+    failed = np.arange(len(places)) % 5 == 4
+    errors = 0.2 * random.standard_normal(len(places))
+    return Told(
+        described=pool.take(places),
+        log_rate=np.where(failed, np.nan, pool.log_rate[places] + errors),
+        noise=np.full(len(places), 0.02),
+        ran=~failed,
+        out_of_memory=failed,
+        peak=np.where(failed, np.nan, 0.97 * pool.needed[places]),
+        wins=~failed,
+    )
+
+
+def measure(count: int, repeats: int) -> Measured:
+    """Decide `repeats` times, each with one trial more than before."""
+    pool = made_up(count)
+    # Among the best, as trials of a search are.
+    places = np.argsort(-pool.log_rate)[: 20 * (TRIALS + repeats) : 20]
+    open_ = np.ones(count, dtype=bool)
+    first, _ = _timed(pool, told(pool, places[:0]), open_)
+    later = []
+    for trials in range(TRIALS, TRIALS + repeats):
+        open_[places[:trials]] = False
+        later.append(_timed(pool, told(pool, places[:trials]), open_)[0])
+    return Measured(candidates=count, first=first, later=tuple(later))
+
+
+def _timed(pool: Described, known: Told, open_: np.ndarray) -> tuple[float, list[int]]:
+    began = time.perf_counter()
+    chosen = choose(pool, known, open_, 1)
+    return time.perf_counter() - began, chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    found = [measure(count, arguments.repeats) for count in BOUNDS]
+    cells = [
+        [
+            f"{each.candidates:,}", f"{1e3 * each.first:.0f} ms", f"{1e3 * float(np.median(each.later)):.0f} ms",
+            f"{1e3 * max(each.later):.0f} ms", f"{1e3 * BOUNDS[each.candidates]:.0f} ms", "held" if each.held else "**missed**",
+        ]
+        for each in found
+    ]  # fmt: skip
+    lines = table(["candidates", "first decision", f"after {TRIALS} trials, median", "slowest", "bound", ""], cells)
+    print("\n".join(lines))
+    if arguments.markdown:
+        head = [
+            "# How long guided search takes to decide", "",
+            f"Written by `benchmarks/decision_time.py`: {FEATURES} features and {TAGS} tags of memory a candidate, made up. A decision",
+            "is everything between trials but describing the candidates, which is done once for a search.", "",
+        ]  # fmt: skip
+        arguments.markdown.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
+    return 0 if all(each.held for each in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

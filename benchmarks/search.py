@@ -1,0 +1,129 @@
+"""Does guided search find the best in a handful of trials? Strategies against each other on the measurements of others.
+
+    python benchmarks/search.py [--data ../shared/data] [--seeds 20] [--draws 8] [--markdown docs/search.md]
+
+The measurements are no part of the repository: where they are absent, this says so and measures nothing. Each strategy plays
+on every group with eight or more timed rows: with what was fitted on all rows but the group's, and on all but its source's.
+Then guided plays with predictions that were made wrong on purpose (`wrong_prior.py`).
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import wrong_prior
+from search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
+
+from autotune.prediction.table_predictor import TablePredictor
+from autotune.search_benchmark.groups import gather_groups
+from autotune.search_benchmark.markdown import group_tables, how_told, source_tables
+from autotune.search_benchmark.report import RULES, document
+from autotune.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
+from autotune.strategies.strategy import STRATEGIES
+from autotune.validation.facts import Facts, gather_facts
+from autotune.validation.folds import Calibration
+from autotune.validation.markdown import table
+from autotune.validation.outcomes import Labels, read_labels
+from autotune.validation.table import Table, read_table
+
+HELD = {True: "held", False: "**missed**", None: "not measured"}
+TITLES = {GROUP: "Fitted on everything but the group", SOURCE: "Fitted on the other sources"}
+
+
+class Search:
+    """Everything that is measured."""
+
+    def __init__(self, data: Path, rounds: Rounds, draws: int) -> None:
+        self._table: Table = read_table(data / "measured.csv")
+        self._labels: Labels = read_labels(data / "failure_labels.csv")
+        self._facts: Facts = gather_facts(self._table.rows, self._labels)
+        self._rounds = rounds
+        self._wrongs = wrong_prior.drawn(draws)
+        self.documents: dict[Calibration, Document] = {}
+        self.wrong: list[wrong_prior.Measured] = []
+
+    def measure(self) -> None:
+        """Both ways to fit. Wrong predictions are made of the first one's coefficients, so that nothing is fitted twice."""
+        predictor = TablePredictor()
+        with workers(0) as spread:
+            for mode in TITLES:
+                rounds = replace(self._rounds, calibrate=mode)
+                gathered = gather_groups(self._facts, predictor, mode, rounds.min_timed)
+                disturbs = (None, *(self._wrongs if mode is GROUP else ()))
+                known, *wrong = predict_groups(gathered, predictor, spread, disturbs)
+                print(f"{mode}: {len(gathered.groups)} groups predicted", flush=True)
+                games = play_all(gathered.groups, known, rounds, spread, _tell)
+                self.documents[mode] = document(self._table, self._facts, gathered, games, rounds, self._labels)
+                if wrong:
+                    self.wrong = wrong_prior.measure(gathered, wrong, self._wrongs, games, rounds, spread)
+
+
+def page(
+    documents: Mapping[Calibration, Document], lines: list[Line], wrong: list[wrong_prior.Measured], seconds: float
+) -> str:
+    """The Markdown page."""
+    cells = [[line.target, line.bound, line.figure, HELD[line.held], line.oracle] for line in lines]
+    held, missed = (sum(line.held is value for line in lines) for value in (True, False))
+    parts = [
+        "# Strategies against each other",
+        "",
+        f"Written by `make search` in {seconds:.0f} s: `autotune bench-search` on measurements of others.",
+        "`guided` predicts every candidate, and corrects what it predicts by each trial.",
+        "",
+        f"{held} of {len(lines)} targets of `guided` are held, {missed} missed.",
+        "",
+        *table(["target", "bound", "figure", "", "oracle at 5, 10 % noise"], cells),
+        "",
+    ]
+    for mode, title in TITLES.items():
+        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in how_told(documents[mode])), ""]
+        parts += source_tables(documents[mode], level="###")
+    parts += [
+        "## With predictions that are wrong on purpose", "",
+        "After fitting, coefficients are multiplied by random factors, each line another draw: "
+        + ", ".join(f"{name} ({', '.join(f'`{each}`' for each in ours)}) by {low:g}–{high:g}"
+                    for name, (ours, low, high) in wrong_prior.RANGES.items())
+        + ". Shares of `guided`, and in parentheses how far it is ahead of `tpe`.", "", *wrong_prior.page(wrong), "",
+    ]  # fmt: skip
+    parts += ["## Groups", "", f"{TITLES[GROUP]}, `guided`.", "", *group_tables(documents[GROUP], "guided"), ""]
+    parts += ["## How it is played", "", *(f"- {rule}." for rule in RULES), ""]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="guided and tpe must be among them")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=wrong_prior.DRAWS)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    for name in ("measured.csv", "failure_labels.csv"):
+        if not (arguments.data / name).is_file():
+            print(f"{arguments.data / name} is absent: nothing is measured. Give its folder: make search DATA=FOLDER")
+            return 2
+    began = time.monotonic()
+    search = Search(
+        arguments.data, Rounds(strategies=tuple(arguments.strategies.split(",")), seeds=arguments.seeds), arguments.draws
+    )
+    search.measure()
+    lines = (
+        [target.line(search.documents) for target in TARGETS] + transfers(search.documents) + wrong_prior.lines(search.wrong)
+    )
+    text = page(search.documents, lines, search.wrong, time.monotonic() - began)
+    print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.oracle}" for line in lines))
+    if arguments.markdown:
+        arguments.markdown.write_text(text, encoding="utf-8")
+    return 0 if all(line.held for line in lines) else 1
+
+
+def _tell(what: str, done: int, total: int) -> None:
+    if done % 20 == 0 or done == total:
+        print(f"{done} of {total} {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

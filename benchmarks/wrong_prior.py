@@ -1,0 +1,179 @@
+"""What becomes of guided search when its predictions are wrong: coefficients changed at random after they were fitted.
+
+    python benchmarks/wrong_prior.py [--data ../shared/data] [--draws 8] [--markdown FILE]
+
+Each draw multiplies bandwidths, compute efficiencies and the memory of activations by factors that are log-uniform between
+the bounds of RANGES, before anything of a group is known. Guided must still find nearly the best in ten trials, and must not
+fall behind TPE, which predicts nothing, by more than the 95 % interval of their paired difference over groups.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from search_targets import HAGEMANN, PLAYBOOK, Line
+
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.table_predictor import TablePredictor
+from autotune.search_benchmark.contest_scores import group_figures, over_groups, paired
+from autotune.search_benchmark.groups import Gathered, gather_groups
+from autotune.search_benchmark.table_forecaster import TableForecaster
+from autotune.search_benchmark.tournament import Games, Rounds, Spread, play_all, predict_groups, workers
+from autotune.validation.facts import gather_facts
+from autotune.validation.markdown import table
+from autotune.validation.outcomes import read_labels
+from autotune.validation.table import read_table
+
+DRAWS = 8
+REACHED = 0.95
+"""Share of the best that guided must reach after `BUDGET` trials on each of FAMILIES."""
+BUDGET = 10
+FAMILIES = (HAGEMANN, PLAYBOOK)
+RANGES: Mapping[str, tuple[tuple[str, ...], float, float]] = {
+    "bandwidth": (("link_efficiency", "network_efficiency"), 0.5, 2.0),
+    "compute": (("matrix_efficiency", "attention_efficiency"), 0.6, 1.5),
+    "activations": (("activation_scale",), 0.75, 1.3),
+}
+"""Name -> the coefficients that one factor multiplies, and its bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """Multiplies coefficients."""
+
+    factors: Mapping[str, float]
+    """Name of RANGES -> factor."""
+
+    def __call__(self, rates: Coefficients) -> Coefficients:
+        """The coefficients, wrong."""
+        changes: dict[str, Any] = {}
+        for name, factor in self.factors.items():
+            changes |= {each: getattr(rates, each) * factor for each in RANGES[name][0]}
+        return replace(rates, **changes)
+
+
+def drawn(count: int) -> list[Wrong]:
+    """The same ones every time."""
+    random = np.random.default_rng(0)
+    return [
+        Wrong(
+            factors={name: float(np.exp(random.uniform(np.log(low), np.log(high)))) for name, (_, low, high) in RANGES.items()}
+        )
+        for _ in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What became of one draw in one family."""
+
+    wrong: Wrong
+    source: str
+    shares: Mapping[str, float]
+    """Of guided, by budget."""
+    ahead: Mapping[str, Any]
+    """Over TPE: mean and interval of the difference, by budget."""
+
+    @property
+    def behind(self) -> list[str]:
+        """Budgets at which guided is worse than TPE beyond the interval."""
+        return [budget for budget, each in self.ahead.items() if each["interval"] is not None and each["interval"][1] < 0]
+
+
+def measure(
+    gathered: Gathered,
+    known: Sequence[Sequence[TableForecaster]],
+    wrongs: Sequence[Wrong],
+    tpe: Games,
+    rounds: Rounds,
+    spread: Spread,
+) -> list[Measured]:
+    """Play guided with each draw's predictions. `tpe`: its games on the same groups, which no prediction changes."""
+    alone = replace(rounds, strategies=("guided",))
+    found = []
+    for wrong, forecasters in zip(wrongs, known, strict=True):
+        games = play_all(gathered.groups, forecasters, alone, spread)
+        found += [one for source in FAMILIES if (one := _measured(gathered, wrong, source, games, tpe, rounds))]
+        print(f"wrong prior: {len(found)} of {len(wrongs) * len(FAMILIES)}", flush=True)
+    return found
+
+
+def lines(found: Sequence[Measured]) -> list[Line]:
+    """The targets: over all draws, those of the worst."""
+    told = []
+    for source in FAMILIES:
+        ours = [each for each in found if each.source.startswith(source)]
+        share = f"{source}, prior wrong: share after {BUDGET} in the worst draw"
+        behind = f"{source}, prior wrong: draws and budgets at which TPE is ahead beyond the interval"
+        if not ours:
+            told += [Line(target=each, bound="", figure="no such source in the table", held=None) for each in (share, behind)]
+            continue
+        worst = min(each.shares[str(BUDGET)] for each in ours)
+        count = sum(len(each.behind) for each in ours)
+        told += [
+            Line(
+                target=share, bound=f"at least {REACHED:g}", figure=f"{worst:.4f}, of {len(ours)} draws", held=worst >= REACHED
+            ),
+            Line(target=behind, bound="0", figure=f"{count} of {sum(len(each.ahead) for each in ours)}", held=count == 0),
+        ]
+    return told
+
+
+def page(found: Sequence[Measured]) -> list[str]:
+    """A table of all draws."""
+    if not found:
+        return ["Not measured."]
+    budgets = list(found[0].shares)
+    cells = [
+        [
+            each.source,
+            *(f"{factor:.2f}" for factor in each.wrong.factors.values()),
+            *(f"{each.shares[budget]:.3f} ({each.ahead[budget]['mean']:+.3f})" for budget in budgets),
+        ]
+        for each in found
+    ]
+    return table(["source", *RANGES, *(f"after {budget}" for budget in budgets)], cells)
+
+
+def _measured(gathered: Gathered, wrong: Wrong, source: str, games: Games, tpe: Games, rounds: Rounds) -> Measured | None:
+    places = [at for at, group in enumerate(gathered.groups) if group.key[0].startswith(source)]
+    if not places:
+        return None
+    ours = [group_figures(games[at]["guided"], rounds.trials) for at in places]
+    theirs = [group_figures(tpe[at]["tpe"], rounds.trials) for at in places]
+    return Measured(
+        wrong=wrong, source=source, shares=over_groups(ours, (), rounds.seed)["share"], ahead=paired(ours, theirs, rounds.seed)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--seeds", type=int, default=20, help="games of TPE on a group")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    if not (arguments.data / "measured.csv").is_file():
+        print(f"{arguments.data / 'measured.csv'} is absent: nothing is measured. Give its folder with --data")
+        return 2
+    facts = gather_facts(read_table(arguments.data / "measured.csv").rows, read_labels(arguments.data / "failure_labels.csv"))
+    rounds, wrongs, predictor = Rounds(strategies=("tpe",), seeds=arguments.seeds), drawn(arguments.draws), TablePredictor()
+    gathered = gather_groups(facts, predictor, rounds.calibrate, rounds.min_timed)
+    with workers(0) as spread:
+        known = predict_groups(gathered, predictor, spread, wrongs)
+        tpe = play_all(gathered.groups, known[0], rounds, spread)
+        found = measure(gathered, known, wrongs, tpe, rounds, spread)
+    told = lines(found)
+    text = "\n".join(page(found))
+    print(text, *(f"{line.target}: {line.figure} ({line.bound})" for line in told), sep="\n")
+    if arguments.markdown:
+        arguments.markdown.write_text(text + "\n", encoding="utf-8")
+    return 0 if all(line.held for line in told) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
