@@ -11,11 +11,12 @@ from multiprocessing import get_context
 from typing import Protocol, TypeVar
 
 from autotune.errors import RequestError
+from autotune.objective import rate
 from autotune.prediction.table_predictor import TablePredictor
 from autotune.search_benchmark.contest import Played, play, score
 from autotune.search_benchmark.groups import Gathered, Group
 from autotune.search_benchmark.table_forecaster import Disturb, TableForecaster, forecasters
-from autotune.strategies.strategy import make_strategy
+from autotune.strategies.strategy import Guide, make_strategy
 from autotune.validation.folds import Calibration
 
 Progress = Callable[[str, int, int], None]
@@ -47,7 +48,7 @@ class Rounds:
         for name in self.strategies:
             if self.strategies.count(name) > 1:
                 raise RequestError("strategies", f"{name} is named twice", "name each once")
-            make_strategy(name, score, _Nothing())
+            make_strategy(name, score, _guide(_Nothing()))
         if self.calibrate is Calibration.FEW_ROWS:
             raise RequestError(
                 "calibrate", "few-rows draws rows anew each time", "use none, leave-group-out or leave-source-out"
@@ -109,10 +110,14 @@ def play_all(
 
 def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Played]:
     name, group, forecaster = pair
-    strategy = make_strategy(name, score, forecaster)
+    strategy = make_strategy(name, score, _guide(forecaster))
     seeds = range(rounds.seeds if strategy.seeded else 1)
     # A new one for each game: what it kept of one must not serve another, in its time least of all.
-    return [play(group, make_strategy(name, score, forecaster), seed, rounds.trials) for seed in seeds]
+    return [play(group, make_strategy(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
+
+
+def _guide(forecaster: TableForecaster) -> Guide:
+    return Guide(forecaster=forecaster, value=rate)
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -15,8 +15,6 @@ from storage.records import TrialRecord
 if TYPE_CHECKING:
     from autotune.strategies.guided.described import Forecaster
 
-STRATEGIES = ("guided", "tpe", "random", "grid")
-"""Every name that `make_strategy` knows."""
 Score = Callable[[TrialRecord], float | None]
 """How good a finished trial is, more being better; None: it cannot win."""
 
