@@ -62,6 +62,19 @@ class Candidates(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a strategy that predicts expects of further trials."""
+
+    expected_gain: float
+    """Of the best next trial, as a share of the best so far."""
+    chance_of_more: float
+    """Probability that anything that was not tried is faster than the best by more than `margin`."""
+    margin: float
+    trial_seconds: float
+    """Of the best next trial, as predicted."""
+
+
 class Strategy(ABC):
     """Chooses configurations.
 
@@ -90,6 +103,16 @@ class Strategy(ABC):
             count: how many are wanted, at least 1.
             seed: of the job.
         """
+
+    def outlook(self, candidates: Candidates, history: Sequence[TrialRecord], margin: float) -> Outlook | None:
+        """What further trials may bring, when nothing is running; None: it cannot tell.
+
+        Args:
+            candidates: the legal configurations.
+            history: as for `propose`.
+            margin: share of the best by which something else must be faster to count.
+        """
+        return None
 
 
 def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> set[str]:

@@ -90,6 +90,16 @@ class Belief:
         parts = [self._part(asked.take(index), spread) for index in blocks(len(asked))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
 
+    def joint(self, asked: Described) -> tuple[Array, Array]:
+        """Expected logarithms of the rates and their covariance, for few candidates."""
+        expected = prior(asked)
+        kernel = self._fit.kernel if self._fit is not None else _Kernel(size=USUAL_SIZE, slope=SLOPES[0])
+        own = _covariance(kernel, asked, asked, self._centre)
+        if self._fit is None:
+            return expected, own
+        between = _covariance(kernel, asked, self._seen, self._centre)
+        return expected + between @ self._fit.weights, own - between @ self._fit.inverse @ between.T
+
     def _part(self, asked: Described, spread: bool) -> tuple[Array, Array]:
         expected = prior(asked)
         if self._fit is None:

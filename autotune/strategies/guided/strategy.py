@@ -1,20 +1,33 @@
 """The `guided` strategy: the candidates that are predicted best, corrected by each trial."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.objective import rate
 from autotune.strategies.guided.choose import choose
-from autotune.strategies.guided.described import Forecaster, Pool
-from autotune.strategies.guided.told import Told, Value, speaking, told_by
+from autotune.strategies.guided.described import Forecaster, Pool, joined
+from autotune.strategies.guided.outlook import outlook
+from autotune.strategies.guided.told import Flags, Told, Value, speaking, told_by
 from autotune.strategies.random import RandomStrategy
-from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Outlook, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 SETTLED = 4
 """Measured trials after which what no equation tells apart is tried around the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Options:
+    """What can be chosen from, and what is known."""
+
+    pool: Pool
+    told: Told
+    around: Sequence[TrialConfig]
+    open_: Flags
+    """(n + k,) Of the pool and of those around the best, which were not tried."""
 
 
 class GuidedStrategy(Strategy):
@@ -45,27 +58,38 @@ class GuidedStrategy(Strategy):
         count: int,
         seed: int,
     ) -> list[TrialConfig]:
+        options = self._options(candidates, history, pending)
+        pool = options.pool
+        chosen = choose(
+            pool.described, options.told, options.open_, count,
+            running=self._forecaster.describe(pending) if pending else None,
+            besides=self._forecaster.describe(options.around) if options.around else None,
+        )  # fmt: skip
+        first = len(pool.described)
+        configs = [pool.config(place) if place < first else options.around[place - first] for place in chosen]
+        # What a pool leaves out of a large space is tried when nothing else is left.
+        left = count - len(configs)
+        return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
+
+    def outlook(self, candidates: Candidates, history: Sequence[TrialRecord], margin: float) -> Outlook | None:
+        options = self._options(candidates, history, ())
+        described = options.pool.described
+        if options.around:
+            described = joined(described, self._forecaster.describe(options.around))
+        return outlook(described, options.told, options.open_, margin)
+
+    def _options(self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> "_Options":
         if candidates.hash not in self._pools:
             self._pools[candidates.hash] = self._forecaster.pool(candidates)
         pool = self._pools[candidates.hash]
         spoken = speaking(history)
-        told = self._told(spoken)
         known = known_hashes(history, pending)
         around = [config for config in self._around(spoken) if config.hash not in known]
         around = [config for config, place in zip(around, pool.places(around), strict=True) if place < 0]
         open_ = np.ones(len(pool.described) + len(around), dtype=bool)
         tried = pool.places([*(trial.config for trial in history), *pending])
         open_[tried[tried >= 0]] = False
-        chosen = choose(
-            pool.described, told, open_, count,
-            running=self._forecaster.describe(pending) if pending else None,
-            besides=self._forecaster.describe(around) if around else None,
-        )  # fmt: skip
-        first = len(pool.described)
-        configs = [pool.config(place) if place < first else around[place - first] for place in chosen]
-        # What a pool leaves out of a large space is tried when nothing else is left.
-        left = count - len(configs)
-        return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
+        return _Options(pool=pool, told=self._told(spoken), around=around, open_=open_)
 
     def _told(self, spoken: Sequence[TrialRecord]) -> Told:
         described = self._forecaster.describe([trial.config for trial in spoken])
