@@ -31,6 +31,7 @@ Integer = Annotated[int, BeforeValidator(_whole)]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Whole = Annotated[Integer, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Hours = Annotated[float, Field(gt=0, le=1e9)]
 KnobValue = (
     bool
     | Annotated[int, Field(ge=-(2**53), le=2**53)]
@@ -71,6 +72,9 @@ class JobSubmission(BaseModel):
     seed: Whole | None = None
     trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Seconds | None = None
+    device_hours: Hours | None = None
+    run_device_hours: Hours | None = None
+    stop_margin: Annotated[float, Field(gt=0, le=10)] | None = None
     trial_timeout: Seconds | None = None
     global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None

@@ -10,6 +10,7 @@ from autotune.intervals import Spread
 from autotune.jobs.book import Book
 from autotune.jobs.request import JobRequest, Objective, request_from_row, request_to_row
 from autotune.jobs.session import Session
+from autotune.jobs.spending import spent
 from autotune.objective import pareto_front, rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
@@ -103,6 +104,7 @@ def _job(session: Session, book: Book, verdict: Verdict) -> dict[str, Any]:
         "message": book.job.message,
         "trials": book.spent,
         "tie": verdict.tie,
+        "spent": spent(session, book, verdict),
         "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
         "reference_losses": list(book.job.reference_losses),
         "request": request_to_row(session.request),

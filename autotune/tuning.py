@@ -15,6 +15,7 @@ from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.output import require_writable, write_whole
 from autotune.runners import make_runner
+from autotune.strategies.names import STRATEGIES
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
@@ -53,7 +54,7 @@ def tune(
     ranks: int | None = None,
     space: str = "zero",
     trials: int = 20,
-    strategy: str = "tpe",
+    strategy: str = STRATEGIES[0],
     objective: str = "throughput",
     seed: int = 0,
     global_batch_size: int = 8,

@@ -114,8 +114,8 @@ def main() -> int:
     if arguments.markdown:
         head = [
             "# How long guided search takes to decide", "",
-            f"Written by `benchmarks/decision_time.py`: {FEATURES} features and {TAGS} tags of memory a candidate, made up. A decision",
-            "is everything between trials but describing the candidates, which is done once for a search.", "",
+            f"Written by `benchmarks/decision_time.py`: {FEATURES} features and {TAGS} tags of memory a candidate, made up.",
+            "A decision is everything between trials but describing the candidates, which is done once for a search.", "",
         ]  # fmt: skip
         arguments.markdown.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
     return 0 if all(each.held for each in found) else 1

@@ -64,6 +64,9 @@ def sweep(
     headroom: options.Headroom = None,
     set_: Pins = None,
     max_seconds: options.MaxSeconds = None,
+    device_hours: options.DeviceHours = None,
+    run_gpu_hours: options.RunHours = None,
+    stop_margin: options.StopMargin = None,
     trial_timeout: options.TrialTimeout = None,
     trial_seconds: Annotated[
         float | None,
@@ -90,7 +93,8 @@ def sweep(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
-        headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
+        headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
+        max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
         engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
     )  # fmt: skip

@@ -28,6 +28,9 @@ def submit(
     headroom: options.Headroom = None,
     set_: options.Pins = None,
     max_seconds: options.MaxSeconds = None,
+    device_hours: options.DeviceHours = None,
+    run_gpu_hours: options.RunHours = None,
+    stop_margin: options.StopMargin = None,
     trial_timeout: options.TrialTimeout = None,
     baseline: options.Baseline = None,
     engine: options.Engine = None,
@@ -48,7 +51,8 @@ def submit(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
-        headroom=headroom, max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
+        headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
+        max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
         confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
     )  # fmt: skip
     end(

@@ -51,6 +51,20 @@ Headroom = Annotated[
     float | None, typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]")
 ]
 MaxSeconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Start no search trial after so many seconds.")]
+DeviceHours = Annotated[
+    float | None, typer.Option(metavar="HOURS", help="Start no search trial after so many hours times ranks.")
+]
+RunHours = Annotated[
+    float | None,
+    typer.Option(
+        "--run-gpu-hours", metavar="HOURS",
+        help="Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them.",
+    ),
+]  # fmt: skip
+StopMargin = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Stop when it is 95 % sure that nothing untried is faster by more than this share."),
+]
 TrialTimeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]")
 ]

@@ -31,8 +31,19 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    if spent := document["job"].get("spent"):
+        console.print(_spent_text(spent), highlight=False, soft_wrap=True)
     if document["job"]["tie"]:
         console.print("  a tie with the runner-up: the repeats do not tell them apart", soft_wrap=True)
+
+
+def _spent_text(spent: dict[str, Any]) -> str:
+    text = f"  spent {spent['device_hours']:.2g} device-hours"
+    if spent["break_even_device_hours"] is not None:
+        text += f"; won back by a run of {spent['break_even_device_hours']:.2g} with the baseline"
+    if spent["saved_device_hours"] is not None:
+        text += f"; a run of {spent['run_device_hours']:g} saves {spent['saved_device_hours']:.3g}"
+    return text
 
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:

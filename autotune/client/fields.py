@@ -33,6 +33,12 @@ class SubmissionFields(TypedDict, total=False):
     """Search trials that may start on a device."""
     max_seconds: float | None
     """Seconds of active time after which no search trial starts."""
+    device_hours: float | None
+    """Active hours times ranks after which no search trial starts."""
+    run_device_hours: float | None
+    """Device-hours of the run that is tuned for: the search ends when a trial costs more than it saves of them."""
+    stop_margin: float | None
+    """The search ends when it is 95 % sure that nothing untried is faster by more than this share."""
     trial_timeout: float | None
     """Seconds after which a trial is killed."""
     global_batch_size: int | None

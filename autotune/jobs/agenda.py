@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
+from autotune.jobs.stopping import stop_of
 from autotune.objective import peak_bytes
 from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
 from search_spaces.fewer import fewer_micro_batches
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.records import FEWER, FULL, TrialRecord
-
-FINALISTS = 3
-"""Winner, runner-up and baseline: trials of one round of confirmation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +70,8 @@ def ending(session: Session, book: Book) -> Ending:
         return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(book)}")
     if book.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
-    if _seconds_are_spent(session, book):
-        return Ending(reason=StopReason.BUDGET, message=f"{session.request.max_seconds:g} s are spent, after {tried}")
+    if (stop := stop_of(session, book)) is not None:
+        return Ending(reason=stop.reason, message=f"{stop.message}, after {tried}")
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
 
 
@@ -90,8 +88,8 @@ def _why_none(book: Book) -> str:
 
 
 def search_is_over(session: Session, book: Book) -> bool:
-    """Whether the budget of the search is spent, in trials or in seconds."""
-    return book.spent >= session.request.trials or _seconds_are_spent(session, book)
+    """Whether the trials of the search are spent, or it ends before them."""
+    return book.spent >= session.request.trials or stop_of(session, book) is not None
 
 
 def baseline_is_known(session: Session, book: Book) -> bool:
@@ -174,12 +172,3 @@ def _have_parted(session: Session, book: Book, finalists: list[TrialRecord]) -> 
         return False
     lead = ratio_of(book, book.spread(session.prior), first.config, second.config)
     return lead.low > 1.0 or lead.high < 1.0
-
-
-def _seconds_are_spent(session: Session, book: Book) -> bool:
-    """Whether the seconds that are left are needed for one round of confirmation."""
-    limit = session.request.max_seconds
-    if limit is None:
-        return False
-    reserve = FINALISTS * book.mean_seconds if session.request.confirm_repeats else 0.0
-    return book.job.active_seconds + reserve >= limit

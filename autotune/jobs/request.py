@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
-from autotune.strategies.names import STRATEGIES
+from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.fewer import FEWEST
 from search_spaces.model import FactoryModel, ModelSpec
@@ -46,12 +46,20 @@ class JobRequest:
     pins: dict[str, Any] = field(default_factory=dict)
     """Knob -> the only value, or the values, that are tried; text is read as on the command line."""
     objective: Objective = Objective.THROUGHPUT
-    strategy: str = "tpe"
+    strategy: str = STRATEGIES[0]
     seed: int = 0
     trials: int = 20
     """Search trials that may start on a device; refused candidates, retries and confirmations are not among them."""
     max_seconds: float | None = None
     """Seconds of active time after which no search trial starts; None: no such budget."""
+    device_hours: float | None = None
+    """Active hours times ranks after which no search trial starts; None: no such budget."""
+    run_device_hours: float | None = None
+    """Device-hours of the run that is tuned for: the search ends when the next trial is expected to save less of them than it
+    costs; None: it does not matter. Only with a strategy that predicts."""
+    stop_margin: float | None = None
+    """The search ends when it is 95 % sure that nothing untried is faster than the best by more than this share; None: it goes
+    on. Only with a strategy that predicts."""
     trial_timeout: float = 300.0
     """Seconds from start of build to end of measurement of one trial."""
     global_batch_size: int = 8
@@ -104,8 +112,10 @@ class JobRequest:
             if getattr(self, name) is not None:
                 self._require_whole(name, 1)
         self._require_positive("trial_timeout")
-        if self.max_seconds is not None:
-            self._require_positive("max_seconds")
+        for name, what in _BUDGETS.items():
+            if getattr(self, name) is not None:
+                self._require_positive(name, what)
+        self._require_prediction("run_device_hours", "stop_margin")
         self._require_fidelity()
         for name in ("allow_unstable", "racing"):
             value = getattr(self, name)
@@ -140,9 +150,9 @@ class JobRequest:
             whole and value >= least, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}"
         )
 
-    def _require_positive(self, name: str) -> None:
+    def _require_positive(self, name: str, what: str = "seconds") -> None:
         value = getattr(self, name)
-        self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", "give seconds above 0")
+        self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", f"give {what} above 0")
 
     def _require_fidelity(self) -> None:
         for item in dataclasses.fields(Fidelity):
@@ -161,12 +171,19 @@ class JobRequest:
         value = getattr(self, name)
         self._require(value in choices, name, f"{value!r} is not known", f"use one of {', '.join(choices)}")
 
+    def _require_prediction(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None and self.strategy not in FORESEEING:
+                remedy = "use --strategy guided, or leave it out"
+                raise RequestError(name, f"{self.strategy} does not predict what further trials bring", remedy)
+
     @staticmethod
     def _require(holds: bool, name: str, problem: str, remedy: str) -> None:
         if not holds:
             raise RequestError(name, problem, remedy)
 
 
+_BUDGETS = {"max_seconds": "seconds", "device_hours": "hours", "run_device_hours": "hours", "stop_margin": "a share"}
 FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
 """The names of the fields that people may give, in the order in which they are shown."""
 

@@ -4,3 +4,5 @@ STRATEGIES = ("guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2",
 """The default first. `make_strategy` makes each."""
 PREDICTING = frozenset({"guided", "tpe-predicted"})
 """Those that predict."""
+FORESEEING = frozenset({"guided"})
+"""Those that can tell what further trials may bring."""

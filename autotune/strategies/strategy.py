@@ -104,12 +104,19 @@ class Strategy(ABC):
             seed: of the job.
         """
 
-    def outlook(self, candidates: Candidates, history: Sequence[TrialRecord], margin: float) -> Outlook | None:
-        """What further trials may bring, when nothing is running; None: it cannot tell.
+    def outlook(
+        self,
+        candidates: Candidates,  # noqa: ARG002  most strategies have no idea of what they did not try
+        history: Sequence[TrialRecord],  # noqa: ARG002
+        pending: Sequence[TrialConfig],  # noqa: ARG002
+        margin: float,  # noqa: ARG002
+    ) -> Outlook | None:
+        """What further trials may bring; None: it cannot tell.
 
         Args:
             candidates: the legal configurations.
             history: as for `propose`.
+            pending: as for `propose`; they count as tried.
             margin: share of the best by which something else must be faster to count.
         """
         return None

@@ -71,8 +71,10 @@ class GuidedStrategy(Strategy):
         left = count - len(configs)
         return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
 
-    def outlook(self, candidates: Candidates, history: Sequence[TrialRecord], margin: float) -> Outlook | None:
-        options = self._options(candidates, history, ())
+    def outlook(
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], margin: float
+    ) -> Outlook | None:
+        options = self._options(candidates, history, pending)
         described = options.pool.described
         if options.around:
             described = joined(described, self._forecaster.describe(options.around))

@@ -34,7 +34,8 @@ FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
-    "confirm_repeats": 2, "allow_unstable": True, "racing": False, "priority": 5,
+    "confirm_repeats": 2, "allow_unstable": True, "racing": False, "device_hours": 4.0,
+    "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
 }  # fmt: skip
 ASKED: dict[str, Any] = {
     "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit_bytes": 10**9,

@@ -1,0 +1,86 @@
+"""When a search is over before its trials are spent: seconds, device-hours, and what further trials may still bring."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.jobs.book import Book
+from autotune.jobs.session import Session
+from autotune.strategies.strategy import Outlook
+from search_spaces.outcome import Purpose, StopReason
+from search_spaces.trial_config import TrialConfig
+
+FINALISTS = 3
+"""Winner, runner-up and baseline: trials of one round of confirmation."""
+SURE = 0.95
+"""How sure it must be that nothing untried is faster by more than the margin."""
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why the search is over."""
+
+    reason: StopReason
+    message: str
+    """What was found that ends it, without how many trials it took."""
+
+
+def stop_of(session: Session, book: Book) -> Stop | None:
+    """Why no further search trial is wanted though there are trials left; None: the search goes on.
+
+    1. The seconds or the device-hours of the request are spent, but for one round of confirmation.
+    2. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
+    3. `stop_margin`: it is 95 % sure that nothing untried is faster by more than that.
+
+    The last two ask the strategy, where it predicts, and follow from the rows as its proposals do.
+    """
+    request = session.request
+    if request.max_seconds is not None and _spent_seconds(session, book) >= request.max_seconds:
+        return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
+    if request.device_hours is not None and device_hours(session, _spent_seconds(session, book)) >= request.device_hours:
+        return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")
+    if request.run_device_hours is None and request.stop_margin is None:
+        return None
+    expected = outlook_of(session, book)
+    return None if expected is None else _not_worth_it(session, expected) or _sure(session, expected)
+
+
+def outlook_of(session: Session, book: Book) -> Outlook | None:
+    """What the strategy expects of further trials; None: it does not predict, or nothing was measured."""
+    margin = session.request.stop_margin or 0.0
+    return session.strategy.outlook(session.space, book.searched, _pending(book), margin)
+
+
+def device_hours(session: Session, seconds: float) -> float:
+    """What seconds on every rank of the job cost."""
+    return seconds * session.world_size / HOUR
+
+
+def _spent_seconds(session: Session, book: Book) -> float:
+    """Of active time, with one round of confirmation, which must still fit."""
+    reserve = FINALISTS * book.mean_seconds if session.request.confirm_repeats else 0.0
+    return book.job.active_seconds + reserve
+
+
+def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:
+    hours = session.request.run_device_hours
+    if hours is None:
+        return None
+    saved = hours * expected.expected_gain / (1 + expected.expected_gain)
+    cost = device_hours(session, expected.trial_seconds)
+    if saved >= cost:
+        return None
+    told = f"the next trial costs {cost:.2g} device-hours and is expected to save {saved:.2g} of {hours:g}"
+    return Stop(reason=StopReason.CONVERGED, message=told)
+
+
+def _sure(session: Session, expected: Outlook) -> Stop | None:
+    margin = session.request.stop_margin
+    if margin is None or expected.chance_of_more > 1 - SURE:
+        return None
+    sure = f"{100 * (1 - expected.chance_of_more):.0f} % sure that nothing untried is more than {100 * margin:g} % faster"
+    return Stop(reason=StopReason.CONVERGED, message=sure)
+
+
+def _pending(book: Book) -> Sequence[TrialConfig]:
+    return [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
