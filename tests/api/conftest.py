@@ -1,8 +1,10 @@
 """The service in process, on a database of its own."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.testclient import TestClient
@@ -20,9 +22,23 @@ BASE = "http://127.0.0.1:8000"
 REQUEST = {"model": "llama-tiny", "ranks": 2, "space": "zero", "trials": 3, "global_batch_size": 8, "sequence_length": 64}
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that has its tables, to be copied: to make them takes longer than most tests."""
+    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
+    open_store(str(path)).close()
+    return path
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> str:
-    return str(tmp_path / "jobs.db")
+def database(tmp_path: Path, migrated: Path) -> str:
+    return str(shutil.copy(migrated, tmp_path / "jobs.db"))
+
+
+@pytest.fixture(autouse=True)
+def _no_collection_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service sets aside, once and for good, what its process has imported: hundreds of them in one process do it in vain."""
+    monkeypatch.setattr("api.app.gc", Mock())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What the tests of this room share."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,16 @@ from storage.sql import open_store
 from storage.store import Store
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that has its tables, to be copied: to make them takes longer than many a test."""
+    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
+    open_store(str(path)).close()
+    return path
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, migrated: Path) -> Iterator[Store]:
     """A fresh SQLite store."""
-    with open_store(str(tmp_path / "jobs.db")) as opened:
+    with open_store(str(shutil.copy(migrated, tmp_path / "jobs.db"))) as opened:
         yield opened

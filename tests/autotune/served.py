@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 
@@ -35,13 +36,14 @@ def service(database: str, **settings: Any) -> Iterator[str]:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
-    thread.start()
-    until(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
+    with patch("api.app.gc"):  # what a service sets aside once and for good; here many come and go in one process
+        thread.start()
+        until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
 
 
 def free_port() -> int:
