@@ -53,7 +53,7 @@ def test_everything_is_killed_and_nothing_is_lost(kind: str, tmp_path: Path, row
     if kind == "sqlite":
         rows.append(_soaked(tmp_path, ChaosSqlite(tmp_path / "jobs.db"), size))
         return
-    with start_postgres(tmp_path / "postgres") as server:
+    with start_postgres() as server:
         larger = replace(size, servers=2, replayers=2 if KILLS else 1, long_outages=int(KILLS > 0))
         rows.append(_soaked(tmp_path, ChaosPostgreSQL(server), larger))
 

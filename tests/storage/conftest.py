@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,27 +19,34 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     """A real server, from a wheel, for the whole session. Its databases begin with the tables there."""
-    with start_postgres(tmp_path_factory.mktemp("postgres")) as server:
+    with start_postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def mortal_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def mortal_postgres() -> Iterator[PostgresServer]:
     """A server of a module's own, which may be killed."""
-    with start_postgres(tmp_path_factory.mktemp("mortal")) as server:
+    with start_postgres() as server:
         yield server
 
 
-def start_postgres(folder: Path) -> PostgresServer:
-    """Start a server, or skip the test where none starts."""
-    try:
-        server = PostgresServer(folder)
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        pytest.skip(f"no PostgreSQL server starts here: {error}")
-    SqlStore(server.new_database("migrated")).close()
-    return server
+@contextmanager
+def start_postgres() -> Iterator[PostgresServer]:
+    """A server with tables to copy; the test is skipped where none starts.
+
+    Its folder is not below pytest's: whatever pytest session starts closes that to all but its user, and root's servers run as
+    another user, who could not start again there.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotune-postgres-") as folder:
+        try:
+            server = PostgresServer(Path(folder, "data"))
+        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            pytest.skip(f"no PostgreSQL server starts here: {error}")
+        with server:
+            SqlStore(server.new_database("migrated")).close()
+            yield server
 
 
 class Clock:

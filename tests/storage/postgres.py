@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,27 @@ class PostgresServer:
         # The parent stands still first, or it could fork a child that is not in the list: one that waits for a client's first
         # words does not see its parent gone for a minute, and holds the shared memory that the next server needs.
         main.suspend()
+        _wait_until(lambda: main.status() == psutil.STATUS_STOPPED)  # the signal has come when it was sent, on an idle machine
         everyone = [main, *main.children(recursive=True)]
         for process in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(everyone, timeout=10)
+        _wait_until(lambda: all(map(_has_ended, everyone)))
 
     def start(self, seconds: float = 30.0) -> None:
         """Start it again on what it left, and return when it answers."""
+        # Where nobody reaps, as in many containers, the id in a lock's file is that of a zombie, and taken for a server's. Once
+        # alone: later on they are those of the new server, which takes its time, and without them another would be started.
+        for lock in (self._server.pgdata / "postmaster.pid", *self._server.pgdata.glob(".s.PGSQL.*.lock")):
+            lock.unlink(missing_ok=True)
         until = time.monotonic() + seconds
         while True:
             try:
-                # A process that was being forked when its parent was killed may hold the shared memory for a moment.
-                (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
                 self._server.ensure_postgres_running()
                 psycopg.connect(self._uri("postgres")).close()
                 return
-            except (subprocess.SubprocessError, psycopg.OperationalError):
+            # An AssertionError: it runs, and is not ready yet.
+            except (AssertionError, subprocess.SubprocessError, psycopg.OperationalError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.2)
@@ -65,3 +70,17 @@ class PostgresServer:
 
     def _uri(self, name: str) -> str:
         return str(self._server.get_uri(database=name))
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
