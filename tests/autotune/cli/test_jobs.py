@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from called import Answer, Command
 
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
+from executor.runners.replay import ReplayRunner
+from executor.runners.runner import Event, Handle, Runner
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.sql import open_store
@@ -58,11 +60,26 @@ def place(request: pytest.FixtureRequest, folder: Path, kept: Store, monkeypatch
     assert not (folder / "other.db").exists()
 
 
+class HeldRunner(ReplayRunner):
+    """Answers two trials from the table, and the others when it is let go."""
+
+    def __init__(self, let_go: threading.Event) -> None:
+        super().__init__(table.measured)
+        self._let_go, self._answered = let_go, 0
+
+    def events(self, timeout: float) -> list[tuple[Handle, Event]]:
+        if self._answered >= 2 and not self._let_go.wait(timeout):
+            return []
+        events = super().events(timeout)
+        self._answered += len(events)
+        return events
+
+
 @contextmanager
-def working(store: Store, seconds: float = 0.0) -> Iterator[None]:
+def working(store: Store, make_runner: Callable[[], Runner] = table.runner) -> Iterator[None]:
     """A worker in a thread, which answers trials from a table."""
     stop = StopSignal()
-    worker = Worker(store, lambda _session: table.runner(seconds_per_trial=seconds), poll_seconds=0.02)
+    worker = Worker(store, lambda _session: make_runner(), poll_seconds=0.02)
     thread = threading.Thread(target=worker.run, args=(stop,))
     thread.start()
     try:
@@ -233,7 +250,8 @@ def test_keys(command: Command, folder: Path, kept: Store, monkeypatch: pytest.M
 def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str) -> None:
     (job,) = good(command(*SUBMIT, "--trials", 9)).out.split()
     named = ("--db", "jobs.db") if place == "database" else ("--url", os.environ["AUTOTUNE_URL"])
-    with working(kept, 0.3):
+    let_go = threading.Event()
+    with working(kept, lambda: HeldRunner(let_go)):  # however slow this machine is, the job has not ended when it is left
         process = subprocess.Popen(
             [sys.executable, "-c", "from autotune.cli import main; main()", "watch", job, *named],
             env={**os.environ, "PYTHONPATH": str(served.ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -249,6 +267,8 @@ def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str
             f"detached; job {job} goes on; watch it again with:", f"  autotune watch {job} {' '.join(named)}"
         ]  # fmt: skip
         assert "Traceback" not in err
+        assert len([trial for trial in kept.trials(job) if trial.outcome]) == 2
+        let_go.set()
         again = good(command("watch", job, *named))
     assert "succeeded: 9 of 9 trials are spent" in again.err
     assert [trial.outcome for trial in kept.trials(job)] == ["OK"] * 9
