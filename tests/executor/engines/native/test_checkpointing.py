@@ -1,22 +1,19 @@
 """Checkpointing computes the same numbers, keeps less, and never exchanges more on one rank than on another."""
 
 import itertools
-import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from executor.engine import TAGS
 from executor.engines.native import selective
 from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.selective import keep_collective
 from executor.measurement.memory import account_step
 from executor.runners.local import LocalRunner
 from search_spaces.model import ModelSpec
@@ -182,110 +179,47 @@ def test_a_block_that_runs_otherwise_is_an_error() -> None:
         block(torch.randn(4, WIDTH)).sum().backward()
 
 
-class _SumOfRanks(torch.autograd.Function):
-    """All-reduce in place, as the tensor-parallel layers do it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[str], through_keep: bool) -> Tensor:
-        def exchange() -> Tensor:
-            sent.append("all_reduce")
-            total = x.detach().contiguous()
-            dist.all_reduce(total)
-            return total
-
-        return keep_collective(exchange) if through_keep else exchange()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0], None, None
-
-
-class _GatherOfRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[str]) -> Tensor:
-        def exchange() -> Tensor:
-            sent.append("all_gather")
-            parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-            dist.all_gather(parts, x.contiguous())
-            return torch.cat(parts, dim=-1)
-
-        return keep_collective(exchange)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0].clone()
-        dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size(), dim=-1)[dist.get_rank()], None
-
-
-class Exchanging(nn.Module):
-    """A sum that overwrites a product's result, and a gather, between cheap operators that need both again."""
-
-    def __init__(self, through_keep: bool = True) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH)
-        self.through_keep = through_keep
-        self.sent: list[str] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        total: Tensor = _SumOfRanks.apply(self.inner(torch.tanh(x)), self.sent, self.through_keep)  # type: ignore[no-untyped-call]
-        gathered: Tensor = _GatherOfRanks.apply(torch.tanh(total), self.sent)  # type: ignore[no-untyped-call]
-        return x + torch.tanh(self.outer(gathered.sin()))
-
-
-def exchange(rank: int, ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    found: dict[str, list[Tensor]] = {}
-    counts: dict[str, list[str]] = {}
-    for kind in ("none", "selective", "full"):
-        torch.manual_seed(rank)
-        block = Exchanging().double()
-        checkpoint_blocks([block], TrialConfig(activation_checkpointing=kind))
-        x = torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True)
-        found[kind], counts[kind] = outcome(block, x), block.sent
-    block = Exchanging(through_keep=False).double()
-    checkpoint_blocks([block], TrialConfig(activation_checkpointing="selective"))
-    refused = ""
-    try:
-        block(torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True))
-    except RuntimeError as error:
-        refused = str(error)
-    torch.save({"found": found, "counts": counts, "refused": refused}, Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
-
-
-def test_collectives_inside_a_block_run_once_and_kept_results_are_right(tmp_path: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(exchange, args=(2, str(tmp_path)), nprocs=2)
-    per_rank = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for result in per_rank:
-        for kind in ("selective", "full"):
-            assert all(torch.equal(a, b) for a, b in zip(result["found"][kind], result["found"]["none"], strict=True))
-        once = ["all_reduce", "all_gather"]
-        assert result["counts"] == {"none": once, "selective": once, "full": 2 * once}
-        assert "keep_collective" in result["refused"]
-
-
 SPEC = ModelSpec(
     name="checkpointing", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16, ffn_hidden_size=96, vocab_size=64, sequence_length=64,
 )  # fmt: skip
 
 
-def test_stage_3_gathers_outside_of_what_runs_again() -> None:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalRunner]:
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    with LocalRunner(2, environment=environment, trial_function="exchanging:run_trial") as runner:
+        yield runner
+
+
+def request_for(attempt: str, **changes: Any) -> TrialRequest:
+    fields: dict[str, Any] = {
+        "attempt": attempt, "model": SPEC, "config": TrialConfig(), "world_size": 2,
+        "workload": Workload(global_batch_size=8, sequence_length=64),
+        "fidelity": Fidelity(min_steps=1, max_steps=1, max_warmup_steps=3),
+    }  # fmt: skip
+    return TrialRequest(**{**fields, **changes})
+
+
+def test_collectives_inside_a_block_run_once_and_kept_results_are_right(pair: LocalRunner, tmp_path: Path) -> None:
+    result = pair.run(request_for("exchange", engine=f"exchange@{tmp_path}"))
+    assert result.outcome is Outcome.OK, result.traceback or result.message
+    per_rank = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for found in per_rank:
+        for kind in ("selective", "full"):
+            assert all(torch.equal(a, b) for a, b in zip(found["found"][kind], found["found"]["none"], strict=True))
+        once = ["all_reduce", "all_gather"]
+        assert found["counts"] == {"none": once, "selective": once, "full": 2 * once}
+        assert "keep_collective" in found["refused"]
+
+
+def test_stage_3_gathers_outside_of_what_runs_again(pair: LocalRunner) -> None:
     """Two real ranks: the same losses to the bit, the same collectives, and peaks in order."""
     results: list[TrialResult] = []
-    with LocalRunner(2) as runner:
-        for kind, every in (("none", 1), ("selective", 1), ("full", 2), ("full", 1)):
-            knobs = {"zero_stage": 3, "param_persistence_threshold": 0, "precision": "fp64", "micro_batch_size": 4}
-            config = TrialConfig().replace({**knobs, "activation_checkpointing": kind, "checkpoint_every_k": every})
-            request = TrialRequest(
-                attempt=f"{kind}{every}", model=SPEC, config=config, world_size=2,
-                workload=Workload(global_batch_size=8, sequence_length=64),
-                fidelity=Fidelity(min_steps=1, max_steps=1, max_warmup_steps=3),
-            )  # fmt: skip
-            results.append(runner.run(request))
+    for kind, every in (("none", 1), ("selective", 1), ("full", 2), ("full", 1)):
+        knobs = {"zero_stage": 3, "param_persistence_threshold": 0, "precision": "fp64", "micro_batch_size": 4}
+        config = TrialConfig().replace({**knobs, "activation_checkpointing": kind, "checkpoint_every_k": every})
+        results.append(pair.run(request_for(f"{kind}{every}", config=config)))
     assert all(result.outcome is Outcome.OK for result in results), [result.traceback or result.message for result in results]
     assert len({result.losses for result in results}) == 1
     assert len({result.ranks[0].collectives for result in results}) == 1
