@@ -42,49 +42,49 @@ LAYOUTS = {
     "tp4": Layout(SHORT, **TP4),
     "tp4 full": Layout(SHORT, **TP4, **FULL),
     "tp4 experts": Layout(EXPERTS, **TP4),
-    "tp4 post-norm": Layout(POST_NORM, **TP4),
     "tp4 post-norm full": Layout(POST_NORM, **TP4, **FULL),
     "tp4 sp": Layout(SHORT, **TP4, **SP),
     "tp4 sp full": Layout(SHORT, **TP4, **SP, **FULL),
     "tp4 sp post-norm full": Layout(POST_NORM, **TP4, **SP, **FULL),
     "tp4 sp tied": Layout(SHORT_TIED, **TP4, **SP),
-    **{f"tp2 sp zero{stage}": Layout(SHORT, **TP2, **SP, zero_stage=stage) for stage in range(4)},
+    **{f"tp2 sp zero{stage}": Layout(SHORT, **TP2, **SP, zero_stage=stage) for stage in (0, 2, 3)},
     "tp2 zero3": Layout(SHORT, **TP2, zero_stage=3),
-    "tp2 selective": Layout(SHORT, **TP2, **SELECTIVE),
     "tp2 sp selective": Layout(SHORT, **TP2, **SP, **SELECTIVE),
     "tp2 chunked loss": Layout(SHORT, **TP2, loss_chunk_size=32),
     # Context parallelism: its ranks are ZeRO ranks too.
     "cp4": Layout(SHORT, **CP4),
     "cp4 full": Layout(SHORT, **CP4, **FULL),
     "cp2 selective": Layout(SHORT, **CP2, **SELECTIVE),
-    **{f"cp2 zero{stage}": Layout(SHORT, **CP2, zero_stage=stage) for stage in range(4)},
+    **{f"cp2 zero{stage}": Layout(SHORT, **CP2, zero_stage=stage) for stage in (0, 2, 3)},
     "cp2 tp2": Layout(SHORT, **CP2, tensor_parallel_size=2),
     "cp2 tp2 sp zero3": Layout(SHORT, **CP2, tensor_parallel_size=2, zero_stage=3, **SP),
-    # Every schedule: alone, with each ZeRO stage, with tensor and sequence parallelism.
+    # Every schedule: alone, with the ZeRO stages that send for each micro-batch; with the others, one of either kind.
     **{f"pp4 {name}": Layout(LONG, **PP4, **knobs) for name, knobs in SCHEDULES.items()},
     # A stage of one unit alone keeps it from a forward to the next: here each has at least two.
     **{
         f"pp2 {name} zero{stage}": Layout(LONG if stage == 3 else SPEC, **PP2, **SCHEDULES[name], zero_stage=stage)
         for name in WHOLE
-        for stage in range(4)
+        for stage in ((0, 1, 2, 3) if name == "1f1b" else (2, 3))
     },
     **{
         f"pp2 {name} zero{stage}": Layout(**PP2, **SCHEDULES[name], zero_stage=stage)
         for name in SCHEDULES
         if name not in WHOLE
-        for stage in range(3)
+        for stage in ((0, 1, 2) if name == "zbv" else (2,))
     },
-    **{f"pp2 {name} zero3 held": Layout(**PP2, **knobs, **HELD) for name, knobs in SCHEDULES.items()},
+    **{
+        f"pp2 {name} zero3 held": Layout(**PP2, **knobs, **HELD)
+        for name, knobs in SCHEDULES.items()
+        if name == "1f1b" or name not in WHOLE
+    },
     "pp2 zero2 deferred": Layout(**PP2, zero_stage=2, defer_gradient_reduction=True),
     **{f"pp2 {name} tp2 sp": Layout(**PP2, **SCHEDULES[name], tensor_parallel_size=2, **SP) for name in ("1f1b", "zbv")},
-    "pp2 zbv tp2": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2),
-    "pp2 zbv cp2": Layout(**PP2, **SCHEDULES["zbv"], context_parallel_size=2),
     "pp2 1f1b tp2 full": Layout(**PP2, tensor_parallel_size=2, **FULL),
     "pp2 zbv tp2 sp full": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2, **SP, **FULL),
     "pp2 zbv tp2 selective": Layout(**PP2, **SCHEDULES["zbv"], tensor_parallel_size=2, **SELECTIVE),
     "pp2 zbv cp2 full": Layout(**PP2, **SCHEDULES["zbv"], context_parallel_size=2, **FULL),
     # A tied weight.
-    **{f"pp2 tied zero{stage}": Layout(TIED, **PP2, zero_stage=stage) for stage in range(4)},
+    **{f"pp2 tied zero{stage}": Layout(TIED, **PP2, zero_stage=stage) for stage in (0, 2, 3)},
     "pp4 tied": Layout(TIED, **PP4),
     "pp2 tied tp2": Layout(TIED, **PP2, tensor_parallel_size=2),
     "pp4 tied interleaved": Layout(LONG_TIED, **PP4, **SCHEDULES["interleaved_1f1b"]),
