@@ -63,6 +63,13 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
+def test_a_death_ends_every_rank_and_the_next_trial_runs(attempt: Try) -> None:
+    """First in this file, since the ranks of that next trial are there for the test after it."""
+    dead = attempt("pp4 1f1b", "kill@1")
+    assert (dead.outcome, dead.message) == (Outcome.LOST, "rank 1 was killed by SIGKILL before the trial ended")
+    assert attempt("pp4 1f1b").outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(("layout", "failing"), [("pp4 zbv", "backward@2"), ("pp2 dp2", "forward@3")])
 def test_an_error_ends_every_rank_with_its_own_traceback(attempt: Try, layout: str, failing: str) -> None:
     failed = attempt(layout, failing)
@@ -70,9 +77,3 @@ def test_an_error_ends_every_rank_with_its_own_traceback(attempt: Try, layout: s
     assert failed.traceback is not None
     assert "in in_forward" in failed.traceback
     assert "/gloo/" not in failed.traceback
-
-
-def test_a_death_ends_every_rank_and_the_next_trial_runs(attempt: Try) -> None:
-    dead = attempt("pp4 1f1b", "kill@1")
-    assert (dead.outcome, dead.message) == (Outcome.LOST, "rank 1 was killed by SIGKILL before the trial ended")
-    assert attempt("pp4 1f1b").outcome is Outcome.OK
