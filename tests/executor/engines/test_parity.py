@@ -15,7 +15,7 @@ from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
-EVERY = {2: 17, 4: 31}
+EVERY = {2: 37, 4: 41}
 
 
 @pytest.fixture(scope="module")
