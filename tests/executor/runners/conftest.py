@@ -1,4 +1,4 @@
-"""Ray once for the session, a user's project with packages named like ours, and who is alive."""
+"""Ray for the module that needs it, a user's project with packages named like ours, and who is alive."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))  # for `runner_contract`; ranks get it by PYTHONPATH, for `scripted`
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def started_ray() -> Iterator[None]:
-    """A Ray that the runners of the tests find running."""
+    """A Ray that the runners of a module find running. Not longer: its processes take a share of the machine all the time."""
     from executor.runners.ray.cluster import RayCluster
 
     cluster = RayCluster(None, 4)
