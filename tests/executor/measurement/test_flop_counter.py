@@ -163,7 +163,7 @@ def test_ranks_execute_together_what_one_does_alone(ranks: LocalRunner, layout: 
     knobs, expected = LAYOUTS[layout]
     request = TrialRequest(
         attempt=layout, model=DEEPER, config=TrialConfig().replace(knobs), workload=WORKLOAD, world_size=2,
-        fidelity=Fidelity(min_steps=2, max_steps=2, max_warmup_steps=4),
+        fidelity=Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2, measure_memory=False),
     )  # fmt: skip
     result = ranks.run(request)
     assert result.hardware_tflops_per_device is not None, result.message
