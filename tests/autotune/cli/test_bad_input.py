@@ -92,7 +92,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is no number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
-    "config.json --strategy genetic": ("strategy: 'genetic'", "use one of tpe, random, grid"),
+    "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),
     "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
     "config.json --engine deepspeed": ("engine: 'deepspeed' is not known; use one of native, ddp, fsdp2",),
     "config.json --engine ddp --set zero_stage=3": ("engine-honours: with zero_stage=3, the ddp engine does not honour", "; "),
