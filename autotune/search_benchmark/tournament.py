@@ -67,7 +67,10 @@ def workers(processes: int) -> Iterator[Spread]:
     if processes == 1:
         yield map
         return
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _leave_interrupts_to_the_parent) as pool:
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _leave_interrupts_to_the_parent) as pool,
+    ):
         yield pool.map
 
 
@@ -118,6 +121,18 @@ def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Pla
 
 def _guide(forecaster: TableForecaster) -> Guide:
     return Guide(forecaster=forecaster, value=rate)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are started inherit it: threads of linear algebra that wait for cores take ten times as long."""
+    ours = [name for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ]
+    os.environ.update(dict.fromkeys(ours, "1"))
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def _leave_interrupts_to_the_parent() -> None:

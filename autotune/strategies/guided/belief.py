@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotune.strategies.guided.described import Array, Described, Index
+from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.told import Told
 
+Single = NDArray[np.float32]
 LENGTH = 6.0
 """Distance in features over which residuals stay alike."""
 COMMON = 0.6
@@ -26,8 +28,8 @@ UNUSUAL = 2.0
 """Logarithm of how much less probable a doubling of the residual is, or a wrong slope, before any trial."""
 MOST = 300
 """Trials that are learned from: the newest."""
-BLOCK = 65_536
-"""Candidates that are looked at in one go, so that arrays stay in a processor's cache."""
+ENTRIES = 2**16
+"""Pairs of a candidate and a trial that are looked at in one go, so that matrices stay in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Belief:
 
     def mean_and_spread(self, asked: Described, *, spread: bool = True) -> tuple[Array, Array]:
         """Expected logarithm of each one's rate and its standard deviation (not computed: that before any trial)."""
-        parts = [self._part(asked.take(index), spread) for index in blocks(len(asked))]
+        parts = [self._part(asked.part(block), spread) for block in blocks(len(asked), len(self._seen))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
 
     def joint(self, asked: Described) -> tuple[Array, Array]:
@@ -105,24 +107,29 @@ class Belief:
         if self._fit is None:
             return expected, np.full(len(asked), np.hypot(USUAL_SIZE, COMMON))
         kernel = self._fit.kernel
-        between = _covariance(kernel, asked, self._seen, self._centre)
-        own = kernel.size**2 + COMMON**2 + (kernel.slope * (expected - self._centre)) ** 2
+        along = expected - self._centre
+        alike = matern(asked.features, self._seen.features, LENGTH)
+        between = _covariance(kernel, alike, along, prior(self._seen) - self._centre)
+        own = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
         if spread:
             own = np.maximum(own - np.einsum("ij,ij->i", between @ self._fit.inverse, between), 1e-9)
         return expected + between @ self._fit.weights, np.sqrt(own)
 
     def _learn(self, errors: Array) -> _Fit:
-        fits = [self._fitted(kernel, errors) for kernel in _kernels()]
+        alike = matern(self._seen.features, self._seen.features, LENGTH)
+        along = prior(self._seen) - self._centre
+        fits = [self._fitted(kernel, _covariance(kernel, alike, along, along), errors) for kernel in _kernels()]
         return max(fits, key=lambda fit: fit.likelihood)
 
-    def _fitted(self, kernel: _Kernel, errors: Array) -> _Fit:
-        covariance = _covariance(kernel, self._seen, self._seen, self._centre)
+    def _fitted(self, kernel: _Kernel, covariance: Array, errors: Array) -> _Fit:
         wider = np.ones(len(errors))
         for _ in range(ROUNDS):
             inverse = np.asarray(np.linalg.inv(covariance + np.diag(self._noise**2 * wider)), dtype=np.float64)
             weights = inverse @ errors
             left_out = weights / np.diag(inverse)
-            wider = np.maximum((left_out**2 / self._noise**2 + 3) / 4, 1.0)
+            before, wider = wider, np.maximum((left_out**2 / self._noise**2 + 3) / 4, 1.0)
+            if np.array_equal(before, wider):
+                break
         return _Fit(kernel=kernel, inverse=inverse, weights=weights, likelihood=_likelihood(left_out, inverse) - _cost(kernel))
 
 
@@ -141,18 +148,31 @@ def _kernels() -> list[_Kernel]:
     return [_Kernel(size=size, slope=slope) for size in SIZES for slope in SLOPES]
 
 
-def _covariance(kernel: _Kernel, one: Described, other: Described, centre: float) -> Array:
-    along, across = prior(one) - centre, prior(other) - centre
-    alike = kernel.size**2 * matern(one.features, other.features, LENGTH)
-    total: Array = alike + COMMON**2 + kernel.slope**2 * along[:, None] * across[None]
+def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> Array:
+    """Of candidates and trials: how alike their features are, and how far each one's prediction is from the middle."""
+    total = np.multiply(alike, kernel.size**2, dtype=np.float64)
+    total += along[:, None] * (kernel.slope**2 * across)
+    total += COMMON**2
     return total
 
 
-def matern(one: Array, other: Array, length: float) -> Array:
-    """Matérn 3/2 of the distances between rows: 1 where they are equal."""
-    squared = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2 * one @ other.T
-    distance = np.sqrt(np.maximum(squared, 0.0)) * (np.sqrt(3) / length)
-    alike: Array = (1 + distance) * np.exp(-distance)
+def matern(one: Array, other: Array, length: float) -> Single:
+    """Matérn 3/2 of the distances between rows: 1 where they are equal.
+
+    Distances are differences of large numbers, and need double precision; what becomes of them does not.
+    """
+    scale = np.sqrt(3) / length
+    centre = other.mean(axis=0) if len(other) else 0.0
+    ours, theirs = scale * (one - centre), scale * (other - centre)
+    # |a|^2 - 2 a b + |b|^2 as one product: each further pass over the pairs would take as long as the product itself.
+    left = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
+    right = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
+    distance = np.empty((len(one), len(other)), dtype=np.float32)
+    np.maximum(left @ right.T, 0.0, out=distance, casting="same_kind")
+    np.sqrt(distance, out=distance)
+    alike = np.exp(-distance)
+    distance += 1
+    alike *= distance
     return alike
 
 
@@ -161,7 +181,8 @@ def prior(asked: Described) -> Array:
     return asked.log_rate + asked.learned
 
 
-def blocks(count: int) -> Iterator[Index]:
-    """Places in parts."""
-    for first in range(0, count, BLOCK):
-        yield np.arange(first, min(first + BLOCK, count))
+def blocks(count: int, others: int) -> Iterator[slice]:
+    """Candidates in parts, to be held against so many trials."""
+    size = max(ENTRIES // max(others, 1), 1)
+    for first in range(0, count, size):
+        yield slice(first, min(first + size, count))

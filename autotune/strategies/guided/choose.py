@@ -16,6 +16,8 @@ LIKELY = 0.5
 """Candidates that run less probably are tried when no others are left."""
 REACHED = 200_000
 """Of more candidates those are looked at whose rate, without what trials nearby say of it, is expected to be highest."""
+LOOKED = 512
+"""Candidates of which it is told first how near they are to trials that failed."""
 CONSIDERED = 20_000
 """Candidates whose spread is computed, and that are held against each trial that ran out of memory."""
 
@@ -51,8 +53,7 @@ def choose(
             more = np.flatnonzero(free[len(pool) :])
             places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
         mean, spread = belief.mean_and_spread(asked)
-        cost = with_moves(asked, told.last_mesh)
-        first = int(worth(mean, spread, feasibility.probability(asked), cost, belief.best).argmax())
+        first = _first(asked, mean, spread, with_moves(asked, told.last_mesh), belief.best, feasibility)
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
         told = told.believing(asked.take(np.array([first])), mean[first : first + 1])
@@ -71,14 +72,35 @@ def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free:
     return free[near], asked.take(near)
 
 
+def _first(
+    asked: Described, mean: Array, spread: Array, seconds: Array, best: float, feasibility: Feasibility
+) -> int:
+    """Place of the highest worth.
+
+    Failures of unknown cause only lower it, and are dear to tell: they are told of the most promising, and of more until what
+    the others are worth at most is less.
+    """
+    cost, fits = seconds / seconds.min(), feasibility.fits(asked)
+    at_most = worth(mean, spread, fits, cost, best)
+    order, looked = np.argsort(-at_most, kind="stable"), LOOKED
+    while True:
+        index = np.sort(order[:looked])
+        runs = fits[index] * (1 - feasibility.failing(asked.take(index)))
+        found = worth(mean[index], spread[index], runs, cost[index], best)
+        first = int(found.argmax())
+        if looked >= len(order) or found[first] > at_most[order[looked]]:
+            return int(index[first])
+        looked *= 4
+
+
 def worth(mean: Array, spread: Array, runs: Array, cost: Array, best: float) -> Array:
-    """(n,) The order in which candidates are tried: higher is sooner."""
+    """(n,) The order in which candidates are tried: higher is sooner. `cost`: of a trial, the cheapest being 1."""
     chance = np.log(np.maximum(runs, 1e-12))
     order = mean + chance
     if np.isfinite(best):
         gain = expected_gain(mean, spread, best) * runs
         # Twenty: beyond all that rates can differ by.
-        order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost / cost.min()), order)
+        order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost), order)
     told: Array = np.where(runs < LIKELY, order - 100 + chance, order)
     return told
 

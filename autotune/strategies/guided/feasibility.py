@@ -1,11 +1,13 @@
 """How probable it is that a trial of a candidate ends well: memory, and failures of what nobody predicts."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autotune.normal import log_probability_above, log_probability_below, probability_below
-from autotune.strategies.guided.belief import matern
+from autotune.strategies.guided.belief import blocks, matern
 from autotune.strategies.guided.described import Array, Described
-from autotune.strategies.guided.told import Told
+from autotune.strategies.guided.told import Flags, Told
 
 OWN = 0.5
 """Share of the memory's spread that is each configuration's own; the rest is one error that all share."""
@@ -13,6 +15,8 @@ BIASES = np.linspace(-4.0, 4.0, 81)
 """Values of the shared error that are weighed, in its standard deviations."""
 MEASURED = 0.02
 """Standard deviation of what a measured peak leaves open of memory."""
+SURE = 0.99
+"""How probably memory suffices where a trial that held no less ran: at least so."""
 FAILED_LENGTH = 4.0
 """Distance in features over which failures of unknown cause repeat."""
 DOUBT = 0.5
@@ -45,11 +49,26 @@ class Feasibility:
 
     def probability(self, asked: Described) -> Array:
         """(n,) That each one runs."""
-        fits = self.quick_probability(asked)
-        fits = np.where(self._below_one_that_ran(asked), np.maximum(fits, 0.99), fits)
-        fits = np.where(self._above_one_that_did_not_fit(asked), 0.0, fits)
-        told: Array = fits * (1 - self._failing(asked))
+        told: Array = self.fits(asked) * (1 - self.failing(asked))
         return told
+
+    def fits(self, asked: Described) -> Array:
+        """(n,) That each one's memory suffices, by the trials too."""
+        fits = self.quick_probability(asked)
+        doubtful = np.flatnonzero(fits < SURE)
+        fits[doubtful[self._below_one_that_ran(asked.take(doubtful))]] = SURE
+        told: Array = np.where(self._above_one_that_did_not_fit(asked), 0.0, fits)
+        return told
+
+    def failing(self, asked: Described) -> Array:
+        """(n,) That each one fails of what nobody predicts."""
+        failed = (~self._told.ran).astype(np.float32)
+        share, seen = np.zeros(len(asked)), self._told.described.features
+        if failed.any():
+            for block in blocks(len(asked), len(seen)):
+                near = matern(asked.features[block], seen, FAILED_LENGTH)
+                share[block] = near @ failed / (near.sum(axis=1) + DOUBT)
+        return share
 
     def _weighed(self) -> Array:
         """The probability of each value of the shared error."""
@@ -70,22 +89,21 @@ class Feasibility:
         normed: Array = weights / weights.sum()
         return normed
 
-    def _above_one_that_did_not_fit(self, asked: Described) -> Array:
-        seen, found = self._told.described, np.zeros(len(asked), dtype=bool)
-        for place in np.flatnonzero(self._told.out_of_memory):
-            found |= (asked.kind == seen.kind[place]) & (asked.tags >= seen.tags[place] * (1 - 1e-9)).all(axis=1)
-        return found
+    def _above_one_that_did_not_fit(self, asked: Described) -> Flags:
+        seen = self._told.described.take(np.flatnonzero(self._told.out_of_memory))
+        return _any_other(asked, seen, lambda held, theirs: held >= theirs * (1 - 1e-9))
 
-    def _below_one_that_ran(self, asked: Described) -> Array:
-        seen, found = self._told.described, np.zeros(len(asked), dtype=bool)
-        for place in np.flatnonzero(self._told.ran):
-            found |= (asked.kind == seen.kind[place]) & (asked.tags <= seen.tags[place] * (1 + 1e-9)).all(axis=1)
-        return found
+    def _below_one_that_ran(self, asked: Described) -> Flags:
+        seen = self._told.described.take(np.flatnonzero(self._told.ran))
+        return _any_other(asked, seen, lambda held, theirs: held <= theirs * (1 + 1e-9))
 
-    def _failing(self, asked: Described) -> Array:
-        failed = ~self._told.ran
-        if not failed.any():
-            return np.zeros(len(asked))
-        near = matern(asked.features, self._told.described.features, FAILED_LENGTH)
-        share: Array = near @ failed / (near.sum(axis=1) + DOUBT)
-        return share
+
+def _any_other(asked: Described, seen: Described, holds: Callable[[Array, Array], Flags]) -> Flags:
+    """(n,) Whether it holds of each one and any other of its kind, in every tag."""
+    found = np.zeros(len(asked), dtype=bool)
+    for block in blocks(len(asked), len(seen)):
+        pairs = asked.kind[block][:, None] == seen.kind
+        for held, theirs in zip(asked.tags[block].T, seen.tags.T, strict=True):
+            pairs &= holds(held[:, None], theirs)
+        found[block] = pairs.any(axis=1)
+    return found
