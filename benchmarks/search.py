@@ -72,6 +72,7 @@ def page(
         "",
         f"Written by `make search` in {seconds:.0f} s: `autotune bench-search` on measurements of others.",
         "`guided` predicts every candidate, and corrects what it predicts by each trial.",
+        "[How long it takes to decide](decision-time.md).",
         "",
         f"{held} of {len(lines)} targets of `guided` are held, {missed} missed.",
         "",

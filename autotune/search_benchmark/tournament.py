@@ -4,10 +4,11 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Protocol, TypeVar
 
 from autotune.errors import RequestError
@@ -63,15 +64,29 @@ class Spread(Protocol):
 
 @contextmanager
 def workers(processes: int) -> Iterator[Spread]:
-    """Processes that are started anew: what this one has loaded, threads included, must not change what they do."""
+    """Processes that are started anew: what this one has loaded, threads included, must not change what they do.
+
+    Raises:
+        RequestError: one of them died.
+    """
     if processes == 1:
         yield map
         return
+    others = set(active_children())
     with (
         _one_thread_each(),
         ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _leave_interrupts_to_the_parent) as pool,
     ):
-        yield pool.map
+        try:
+            yield pool.map
+        except BrokenProcessPool as error:
+            remedy = "ask for fewer, or for 1: each needs memory"
+            raise RequestError("processes", "one of those that play has died", remedy) from error
+        except BaseException:
+            # Leaving the pool waits for what is running: minutes, where a strategy is slow.
+            for child in set(active_children()) - others:
+                child.terminate()
+            raise
 
 
 def predict_groups(
