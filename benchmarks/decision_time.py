@@ -4,18 +4,14 @@
 
 Candidates are made up: 35 features and 5 tags of memory each, rates and bytes that depend on the features. A hundred trials
 of them are told, a fifth of which ran out of memory; then the next candidate is chosen, as it is after each further trial.
-The first decision of a process, with no trials yet, is reported apart. Linear algebra runs on one thread: with more, threads
-wait for each other on a machine that does other things too, and the clock tells of these.
+The first decision of a process, with no trials yet, is reported apart.
 """
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded, which reads it then
 
 import numpy as np
 
@@ -123,7 +119,7 @@ def main() -> int:
     if arguments.markdown:
         head = [
             "# How long guided search takes to decide", "",
-            f"Written by `benchmarks/decision_time.py`: {FEATURES} features, {TAGS} tags of memory a candidate, made up; one thread.",
+            f"Written by `benchmarks/decision_time.py`: {FEATURES} features, {TAGS} tags of memory a candidate, made up.",
             "A decision is everything between trials but describing the candidates, which is done once for a search.", "",
         ]  # fmt: skip
         arguments.markdown.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")

@@ -32,6 +32,10 @@ ENTRIES = 2**16
 """Pairs of a candidate and a trial that are looked at in one go, so that matrices stay in a processor's cache."""
 
 
+UNDIVIDED = 2**18
+"""Multiplications up to which OpenBLAS uses one thread."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernel:
     size: float
@@ -112,7 +116,7 @@ class Belief:
         between = _covariance(kernel, alike, along, prior(self._seen) - self._centre)
         own = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
         if spread:
-            own = np.maximum(own - np.einsum("ij,ij->i", between @ self._fit.inverse, between), 1e-9)
+            own = np.maximum(own - np.einsum("ij,ij->i", _product(between, self._fit.inverse), between), 1e-9)
         return expected + between @ self._fit.weights, np.sqrt(own)
 
     def _learn(self, errors: Array) -> _Fit:
@@ -168,12 +172,21 @@ def matern(one: Array, other: Array, length: float) -> Single:
     left = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
     right = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
     distance = np.empty((len(one), len(other)), dtype=np.float32)
-    np.maximum(left @ right.T, 0.0, out=distance, casting="same_kind")
+    np.maximum(_product(left, right.T), 0.0, out=distance, casting="same_kind")
     np.sqrt(distance, out=distance)
     alike = np.exp(-distance)
     distance += 1
     alike *= distance
     return alike
+
+
+def _product(one: Array, other: Array) -> Array:
+    """`one @ other`, in parts so small that linear algebra keeps to this thread: its others would wait for busy cores."""
+    rows = max(UNDIVIDED // max(other.size, 1), 16)
+    found = np.empty((len(one), other.shape[1]))
+    for first in range(0, len(one), rows):
+        np.matmul(one[first : first + rows], other, out=found[first : first + rows])
+    return found
 
 
 def prior(asked: Described) -> Array:
