@@ -99,12 +99,17 @@ class Belief:
     def joint(self, asked: Described) -> tuple[Array, Array]:
         """Expected logarithms of the rates and their covariance, for few candidates."""
         expected = prior(asked)
+        along = expected - self._centre
         kernel = self._fit.kernel if self._fit is not None else _Kernel(size=USUAL_SIZE, slope=SLOPES[0])
-        own = _covariance(kernel, asked, asked, self._centre)
+        own = _covariance(kernel, matern(asked.features, asked.features, LENGTH), along, along)
         if self._fit is None:
             return expected, own
-        between = _covariance(kernel, asked, self._seen, self._centre)
+        between = self._between(kernel, asked, along)
         return expected + between @ self._fit.weights, own - between @ self._fit.inverse @ between.T
+
+    def _between(self, kernel: _Kernel, asked: Described, along: Array) -> Array:
+        alike = matern(asked.features, self._seen.features, LENGTH)
+        return _covariance(kernel, alike, along, prior(self._seen) - self._centre)
 
     def _part(self, asked: Described, spread: bool) -> tuple[Array, Array]:
         expected = prior(asked)
@@ -112,8 +117,7 @@ class Belief:
             return expected, np.full(len(asked), np.hypot(USUAL_SIZE, COMMON))
         kernel = self._fit.kernel
         along = expected - self._centre
-        alike = matern(asked.features, self._seen.features, LENGTH)
-        between = _covariance(kernel, alike, along, prior(self._seen) - self._centre)
+        between = self._between(kernel, asked, along)
         own = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
         if spread:
             own = np.maximum(own - np.einsum("ij,ij->i", _product(between, self._fit.inverse), between), 1e-9)

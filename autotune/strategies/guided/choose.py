@@ -72,9 +72,7 @@ def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free:
     return free[near], asked.take(near)
 
 
-def _first(
-    asked: Described, mean: Array, spread: Array, seconds: Array, best: float, feasibility: Feasibility
-) -> int:
+def _first(asked: Described, mean: Array, spread: Array, seconds: Array, best: float, feasibility: Feasibility) -> int:
     """Place of the highest worth.
 
     Failures of unknown cause only lower it, and are dear to tell: they are told of the most promising, and of more until what

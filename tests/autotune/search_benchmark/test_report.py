@@ -104,11 +104,13 @@ def test_what_a_group_measured_does_not_reach_its_predictions(tmp_path: Path, ca
     assert same == (calibrate is Calibration.NONE)
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if not make_strategy(name, score, tournament._Nothing()).seeded])
+@pytest.mark.parametrize(
+    "name", [name for name in STRATEGIES if not make_strategy(name, score, tournament._guide(tournament._Nothing())).seeded]
+)
 def test_strategies_that_say_so_do_not_depend_on_the_seed(tmp_path: Path, name: str) -> None:
     groups = gathered(tmp_path, TWO, min_timed=8)
     [known] = predict_groups(groups, TablePredictor(), map)
-    games = [play(groups.groups[0], make_strategy(name, score, known[0]), seed, 12) for seed in (0, 1)]
+    games = [play(groups.groups[0], make_strategy(name, score, tournament._guide(known[0])), seed, 12) for seed in (0, 1)]
     assert games[0].shares == games[1].shares
 
 
