@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import wrong_prior
@@ -22,7 +23,7 @@ from autotune.search_benchmark.groups import gather_groups
 from autotune.search_benchmark.markdown import group_tables, how_told, source_tables
 from autotune.search_benchmark.report import RULES, document
 from autotune.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
-from autotune.strategies.strategy import STRATEGIES
+from autotune.strategies.names import STRATEGIES
 from autotune.validation.facts import Facts, gather_facts
 from autotune.validation.folds import Calibration
 from autotune.validation.markdown import table
@@ -97,7 +98,11 @@ def page(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="guided and tpe must be among them")
+    parser.add_argument(
+        "--strategies",
+        default=",".join(name for name in STRATEGIES if name != "smac" or find_spec("smac")),
+        help="guided and tpe must be among them",
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--draws", type=int, default=wrong_prior.DRAWS)
     parser.add_argument("--markdown", type=Path)

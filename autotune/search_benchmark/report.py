@@ -7,7 +7,7 @@ from typing import Any
 from autotune.prediction.table_predictor import TablePredictor
 from autotune.search_benchmark.contest_scores import group_figures, mean_oracle, oracle, over_groups, paired
 from autotune.search_benchmark.groups import Gathered, Group, gather_groups
-from autotune.search_benchmark.tournament import Games, Progress, Rounds, play_all, predict_groups, workers
+from autotune.search_benchmark.tournament import SLOW_GAMES, Games, Progress, Rounds, play_all, predict_groups, workers
 from autotune.validation.facts import Facts, gather_facts
 from autotune.validation.folds import Calibration
 from autotune.validation.outcomes import NO_LABELS, Labels
@@ -25,6 +25,7 @@ RULES = (
     "a trial tells its throughput, or that it failed and whether the table says of memory: no label, no peak, no other row",
     "candidates stand in the order of their configurations, whatever the order of the table",
     "coefficients are fitted without the group's rows (leave-group-out) or without any of its source (leave-source-out)",
+    f"strategies that take seconds to decide (gp, smac) play {SLOW_GAMES} game on each group",
     "means over groups, each the mean of its seeds; intervals of 95 % over groups, by drawing them anew; none of one group",
     "out of memory: as the table or a label says; failed: that, and whatever else has no time",
     "decision time: the 95th percentile of all decisions but each game's first",

@@ -17,13 +17,15 @@ from autotune.prediction.table_predictor import TablePredictor
 from autotune.search_benchmark.contest import Played, play, score
 from autotune.search_benchmark.groups import Gathered, Group
 from autotune.search_benchmark.table_forecaster import Disturb, TableForecaster, forecasters
-from autotune.strategies.strategy import Guide, make_strategy
+from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from autotune.validation.folds import Calibration
 
 Progress = Callable[[str, int, int], None]
 """Told what is counted, how many of them are done, and of how many."""
 Games = list[dict[str, list[Played]]]
 """Of each group the games of each strategy: one for each seed, and one in all where seeds change nothing."""
+SLOW_GAMES = 1
+"""Games on each group of a strategy that takes seconds to decide."""
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
@@ -129,7 +131,7 @@ def play_all(
 def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Played]:
     name, group, forecaster = pair
     strategy = make_strategy(name, score, _guide(forecaster))
-    seeds = range(rounds.seeds if strategy.seeded else 1)
+    seeds = range(games_of(strategy, rounds))
     # A new one for each game: what it kept of one must not serve another, in its time least of all.
     return [play(group, make_strategy(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
 
@@ -148,6 +150,13 @@ def _one_thread_each() -> Iterator[None]:
     finally:
         for name in ours:
             del os.environ[name]
+
+
+def games_of(strategy: Strategy, rounds: Rounds) -> int:
+    """Games of a strategy on a group: one where seeds change nothing, `SLOW_GAMES` of those that take seconds to decide."""
+    if not strategy.seeded:
+        return 1
+    return min(rounds.seeds, SLOW_GAMES) if strategy.slow else rounds.seeds
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -13,6 +13,8 @@ class GpStrategy(StudyStrategy):
     there are few configurations, and the one that lies nearest to its answer is taken: its optimum hardly moves anyway.
     """
 
+    slow = True
+
     asks = 1
 
     def sampler(self, seed: int) -> BaseSampler:

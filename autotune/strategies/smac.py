@@ -30,6 +30,8 @@ class SmacStrategy(AdviserStrategy):
     the best. Its initial design is left out, because the first trials come from `random` as with every other adviser.
     """
 
+    slow = True
+
     def answers(
         self, axes: Axes, told: Sequence[Told], running: Sequence[Mapping[str, int]], seed: int
     ) -> Iterator[Mapping[str, int]]:

@@ -84,6 +84,8 @@ class Strategy(ABC):
 
     seeded: ClassVar[bool] = True
     """Whether the seed may change what is proposed."""
+    slow: ClassVar[bool] = False
+    """Whether a decision takes seconds."""
 
     @abstractmethod
     def propose(
