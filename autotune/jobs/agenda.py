@@ -61,6 +61,9 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
 def ending(session: Session, book: Book) -> Ending:
     """Why a job that wants nothing more has ended."""
     tried = f"{book.spent} of {session.request.trials} trials"
+    stop = stop_of(session, book)
+    if not book.searched and stop is not None:
+        return Ending(reason=stop.reason, message=f"{stop.message} before a trial could start")
     if not session.ranking.ranked(book.searched):
         outcomes = {trial.outcome for trial in book.searched}
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
@@ -70,7 +73,7 @@ def ending(session: Session, book: Book) -> Ending:
         return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(book)}")
     if book.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
-    if (stop := stop_of(session, book)) is not None:
+    if stop is not None:
         return Ending(reason=stop.reason, message=f"{stop.message}, after {tried}")
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
 

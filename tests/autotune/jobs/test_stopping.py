@@ -1,0 +1,62 @@
+"""When a search is over before its trials are spent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+
+from autotune.errors import RequestError
+from autotune.jobs.book import read_book
+from autotune.jobs.request import request_to_row
+from autotune.loop import run_job
+from search_spaces.outcome import JobState
+from storage.records import JobRecord
+from storage.sql import open_store
+
+
+def run(folder: Path, **changes: Any) -> tuple[JobRecord, int]:
+    """The job as it ended, and its search trials."""
+    session = table.session(folder, strategy="guided", trials=15, confirm_repeats=0, **changes)
+    with open_store(str(folder / "jobs.db")) as store:
+        job = store.create_job(request_to_row(session.request))
+        ended = run_job(session, store, job.id, table.runner())
+        return ended, read_book(store, job.id).spent
+
+
+def test_it_ends_when_nothing_better_is_likely_to_be_left(tmp_path: Path) -> None:
+    ended, spent = run(tmp_path, stop_margin=0.5)
+    assert (ended.state, ended.reason) == (JobState.SUCCEEDED, "CONVERGED")
+    assert "% sure that nothing untried is more than 50 % faster" in ended.message
+    assert 1 < spent < 15
+
+
+def test_it_ends_when_a_trial_costs_more_than_it_saves(tmp_path: Path) -> None:
+    ended, spent = run(tmp_path, run_device_hours=1e-7)
+    assert ended.reason == "CONVERGED"
+    assert "is expected to save" in ended.message
+    assert spent < 15
+
+
+def test_a_long_run_is_worth_every_trial_that_may_help(tmp_path: Path) -> None:
+    (tmp_path / "short").mkdir()
+    (tmp_path / "long").mkdir()
+    assert run(tmp_path / "short", run_device_hours=1e-4)[1] <= run(tmp_path / "long", run_device_hours=1e9)[1]
+
+
+def test_device_hours_are_a_budget(tmp_path: Path) -> None:
+    ended, spent = run(tmp_path, device_hours=1e-9)
+    assert (ended.reason, spent) == ("BUDGET", 0)
+    assert ended.message == "1e-09 device-hours are spent before a trial could start"
+
+
+@pytest.mark.parametrize("name", ["stop_margin", "run_device_hours"])
+def test_who_does_not_predict_cannot_stop_by_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}: random does not predict.*use --strategy guided"):
+        table.session(tmp_path, strategy="random", **{name: 0.1})
+
+
+@pytest.mark.parametrize("name", ["device_hours", "stop_margin", "run_device_hours"])
+def test_what_is_not_positive_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}: 0 is not a positive number"):
+        table.session(tmp_path, strategy="guided", **{name: 0})

@@ -1,0 +1,130 @@
+"""What is predicted of a space: the pool is the space, and describes what a single configuration is described as."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import table
+
+from autotune.jobs.request import Objective
+from autotune.objective import Ranking
+from autotune.prediction.scan import APART, without_buckets
+from autotune.strategies.guided import space_pool
+from autotune.strategies.guided.described import Described
+from autotune.strategies.guided.moves import ACTS_ON, moves
+from autotune.strategies.guided.prior import Lesson, Prior, shipped_prior
+from autotune.strategies.guided.setting import Setting, setting_of, transformer_of
+from autotune.strategies.guided.space_forecaster import SpaceForecaster
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.model import FactoryModel
+from search_spaces.space import SearchSpace
+from search_spaces.trial import Fidelity
+
+
+def setting(folder: Path, space: str, ranks: int = 4) -> Setting:
+    searched = table.session(folder, space=space, ranks=ranks).space
+    return setting_of(searched.model, searched, "native", Ranking(), Fidelity())
+
+
+def forecaster(found: Setting, prior: Prior | None = None) -> SpaceForecaster:
+    return SpaceForecaster(found, prior or shipped_prior(found.cluster, found.engine))
+
+
+def equal(one: Described, other: Described) -> None:
+    for item in dataclasses.fields(Described):
+        assert np.allclose(getattr(one, item.name), getattr(other, item.name), rtol=1e-12), item.name
+
+
+@pytest.mark.parametrize("space", ["zero", "3d"])
+def test_the_pool_is_the_space_and_describes_what_is_described_alone(tmp_path: Path, space: str) -> None:
+    found = setting(tmp_path, space)
+    pool = forecaster(found).pool(found.space)
+    configs = [pool.config(place) for place in range(len(pool.described))]
+    assert set(configs) == set(found.space.enumerate())
+    assert list(pool.places(configs)) == list(range(len(configs)))
+    some = [0, 7, len(configs) // 2, len(configs) - 1]
+    equal(pool.described.take(np.array(some)), forecaster(found).describe([configs[place] for place in some]))
+
+
+def test_buckets_stand_where_they_are_and_are_moved_around_the_best(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero-buckets")
+    pool = forecaster(found).pool(found.space)
+    assert {pool.config(place) for place in range(len(pool.described))} == set(without_buckets(found.space).enumerate())
+    best = pool.config(0)
+    around = forecaster(found).around(best, float(np.log(1.0)))
+    assert around
+    assert len(set(around)) == len(around)
+    assert not set(around) & {best}
+    assert all(config in found.space for config in around)
+    assert all(pool.places([config])[0] == -1 for config in around)
+
+
+def test_a_knob_that_acts_on_next_to_nothing_is_not_moved(tmp_path: Path) -> None:
+    space = setting(tmp_path, "zero-buckets").space
+    best = next(iter(without_buckets(space).enumerate()))
+    parts = {"compute": 0.999, "data": 0.001}
+    assert moves(space, best, parts, measured=1.0) == []
+    assert moves(space, best, parts, measured=2.0)  # half of the step is not explained
+
+
+def test_every_knob_that_the_pool_leaves_acts_on_something() -> None:
+    assert set(ACTS_ON) == APART
+
+
+def test_of_a_large_space_the_fastest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = setting(tmp_path, "3d")
+    whole = forecaster(found).pool(found.space)
+    monkeypatch.setattr(space_pool, "LARGEST_POOL", 50)
+    pool = forecaster(found).pool(found.space)
+    assert 50 <= len(pool.described) <= 60  # equals of the last are kept, too
+    kept = whole.places([pool.config(place) for place in range(len(pool.described))])
+    assert np.all(kept >= 0)
+    left = np.setdiff1d(np.arange(len(whole.described)), kept)
+    assert whole.described.log_rate[kept].min() >= whole.described.log_rate[left].max() - 1e-9
+
+
+def test_a_space_beyond_reach_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = setting(tmp_path, "3d")
+    monkeypatch.setattr(space_pool, "MOST_PREDICTED", 100)
+    with pytest.raises(SpaceTooLargeError, match=r"more than 100 configurations.*pin some knobs"):
+        forecaster(found).pool(found.space)
+
+
+def test_a_lesson_of_an_earlier_job_moves_what_is_like_it_and_nothing_else(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero")
+    plain = forecaster(found).pool(found.space).described
+    told = tuple(float(value) for value in plain.features[3])
+    lesson = Lesson(features=told, error=-1.0, noise=0.01, setting=0)
+    other = Lesson(features=tuple(value + 100 for value in told), error=1.0, noise=0.01, setting=0)
+    prior = dataclasses.replace(shipped_prior(found.cluster, "native"), lessons=(lesson, other))
+    learned = forecaster(found, prior).pool(found.space).described.learned
+    assert np.all(plain.learned == 0)
+    assert learned.argmin() == 3
+    assert learned[3] < -0.5
+
+
+def test_with_the_memory_objective_the_least_is_the_most(tmp_path: Path) -> None:
+    space = table.session(tmp_path, objective="memory").space
+    found = setting_of(
+        space.model,
+        space,
+        "native",
+        Ranking(objective=Objective.MEMORY),
+        Fidelity(),
+    )
+    described = forecaster(found).pool(space).described
+    held = described.tags.sum(axis=1)
+    assert described.log_rate.argmax() == held.argmin()
+
+
+def test_a_module_of_ones_own_is_a_transformer_of_its_size() -> None:
+    for count in (10_000, 125_000_000, 7_000_000_000):
+        made = transformer_of(FactoryModel(reference="a:b", parameter_count=count), 512)
+        assert 0.3 < made.parameter_count / count < 3.0 or count < 100_000
+
+
+def test_a_limit_makes_room_smaller(tmp_path: Path) -> None:
+    space: SearchSpace = table.session(tmp_path, memory_limit_bytes=3_000_000).space
+    limited = setting_of(space.model, space, "native", Ranking(memory_limit_bytes=3_000_000, headroom=0.1), Fidelity())
+    assert forecaster(limited).pool(space).described.room.max() <= 2_700_001
