@@ -20,7 +20,7 @@ from search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
 
 from autotune.prediction.table_predictor import TablePredictor
 from autotune.search_benchmark.groups import gather_groups
-from autotune.search_benchmark.markdown import group_tables, how_told, source_tables
+from autotune.search_benchmark.markdown import group_tables, how_told, source_tables, stops
 from autotune.search_benchmark.report import RULES, document
 from autotune.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
 from autotune.strategies.names import STRATEGIES
@@ -89,6 +89,11 @@ def page(
         + ", ".join(f"{name} ({', '.join(f'`{each}`' for each in ours)}) by {low:g}–{high:g}"
                     for name, (ours, low, high) in wrong_prior.RANGES.items())
         + ". Shares of `guided`, and in parentheses how far it is ahead of `tpe`.", "", *wrong_prior.page(wrong), "",
+    ]  # fmt: skip
+    parts += [
+        "## When it is sure to be done", "",
+        "95 % sure that nothing untried is more than 2 % faster (`--stop-margin 0.02`), within the trials that were played; "
+        f"{TITLES[GROUP].lower()}.", "", *stops(documents[GROUP]), "",
     ]  # fmt: skip
     parts += ["## Groups", "", f"{TITLES[GROUP]}, `guided`.", "", *group_tables(documents[GROUP], "guided"), ""]
     parts += ["## How it is played", "", *(f"- {rule}." for rule in RULES), ""]

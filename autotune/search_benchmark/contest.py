@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from autotune.objective import Ranking, rate
 from autotune.search_benchmark.groups import Group
-from autotune.strategies.strategy import Strategy
+from autotune.strategies.strategy import Outlook, Strategy
 from autotune.validation.facts import Candidate
 from autotune.validation.outcomes import Fate
 from executor.runners.replay import ReplayRunner
@@ -23,6 +23,8 @@ _MODEL = FactoryModel(reference="table:row", parameter_count=1)
 _WORKLOAD = Workload(global_batch_size=1, sequence_length=1)
 
 
+SURE, MARGIN = 0.95, 0.02
+"""How sure a strategy must be that nothing untried is faster by more than the margin, to count as done: the games go on."""
 MOST_REFUSED = 1000
 """Proposals of what the table does not have after which a game ends: they cost nothing, and must not go on for ever."""
 
@@ -38,6 +40,8 @@ class Played:
     out_of_memory: tuple[bool, ...]
     seconds: tuple[float, ...]
     """Of each decision. In the first, libraries are loaded and what is asked again and again is prepared."""
+    sure_after: int | None = None
+    """Trials after which the strategy was `SURE` that nothing untried is faster by more than `MARGIN`; None: never."""
     refused: int = 0
     """Proposals of what the table does not have."""
     error: str = ""
@@ -53,7 +57,7 @@ def play(group: Group, strategy: Strategy, seed: int, trials: int) -> Played:
     """
     game = _Game(group)
     seconds: list[float] = []
-    error = ""
+    error, sure_after = "", None
     while len(game.shares) < trials and not error:
         began = time.perf_counter()
         try:
@@ -65,7 +69,13 @@ def play(group: Group, strategy: Strategy, seed: int, trials: int) -> Played:
         if not proposed:
             break
         error = game.answer(proposed[0])
-    return game.played(seconds, " ".join(error.split()))
+        if sure_after is None and _is_sure(strategy.outlook(group.space, tuple(game.history), (), MARGIN)):
+            sure_after = len(game.shares)
+    return dataclasses.replace(game.played(seconds, " ".join(error.split())), sure_after=sure_after)
+
+
+def _is_sure(expected: Outlook | None) -> bool:
+    return expected is not None and expected.chance_of_more <= 1 - SURE
 
 
 class _Game:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search_benchmark.contest import Played
+from autotune.search_benchmark.contest import MARGIN, Played
 from autotune.search_benchmark.groups import Group
 from autotune.validation.contract import Floats
 
@@ -25,6 +25,7 @@ def group_figures(played: Sequence[Played], trials: int) -> Document:
         **_by_budget(np.array([_whole(each.shares, trials) for each in played]), trials),
         "failed_in_first_10": float(np.mean([sum(each.failed[:FIRST]) for each in played])),
         "oom_in_first_10": float(np.mean([sum(each.out_of_memory[:FIRST]) for each in played])),
+        **_stops(played),
         **_decisions(played),
     }
 
@@ -41,7 +42,18 @@ def over_groups(figures: Sequence[Document], played: Sequence[Played], seed: int
         told[f"{name}_interval"] = {budget: interval(values, seed) for budget, values in by_budget.items()}
     for name in ("failed_in_first_10", "oom_in_first_10"):
         told[name] = float(np.mean([each[name] for each in figures])) if figures else None
-    return told | _decisions(played)
+    return told | _stops(played) | _decisions(played)
+
+
+def _stops(played: Sequence[Played]) -> Document:
+    """Games in which the strategy was sure to be done, after how many trials, and how often it was right."""
+    stopped = [(each.sure_after, each.shares[each.sure_after - 1]) for each in played if each.sure_after]
+    right = [share * (1 + MARGIN) >= 1.0 for _, share in stopped]
+    return {
+        "sure_share": len(stopped) / len(played) if played else None,
+        "sure_after": float(np.mean([after for after, _ in stopped])) if stopped else None,
+        "sure_and_right_share": float(np.mean(right)) if right else None,
+    }
 
 
 def interval(values: Floats, seed: int) -> list[float] | None:

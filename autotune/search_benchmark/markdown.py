@@ -46,6 +46,21 @@ def families(document: Document) -> list[tuple[str, Document]]:
     return found
 
 
+def stops(document: Document) -> list[str]:
+    """A table of how soon strategies that can tell were sure to be done, and whether they were right."""
+    cells = [
+        [
+            source, name, f"{100 * each['sure_share']:.0f} %",
+            "–" if each["sure_after"] is None else f"{each['sure_after']:.1f}",
+            "–" if each["sure_and_right_share"] is None else f"{100 * each['sure_and_right_share']:.0f} %",
+        ]
+        for source, figures in families(document)
+        for name, each in figures["strategies"].items()
+        if each["sure_share"]
+    ]  # fmt: skip
+    return table(["groups", "strategy", "games that ended", "after trials", "right"], cells) if cells else []
+
+
 def budgets(document: Document) -> list[str]:
     """Trials after which shares are told."""
     return list(next(iter(document["strategies"].values()))["share"])
