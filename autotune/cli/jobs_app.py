@@ -100,6 +100,21 @@ def show(job: Job = None, url: Url = None, db: Database = None, json: Json = Fal
 
 
 @jobs_app.command()
+def explain(
+    job: Job = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead.")
+    ] = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Explain why a job's best configuration is the best: time, memory, each knob, what limits it, what would help."""
+    from autotune.cli.explain import ExplainOptions, explain_command
+
+    end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, database=db, json=json)))
+
+
+@jobs_app.command()
 def export(
     job: Job = None,
     format_: Annotated[str, typer.Option("--format", metavar="NAME", help="json or deepspeed.")] = "json",

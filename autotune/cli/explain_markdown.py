@@ -1,0 +1,27 @@
+"""An explanation in Markdown."""
+
+from autotune.cli.explain_sections import Rows, Section, head_lines, sections_of
+from autotune.explanation.findings import Explanation
+
+
+def markdown_of(told: Explanation) -> str:
+    """The whole report."""
+    first, *rest = head_lines(told)
+    parts = [f"# {first}", *(line.strip() for line in rest), *map(_section, sections_of(told))]
+    return "\n\n".join([*parts, *(f"Note: {note}" for note in told.notes)]) + "\n"
+
+
+def _section(section: Section) -> str:
+    content = [_table(item) if isinstance(item, Rows) else _escaped(item) for item in section.content]
+    return "\n\n".join([f"## {section.title}", *content])
+
+
+def _table(table: Rows) -> str:
+    rule = ["---" if column in table.left else "---:" for column in range(len(table.header))]
+    lines = [table.header, tuple(rule), *table.rows]
+    return "\n".join("| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """A cell or a line: bars would end the cell, and underscores are no emphasis inside words."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,192 @@
+"""An explanation as sections of lines and tables, which the console and Markdown write each in its own way."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.cli.prediction_table import SPENT_ON, bar_text, seconds_text
+from autotune.cli.rows import rate_text
+from autotune.cli.sizes import bytes_text
+from autotune.explanation.findings import Explanation, KnobFinding, MemoryUse, Point, Source, TimeUse, Verdict
+from autotune.explanation.wording import percent, ratio_text
+from search_spaces.knobs import value_text
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+
+SAME = (Verdict.NOISE, Verdict.ALIKE)
+"""Knobs that are told in one line, without a curve, where nothing else is known of them."""
+_MARKS = {
+    Source.MEASURED: "measured", Source.BOUND: "ended early", Source.OUT_OF_MEMORY: "out of memory",
+    Source.OVER_LIMIT: "over the limit", Source.FAILED: "failed", Source.PREDICTED: "predicted",
+    Source.DOES_NOT_FIT: "would not fit", Source.REFUSED: "refused", Source.UNKNOWN: "not measured",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A table."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[int] = frozenset({0})
+    """Columns that are written from the left; numbers stand on the right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A title and what stands under it, in order."""
+
+    title: str
+    content: tuple[str | Rows, ...]
+
+
+def sections_of(told: Explanation) -> list[Section]:
+    """Everything, in the order in which it is read."""
+    found = [_time(told.time, told.rests_on)]
+    if told.memory is not None:
+        found.append(_memory(told.memory))
+    found.append(Section(title="What each knob contributes", content=tuple(_knobs(told.knobs))))
+    if told.limits is not None:
+        rows = [(bound.name, seconds_text(bound.seconds), percent(bound.share)) for bound in told.limits.bounds]
+        table = Rows(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
+        found.append(Section(title="What limits it", content=(told.limits.text, table)))
+    if told.upgrades:
+        found.append(_upgrades(told))
+    return found
+
+
+def head_lines(told: Explanation) -> list[str]:
+    """The job, the winner, and what it gained."""
+    tie = "; a tie with the runner-up: the repeats do not tell them apart" if told.tie else ""
+    place = f"{told.model} on {told.cluster} with {told.world_size} ranks"
+    lines = [
+        f"job {told.job}: {place}, {told.strategy} for {told.objective}, {told.state.lower()}",
+        f"best of {told.trials} trials ({told.measured} with a rate): trial {told.winner}{tie}",
+        "  " + config_text(told.config),
+    ]
+    if told.gain is not None:
+        what = "less peak memory" if told.objective == "memory" else "samples/s"
+        lines.append(f"  {ratio_text(told.gain)} over the baseline ({what}, measured)")
+    return lines
+
+
+def config_text(config: TrialConfig) -> str:
+    """Values that are no defaults, and always the two that everybody asks for."""
+    defaults = TrialConfig().values()
+    shown = [n for n, value in config.values().items() if value != defaults[n] or n in ("zero_stage", "micro_batch_size")]
+    return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
+
+
+def _time(time: TimeUse, rests_on: str) -> Section:
+    step = time.step_seconds
+    rate = f"{rate_text(time.samples_per_second)} samples/s, {time.repeats} repeat{'s' * (time.repeats != 1)}"
+    content: list[str | Rows] = [
+        f"measured: {seconds_text(step.mean)} a step [{seconds_text(step.low)}, {seconds_text(step.high)}], {rate}"
+    ]
+    if time.parts:
+        rows = [
+            (part.name, seconds_text(part.seconds), percent(part.share), bar_text(part.share), SPENT_ON.get(part.name, ""))
+            for part in time.parts
+            if part.seconds > 0
+        ]
+        header = ("part (by the equations)", "of the step", "share", "", "")
+        content.append(Rows(header=header, rows=tuple(rows), left=frozenset({0, 3, 4})))
+    if time.predicted_seconds is not None and time.measured_over_predicted is not None:
+        band = time.predicted_seconds
+        content.append(
+            f"predicted: {seconds_text(band.mean)} [{seconds_text(band.low)}, {seconds_text(band.high)}]; "
+            f"measured is {time.measured_over_predicted:.3g}x that; by {rests_on}"
+        )
+    if time.collectives:
+        counts = [(f"{c.mesh_dimension}: {c.operation}", str(c.count), bytes_text(c.bytes)) for c in time.collectives]
+        content.append(Rows(header=("sent in a step (measured)", "count", "bytes"), rows=tuple(counts)))
+    if time.cpu_seconds is not None:
+        content.append(f"measured: {seconds_text(time.cpu_seconds)} of processor time a step in the busiest rank")
+    return Section(title="Where the time goes", content=tuple(content))
+
+
+def _memory(memory: MemoryUse) -> Section:
+    whole = memory.limit_bytes or memory.peak_bytes or 1
+    held = [
+        (tag, bytes_text(size), percent(size / whole), bar_text(size / whole)) for tag, size in memory.by_tag.items() if size
+    ]
+    content: list[str | Rows] = [f"measured: {bytes_text(memory.peak_bytes)} at the peak of rank {memory.rank}, the fullest"]
+    if memory.limit_bytes is not None and memory.free_bytes is not None:
+        kept = memory.headroom * memory.limit_bytes
+        rows = [("free" if memory.free_bytes >= 0 else "too much", abs(memory.free_bytes)), ("headroom", kept)]
+        held += [(name, bytes_text(size), percent(size / whole), "") for name, size in rows]
+    of = "of the limit" if memory.limit_bytes else "of the peak"
+    content.append(Rows(header=("tag", "bytes", of, ""), rows=tuple(held), left=frozenset({0, 3})))
+    if memory.breaks_first is not None and memory.breaks_at is not None:
+        content.append(f"{memory.breaks_first} would break the limit first: at {memory.breaks_at:.3g}x their present size")
+    if memory.limit_bytes is None:
+        content.append("no limit was stated, and none is known of this device")
+    for name, size in (("reserved by the allocator", memory.reserved_bytes), ("outside of it", memory.outside_bytes)):
+        if size is not None:
+            content.append(f"measured: {bytes_text(size)} {name}")
+    return Section(title="Where the memory goes", content=tuple(content))
+
+
+def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
+    telling = [finding for finding in findings if finding.verdict not in SAME]
+    for finding in telling:
+        yield f"{finding.knob}={value_text(finding.value)}: {finding.text}"
+        yield _curve(finding)
+    for verdict, told in ((Verdict.NOISE, "no difference within the noise"), (Verdict.ALIKE, "no equation tells them apart")):
+        same = [f"{finding.knob} ({_compared(finding)})" for finding in findings if finding.verdict is verdict]
+        if same:
+            yield f"{told}: {', '.join(same)}"
+    if not findings:
+        yield "no knob could have been otherwise"
+
+
+def _compared(finding: KnobFinding) -> str:
+    """`4; 2 is 1.01x [0.95, 1.07]` of those that were compared."""
+    told = [
+        f"{value_text(point.value)} {'at least ' * (point.source is Source.BOUND)}{ratio_text(point.speedup)}"
+        for point in finding.curve
+        if point.speedup and (point.source in (Source.MEASURED, Source.BOUND)) == (finding.verdict is Verdict.NOISE)
+    ]
+    failed = [f"{value_text(p.value)} {_MARKS[p.source]}" for p in finding.curve if not p.speedup and p.value != finding.value]
+    return f"{value_text(finding.value)} over {', '.join([*told, *failed])}"
+
+
+def _curve(finding: KnobFinding) -> Rows:
+    rows = [
+        (
+            f"{value_text(point.value)}{' ★' if point.value == finding.value else ''}",
+            _rate(point),
+            ratio_text(point.speedup) if point.speedup else "",
+            bytes_text(point.peak_bytes) if point.peak_bytes else "",
+            _mark(point),
+        )
+        for point in finding.curve
+    ]
+    return Rows(header=("value", "samples/s", "winner over it", "peak/rank", ""), rows=tuple(rows), left=frozenset({0, 4}))
+
+
+def _rate(point: Point) -> str:
+    if point.samples_per_second is None:
+        return "-"
+    if point.source is Source.BOUND:
+        return f"≤ {point.samples_per_second.high:.4g}"
+    return ("~" if point.trial is None else "") + rate_text(_rounded(point.samples_per_second))
+
+
+def _rounded(interval: Interval) -> Interval:
+    return Interval(**{name: float(f"{getattr(interval, name):.4g}") for name in ("mean", "low", "high")})
+
+
+def _mark(point: Point) -> str:
+    trial = "" if point.trial is None else f", trial {point.trial}"
+    note = f": {point.note}" if point.source in (Source.REFUSED, Source.DOES_NOT_FIT, Source.FAILED) and point.note else ""
+    return f"{_MARKS[point.source]}{trial}{note}"
+
+
+def _upgrades(told: Explanation) -> Section:
+    rows = tuple((upgrade.name, ratio_text(upgrade.gain), _other(upgrade.config)) for upgrade in told.upgrades)
+    table = Rows(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
+    return Section(title="Which hardware would help most", content=(table,))
+
+
+def _other(config: TrialConfig | None) -> str:
+    return "the same" if config is None else config_text(config)

@@ -1,0 +1,1 @@
+"""Why the best configuration of a job is the best: what was measured, and, marked as such, what is predicted."""

@@ -1,0 +1,167 @@
+"""What an explanation is made from: a job's trials, who won, and what the equations say of its candidates."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from autotune.errors import NoBestError
+from autotune.intervals import Spread
+from autotune.jobs.book import Book, read_book
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session, session_of
+from autotune.prediction.calibrated import asked_here
+from autotune.prediction.question import Question
+from autotune.strategies.guided.belief import NOISE, Belief
+from autotune.strategies.guided.described import Array, Described, Pool
+from autotune.strategies.guided.feasibility import Feasibility
+from autotune.strategies.guided.prior import Prior
+from autotune.strategies.guided.setting import Setting, setting_of
+from autotune.strategies.guided.space_forecaster import SpaceForecaster
+from autotune.strategies.guided.told import Told, speaking, told_by
+from autotune.verdict import Verdict, decide, estimate, ratio_of
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+from storage.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was measured."""
+
+    session: Session
+    book: Book
+    spread: Spread
+    verdict: Verdict
+    winner: TrialRecord
+    """Its search trial, with its whole result."""
+    question: Question | None
+    """What the equations are asked, with what the database knows of the cluster; None: the model has no shape."""
+
+    @property
+    def config(self) -> TrialConfig:
+        """The winner's."""
+        return self.winner.config
+
+    @cached_property
+    def rate(self) -> Interval:
+        """The winner's samples/s, measured."""
+        return estimate(self.book, self.spread, self.config)
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The winner's, measured."""
+        return self.session.request.global_batch_size / self.rate.mean
+
+    def speedup(self, other: TrialConfig) -> Interval:
+        """The winner's samples/s over those of another measured configuration."""
+        return ratio_of(self.book, self.spread, self.config, other)
+
+    @cached_property
+    def outlook(self) -> "Outlook | None":
+        """What is predicted; None: the model has no shape."""
+        return None if self.question is None else Outlook(self, self.question)
+
+
+class Outlook:
+    """What the equations say of any configuration, corrected by the job's own trials (the belief of guided search).
+
+    Rates are anchored at the winner: what is predicted is how many times as fast another configuration is, so that what the
+    equations do not know of the winner is taken to hold for its neighbours, too.
+    """
+
+    def __init__(self, evidence: Evidence, question: Question) -> None:
+        self._evidence = evidence
+        self._setting = _setting(evidence)
+        # Lessons of other jobs are left out: the job's own trials say the same of it, and more.
+        self._prior = Prior(rates=question.rates, source=question.rests_on)
+        self._forecaster = SpaceForecaster(self._setting, self._prior)
+        told = self._told()
+        self.belief, self.feasibility = Belief(told), Feasibility(told)
+        self._own = float(self.belief.mean(self.describe([evidence.config]))[0])
+
+    def describe(self, configs: Sequence[TrialConfig]) -> Described:
+        """What is predicted of configurations."""
+        return self._forecaster.describe(configs)
+
+    def log_speedups(self, described: Described) -> tuple[Array, Array]:
+        """Logarithm of the winner's rate over each one's, and its standard deviation."""
+        mean, spread = self.belief.mean_and_spread(described)
+        return self._own - mean, np.hypot(spread, NOISE)
+
+    def slower(self, described: Described) -> Array:
+        """Logarithm of the winner's rate over each one's."""
+        told: Array = self._own - self.belief.mean(described)
+        return told
+
+    def pool(self, memory: float) -> Pool:
+        """The job's candidates where each rank has so many times as much memory.
+
+        Raises:
+            SpaceTooLargeError: there are more than can be looked at.
+        """
+        setting, cluster = self._setting, self._setting.cluster
+        device = dataclasses.replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * memory))
+        limit = setting.ranking.memory_limit_bytes
+        ranking = dataclasses.replace(setting.ranking, memory_limit_bytes=None if limit is None else int(limit * memory))
+        space = dataclasses.replace(setting.space, cluster=dataclasses.replace(cluster, device=device))
+        return SpaceForecaster(dataclasses.replace(setting, space=space, ranking=ranking), self._prior).pool(space)
+
+    def _told(self) -> Told:
+        ranking = self._setting.ranking
+        spoken = speaking(self._evidence.book.searched)
+        return told_by(spoken, self.describe([trial.config for trial in spoken]), ranking.value, ranking.score)
+
+
+def gather(store: Store, job_id: str) -> Evidence:
+    """Everything that the job's rows say.
+
+    Raises:
+        UnknownJobError: there is no such job.
+        NoBestError: nothing won; the line says how its trials ended.
+        JobNotResumableError: this version cannot read the job's request.
+        SearchSpaceError: what an old job's request names is no longer there.
+    """
+    book = read_book(store, job_id)
+    session = session_of(book.job)
+    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    if verdict is None:
+        raise NoBestError("job", f"{book.job.id} has no winner to explain: {trials_text(book)}", "look at `autotune show`")
+    return Evidence(
+        session=session,
+        book=book,
+        spread=book.spread(session.prior),
+        verdict=verdict,
+        winner=book.whole(verdict.best),
+        question=_question(store, session),
+    )
+
+
+def trials_text(book: Book) -> str:
+    """How trials ended: `8 trials, 5 INFEASIBLE, 3 FAILED`."""
+    ended = Counter(trial.outcome.value for trial in book.searched if trial.outcome)
+    count = len(book.searched)
+    return ", ".join([f"{count or 'no'} trial{'s' * (count != 1)}", *(f"{n} {name}" for name, n in ended.most_common())])
+
+
+def _question(store: Store, session: Session) -> Question | None:
+    if not isinstance(session.model, ModelSpec):
+        return None
+    request = session.request
+    question = Question(
+        model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
+        sequence_length=request.sequence_length, space=request.space,
+    )  # fmt: skip
+    return asked_here(store, question)
+
+
+def _setting(evidence: Evidence) -> Setting:
+    """The job's, with rates as what is predicted, whatever its objective."""
+    session = evidence.session
+    ranking = dataclasses.replace(session.ranking, objective=Objective.THROUGHPUT)
+    return setting_of(session.model, session.space, session.request.engine, ranking, session.request.fidelity)
