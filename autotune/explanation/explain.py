@@ -1,5 +1,7 @@
 """A job explained."""
 
+from pathlib import Path
+
 from autotune.explanation.counterfactual import Counterfactual
 from autotune.explanation.evidence import Evidence, gather
 from autotune.explanation.findings import SCHEMA_VERSION, Explanation, MoreMemory
@@ -12,6 +14,8 @@ from autotune.explanation.time_use import time_use
 from autotune.objective import rate
 from search_spaces.errors import SpaceTooLargeError
 from storage.store import Store
+
+SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "explanation.schema.json"
 
 
 def explain(store: Store, job_id: str) -> Explanation:

@@ -1,0 +1,62 @@
+"""`autotune explain`: what it prints, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import table
+from called import Command
+
+from autotune.jobs.request import request_to_row
+from autotune.loop import run_job
+from search_spaces.outcome import Outcome
+from storage.sql import open_store
+
+TITLES = (
+    "Where the time goes", "Where the memory goes", "What each knob contributes", "What limits it",
+    "Which hardware would help most",
+)  # fmt: skip
+
+
+@pytest.fixture
+def job(folder: Path) -> str:
+    session = table.session(folder, trials=8, strategy="random", memory_limit_bytes=20_000_000)
+    with open_store(str(folder / "jobs.db")) as store:
+        opened = store.create_job(request_to_row(session.request))
+        run_job(session, store, opened.id, table.runner())
+    return opened.id
+
+
+def test_the_report_fits_a_hundred_columns(command: Command, job: str) -> None:
+    answer = command("explain")
+    assert (answer.status, answer.err) == (0, "")
+    assert [title for title in TITLES if f"\n{title}\n" not in answer.out] == []
+    assert max(len(line) for line in answer.out.splitlines()) <= 100
+    assert job in answer.out
+
+
+def test_json_and_markdown(command: Command, job: str, folder: Path) -> None:
+    answer = command("explain", job[:-1], "--json", "--markdown", "why.md")
+    assert answer.status == 0
+    assert json.loads(answer.out)["job"] == job
+    written = (folder / "why.md").read_text(encoding="utf-8")
+    assert [title for title in TITLES if f"## {title}\n" not in written] == []
+    alone = command("explain", "--markdown", "why.md")
+    assert (alone.status, alone.out) == (0, "")
+
+
+def test_refusals_are_one_line(command: Command, folder: Path, job: str) -> None:
+    unknown = command("explain", "19990101")
+    assert (unknown.status, unknown.out) == (2, "")
+    assert unknown.err.count("\n") == 1
+
+    session = table.session(folder, trials=3, strategy="random")
+    with open_store(str(folder / "jobs.db")) as store:
+        opened = store.create_job(request_to_row(session.request))
+        run_job(session, store, opened.id, table.runner(lambda _: table.ended(Outcome.FAILED, "no")))
+    nothing = command("explain")
+    assert (nothing.status, nothing.out) == (1, "")
+    assert "FAILED" in nothing.err
+    assert nothing.err.count("\n") == 1
+
+    assert command("explain", job, "--markdown", "no/such/folder/why.md").status == 2
