@@ -92,8 +92,8 @@ def page(
     ]  # fmt: skip
     parts += [
         "## When it is sure to be done", "",
-        "95 % sure that nothing untried is more than 2 % faster (`--stop-margin 0.02`), within the trials that were played; "
-        f"{TITLES[GROUP].lower()}.", "", *stops(documents[GROUP]), "",
+        "95 % sure that nothing untried is more than 2 % faster (`--stop-margin 0.02`), within the trials that were played.",
+        "", *stops(documents[GROUP]), "",
     ]  # fmt: skip
     parts += ["## Groups", "", f"{TITLES[GROUP]}, `guided`.", "", *group_tables(documents[GROUP], "guided"), ""]
     parts += ["## How it is played", "", *(f"- {rule}." for rule in RULES), ""]
