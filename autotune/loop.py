@@ -60,7 +60,9 @@ def run_held_job(
 
     With `keeps_broken` the job stays held after a RunnerError, for the caller to go on with another runner.
     """
-    session = with_prior(session, store, keeper.lease)
+    session, note = with_prior(session, store, keeper.lease)
+    if note and listener is not None:
+        listener.on_note(note)
     loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
     try:
         released = _run_and_release(loop, store, keeper)

@@ -51,6 +51,9 @@ class LiveTable(LoopListener):
         if message and state is not JobState.PAUSED:  # who asked for that is told how to go on
             self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
 
+    def on_note(self, note: str) -> None:
+        self._console.print(note, highlight=False, soft_wrap=True, style="dim")
+
     def on_start(self, trial: TrialRecord) -> None:
         self._running[trial.number] = (trial, "starting")
         self._draw()

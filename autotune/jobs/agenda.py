@@ -11,6 +11,7 @@ from autotune.jobs.stopping import stop_of
 from autotune.objective import peak_bytes
 from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
 from search_spaces.fewer import fewer_micro_batches
+from search_spaces.knobs import value_text
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.records import FEWER, FULL, TrialRecord
@@ -68,9 +69,11 @@ def ending(session: Session, book: Book) -> Ending:
         outcomes = {trial.outcome for trial in book.searched}
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
             # Nothing was found out about what fits: the trials themselves are broken.
-            message = f"every one of {tried} failed{_why_none(book)}"
+            message = f"every one of {tried} failed{_why_none(session, book)}"
             return Ending(state=JobState.FAILED, reason="EVERY_TRIAL_FAILED", message=message)
-        return Ending(reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(book)}")
+        return Ending(
+            reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(session, book)}"
+        )
     if book.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
     if stop is not None:
@@ -78,7 +81,7 @@ def ending(session: Session, book: Book) -> Ending:
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
 
 
-def _why_none(book: Book) -> str:
+def _why_none(session: Session, book: Book) -> str:
     """What became of the search trials, and the remedy."""
     counts = Counter(trial.outcome for trial in book.searched if trial.outcome is not None)
     if not counts:
@@ -87,7 +90,17 @@ def _why_none(book: Book) -> str:
     memory = "raise the memory limit, add ranks, or search a space with higher ZeRO stages"
     common = counts.most_common(1)[0][0]
     remedy = {Outcome.INFEASIBLE: memory, Outcome.OK: f"{memory}; or lower the headroom"}.get(common, "see `autotune show`")
-    return f" ({told}); {remedy}"
+    return f" ({told}{_shortfall(session) if common is Outcome.INFEASIBLE else ''}); {remedy}"
+
+
+def _shortfall(session: Session) -> str:
+    """What is predicted to lack least, and by how much."""
+    least = session.strategy.least_memory(session.space)
+    if least is None:
+        return ""
+    knobs = " ".join(f"{name}={value_text(value)}" for name, value in least.config.differences(session.space.base).items())
+    short = f"{max(least.needed - least.room, 0.0):,.0f} bytes a rank more than there are"
+    return f"; nearest to fitting is {knobs or 'the base'}, predicted to need {least.needed:,.0f} bytes, {short}"
 
 
 def search_is_over(session: Session, book: Book) -> bool:

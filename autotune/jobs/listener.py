@@ -12,6 +12,9 @@ class LoopListener:
     def on_state(self, state: JobState, message: str, book: Book) -> None:
         """The job began, is being stopped, or has ended."""
 
+    def on_note(self, note: str) -> None:
+        """Something that people should know of how the job decides, before its first trial."""
+
     def on_start(self, trial: TrialRecord) -> None:
         """An attempt at the trial was handed to the runner."""
 

@@ -141,17 +141,18 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
 
 
-def with_prior(session: Session, store: Store, lease: Lease) -> Session:
-    """The session with what is known before the job's first trial: learned when the job begins, then frozen."""
+def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
+    """The session with what is known before the job's first trial: learned when the job begins, then frozen. And in words."""
     if session.request.strategy not in PREDICTING:
-        return session
+        return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
     kept = store.prior(lease.job_id)
     if kept is None:
         kept = store.set_prior(lease, to_plain(learn_prior(store, session.cluster, session.request.engine)))
-    strategy = _strategy(session.request, session.space, session.model, session.ranking, from_plain(Prior, kept))
-    return dataclasses.replace(session, strategy=strategy)
+    prior = from_plain(Prior, kept)
+    strategy = _strategy(session.request, session.space, session.model, session.ranking, prior)
+    return dataclasses.replace(session, strategy=strategy), prior.note
 
 
 def session_of(job: JobRecord) -> Session:

@@ -75,6 +75,11 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
     return [_runs(gathered, cluster, engine) for gathered in found.values()]
 
 
+def jobs_elsewhere(store: Store, cluster: ClusterSpec, engine: str) -> int:
+    """How many of the newest jobs of the engine ran on other hardware."""
+    return sum(not same_hardware(there, cluster) for _, _, there in _readable(store, engine))
+
+
 def same_hardware(one: ClusterSpec, other: ClusterSpec) -> bool:
     """Whether trials on one tell of the other: all but the names and the limit of memory is the same."""
     return hardware_key(one) == hardware_key(other)
@@ -96,15 +101,20 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
 
 
 def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
+    for job, request, there in _readable(store, engine):
+        if isinstance(request.resolved_model, ModelSpec) and same_hardware(there, cluster):
+            yield job, request
+
+
+def _readable(store: Store, engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
+    """The newest jobs of the engine that this version can read, with where they ran."""
     before, seen = None, 0
     while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
         before, seen = page[-1].id, seen + len(page)
         for job in page:
             request = _request(job)
-            if request is None or request.resolved_cluster is None or not isinstance(request.resolved_model, ModelSpec):
-                continue
-            if request.engine == engine and same_hardware(request.resolved_cluster, cluster):
-                yield job, request
+            if request is not None and request.resolved_cluster is not None and request.engine == engine:
+                yield job, request, request.resolved_cluster
 
 
 def _request(job: JobRecord) -> JobRequest | None:

@@ -63,6 +63,17 @@ class Candidates(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMemory:
+    """The candidate that is predicted to be nearest to fitting."""
+
+    config: TrialConfig
+    needed: float
+    """Bytes of its fullest rank."""
+    room: float
+    """Bytes that there are for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """What a strategy that predicts expects of further trials."""
 
@@ -105,6 +116,10 @@ class Strategy(ABC):
             count: how many are wanted, at least 1.
             seed: of the job.
         """
+
+    def least_memory(self, candidates: Candidates) -> LeastMemory | None:  # noqa: ARG002  most strategies predict nothing
+        """The most sparing of the candidates; None: it cannot tell."""
+        return None
 
     def outlook(
         self,

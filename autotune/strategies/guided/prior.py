@@ -10,7 +10,7 @@ from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.question import SHIPPED
 from autotune.prediction.rates import rates_for
 from autotune.prediction.step import seconds_of
-from autotune.prediction.trial_history import Runs, trial_history
+from autotune.prediction.trial_history import Runs, jobs_elsewhere, trial_history
 from autotune.strategies.guided.belief import LENGTH, NOISE, matern
 from autotune.strategies.guided.described import Array
 from autotune.strategies.guided.knob_features import config_features
@@ -46,6 +46,18 @@ class Prior:
     lessons: tuple[Lesson, ...] = ()
     source: str = SHIPPED
     """In words, what it rests on."""
+    left_out: int = 0
+    """Jobs of the database that ran on other hardware: nothing of them is carried over."""
+
+    @property
+    def note(self) -> str:
+        """In words, for people who begin a job."""
+        told = f"predictions rest on {self.source}"
+        if self.lessons:
+            told += f", and on what {len(self.lessons)} of them taught"
+        if self.left_out:
+            told += f"; left out, because they ran on other hardware: {self.left_out} job{'s' * (self.left_out > 1)}"
+        return told
 
 
 def learn_prior(store: Store, cluster: ClusterSpec, engine: str) -> Prior:
@@ -54,7 +66,12 @@ def learn_prior(store: Store, cluster: ClusterSpec, engine: str) -> Prior:
     lessons: list[Lesson] = []
     for setting, runs in enumerate(trial_history(store, cluster, engine)):
         lessons += _lessons(runs, setting, known.rates)
-    return Prior(rates=known.rates, lessons=tuple(lessons[:MOST_LESSONS]), source=known.source)
+    return Prior(
+        rates=known.rates,
+        lessons=tuple(lessons[:MOST_LESSONS]),
+        source=known.source,
+        left_out=jobs_elsewhere(store, cluster, engine),
+    )
 
 
 def shipped_prior(cluster: ClusterSpec, engine: str) -> Prior:

@@ -11,7 +11,7 @@ from autotune.strategies.guided.described import Forecaster, Pool, joined
 from autotune.strategies.guided.outlook import outlook
 from autotune.strategies.guided.told import Flags, Told, Value, speaking, told_by
 from autotune.strategies.random import RandomStrategy
-from autotune.strategies.strategy import Candidates, Outlook, Score, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, LeastMemory, Outlook, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -80,10 +80,21 @@ class GuidedStrategy(Strategy):
             described = joined(described, self._forecaster.describe(options.around))
         return outlook(described, options.told, options.open_, margin)
 
-    def _options(self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> "_Options":
+    def least_memory(self, candidates: Candidates) -> LeastMemory | None:
+        pool = self._pool(candidates)
+        if not len(pool.described):
+            return None
+        place = int((pool.described.needed / pool.described.room).argmin())
+        needed, room = float(pool.described.needed[place]), float(pool.described.room[place])
+        return LeastMemory(config=pool.config(place), needed=needed, room=room)
+
+    def _pool(self, candidates: Candidates) -> Pool:
         if candidates.hash not in self._pools:
             self._pools[candidates.hash] = self._forecaster.pool(candidates)
-        pool = self._pools[candidates.hash]
+        return self._pools[candidates.hash]
+
+    def _options(self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> "_Options":
+        pool = self._pool(candidates)
         spoken = speaking(history)
         known = known_hashes(history, pending)
         around = [config for config in self._around(spoken) if config.hash not in known]
