@@ -12,7 +12,7 @@ def markdown_of(told: Explanation) -> str:
 
 
 def _section(section: Section) -> str:
-    content = [_table(item) if isinstance(item, Rows) else _escaped(item) for item in section.content]
+    content = [_table(item) if isinstance(item, Rows) else _escaped(item.strip()) for item in section.content]
     return "\n\n".join([f"## {section.title}", *content])
 
 

@@ -7,7 +7,7 @@ from autotune.cli.prediction_table import SPENT_ON, bar_text, seconds_text
 from autotune.cli.rows import rate_text
 from autotune.cli.sizes import bytes_text
 from autotune.explanation.findings import Explanation, KnobFinding, MemoryUse, Point, Source, TimeUse, Verdict
-from autotune.explanation.wording import percent, ratio_text
+from autotune.explanation.wording import percent, ratio_text, values_text
 from search_spaces.knobs import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
@@ -46,7 +46,9 @@ def sections_of(told: Explanation) -> list[Section]:
         found.append(_memory(told.memory))
     found.append(Section(title="What each knob contributes", content=tuple(_knobs(told.knobs))))
     if told.limits is not None:
-        rows = [(bound.name, seconds_text(bound.seconds), percent(bound.share)) for bound in told.limits.bounds]
+        rows = [
+            (bound.name, seconds_text(bound.seconds), percent(bound.share)) for bound in told.limits.bounds if bound.seconds > 0
+        ]
         table = Rows(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
         found.append(Section(title="What limits it", content=(told.limits.text, table)))
     if told.upgrades:
@@ -96,6 +98,8 @@ def _time(time: TimeUse, rests_on: str) -> Section:
             f"predicted: {seconds_text(band.mean)} [{seconds_text(band.low)}, {seconds_text(band.high)}]; "
             f"measured is {time.measured_over_predicted:.3g}x that; by {rests_on}"
         )
+    if time.measured_over_predicted is not None and time.measured_over_predicted < 1:
+        content.append("the equations predict more than was measured: each part is as much less")
     if time.collectives:
         counts = [(f"{c.mesh_dimension}: {c.operation}", str(c.count), bytes_text(c.bytes)) for c in time.collectives]
         content.append(Rows(header=("sent in a step (measured)", "count", "bytes"), rows=tuple(counts)))
@@ -130,24 +134,35 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
     telling = [finding for finding in findings if finding.verdict not in SAME]
     for finding in telling:
         yield f"{finding.knob}={value_text(finding.value)}: {finding.text}"
-        yield _curve(finding)
-    for verdict, told in ((Verdict.NOISE, "no difference within the noise"), (Verdict.ALIKE, "no equation tells them apart")):
-        same = [f"{finding.knob} ({_compared(finding)})" for finding in findings if finding.verdict is verdict]
-        if same:
-            yield f"{told}: {', '.join(same)}"
+        table = _curve(finding)
+        if len(table.rows) > 1:
+            yield table
+        yield from _refused(finding)
+    noise = [f"{one.knob} ({_compared(one)})" for one in findings if one.verdict is Verdict.NOISE]
+    alike = [f"{one.knob}={value_text(one.value)}" for one in findings if one.verdict is Verdict.ALIKE]
+    if noise:
+        yield f"no difference within the noise: {', '.join(noise)}"
+    if alike:
+        yield f"not measured alone, and no equation tells their values apart: {', '.join(alike)}"
     if not findings:
         yield "no knob could have been otherwise"
 
 
 def _compared(finding: KnobFinding) -> str:
-    """`4; 2 is 1.01x [0.95, 1.07]` of those that were compared."""
-    told = [
-        f"{value_text(point.value)} {'at least ' * (point.source is Source.BOUND)}{ratio_text(point.speedup)}"
-        for point in finding.curve
-        if point.speedup and (point.source in (Source.MEASURED, Source.BOUND)) == (finding.verdict is Verdict.NOISE)
-    ]
-    failed = [f"{value_text(p.value)} {_MARKS[p.source]}" for p in finding.curve if not p.speedup and p.value != finding.value]
-    return f"{value_text(finding.value)} over {', '.join([*told, *failed])}"
+    """`4 over 2: 1.01x [0.95, 1.07], over 1: out of memory`."""
+    others = [point for point in finding.curve if point.value != finding.value and point.source is not Source.REFUSED]
+    told = [f"over {value_text(point.value)}: {_outcome(point)}" for point in others]
+    return f"{value_text(finding.value)} {', '.join(told)}"
+
+
+def _outcome(point: Point) -> str:
+    if point.speedup is None:
+        return _MARKS[point.source]
+    if point.source is Source.BOUND and not point.compared:
+        return "ended early, left open"
+    least = "at least " if point.source is Source.BOUND else ""
+    marked = "" if point.source in (Source.MEASURED, Source.BOUND) else f" ({_MARKS[point.source]})"
+    return f"{least}{ratio_text(point.speedup)}{marked}"
 
 
 def _curve(finding: KnobFinding) -> Rows:
@@ -155,13 +170,25 @@ def _curve(finding: KnobFinding) -> Rows:
         (
             f"{value_text(point.value)}{' ★' if point.value == finding.value else ''}",
             _rate(point),
-            ratio_text(point.speedup) if point.speedup else "",
+            f"{'≥ ' * (point.source is Source.BOUND)}{ratio_text(point.speedup)}" if point.speedup else "",
             bytes_text(point.peak_bytes) if point.peak_bytes else "",
             _mark(point),
         )
         for point in finding.curve
+        if point.source is not Source.REFUSED or point.trial is not None
     ]
-    return Rows(header=("value", "samples/s", "winner over it", "peak/rank", ""), rows=tuple(rows), left=frozenset({0, 4}))
+    header = ("value", "samples/s", "winner over it", "peak/rank", "")
+    return Rows(header=header, rows=tuple(rows), left=frozenset({0, 4}))
+
+
+def _refused(finding: KnobFinding) -> Iterator[str]:
+    """`gpipe and 1f1b are refused by virtual-stages`, a line for each rule."""
+    by_rule: dict[str, list[Point]] = {}
+    for point in finding.curve:
+        if point.source is Source.REFUSED and point.trial is None:
+            by_rule.setdefault(point.note, []).append(point)
+    for rule, points in by_rule.items():
+        yield f"  {values_text(points)} {'is' if len(points) == 1 else 'are'} refused by {rule}"
 
 
 def _rate(point: Point) -> str:
@@ -183,10 +210,12 @@ def _mark(point: Point) -> str:
 
 
 def _upgrades(told: Explanation) -> Section:
-    rows = tuple((upgrade.name, ratio_text(upgrade.gain), _other(upgrade.config)) for upgrade in told.upgrades)
+    rows = tuple((one.name, ratio_text(one.gain), _changed(one.config, told.config)) for one in told.upgrades)
     table = Rows(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
     return Section(title="Which hardware would help most", content=(table,))
 
 
-def _other(config: TrialConfig | None) -> str:
-    return "the same" if config is None else config_text(config)
+def _changed(config: TrialConfig | None, winner: TrialConfig) -> str:
+    if config is None:
+        return "the same"
+    return "with " + " ".join(f"{name}={value_text(value)}" for name, value in config.differences(winner).items())

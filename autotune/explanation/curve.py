@@ -38,7 +38,7 @@ def curve_of(evidence: Evidence, knob: str) -> tuple[Point, ...]:
         elif (config := moved(evidence, knob, value)) is not None:
             refusals = evidence.session.space.check(config)
             if refusals:
-                points[value] = _empty(value, Source.REFUSED, f"{refusals[0].rule} refuses it")
+                points[value] = _empty(value, Source.REFUSED, refusals[0].rule)
             else:
                 asked[value] = config
     points |= _predicted(evidence.outlook, evidence.rate, asked)
@@ -105,7 +105,7 @@ def _predicted(outlook: Outlook | None, own: Interval, asked: dict[Value, TrialC
             speedup=speedup,
             peak_bytes=float(described.needed[place] - described.outside[place]),
             trial=None,
-            note="" if runs else f"runs with a probability of {chances[place]:.0%}".replace("%", " %"),
+            note="" if runs else f"{chances[place]:.0%} likely to run".replace("%", " %"),
         )
     return points
 

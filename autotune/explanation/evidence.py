@@ -1,6 +1,7 @@
 """What an explanation is made from: a job's trials, who won, and what the equations say of its candidates."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,9 +91,9 @@ class Outlook:
         return self._forecaster.describe(configs)
 
     def log_speedups(self, described: Described) -> tuple[Array, Array]:
-        """Logarithm of the winner's rate over each one's, and its standard deviation."""
+        """Logarithm of the winner's rate over each one's, and its standard deviation, with what no feature tells of either."""
         mean, spread = self.belief.mean_and_spread(described)
-        return self._own - mean, np.hypot(spread, NOISE)
+        return self._own - mean, np.hypot(spread, math.sqrt(2) * NOISE)
 
     def slower(self, described: Described) -> Array:
         """Logarithm of the winner's rate over each one's."""

@@ -39,7 +39,7 @@ class Verdict(StrEnum):
     FASTER = "faster"
     """The winner's value is told apart from every other that could be compared, and faster."""
     MIXED = "mixed"
-    """Faster than some; others are not told apart from it, or faster."""
+    """Faster than some; others are not told apart from it, or faster, or their trials were ended too early to say."""
     NOISE = "noise"
     """No value is told apart from the winner's."""
     ALIKE = "alike"
@@ -122,6 +122,12 @@ class Point:
     """The search trial; None: none was run."""
     note: str
     """Why there is no rate; empty: there is one."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether measurements say how the winner does against it: a bound does where the winner is beyond it."""
+        bounded = self.source is Source.BOUND and self.speedup is not None and self.speedup.low > 1.0
+        return self.source is Source.MEASURED or bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from search_spaces.trial_config import Value
 ALIKE = 0.01
 """Difference of predicted rates below which no equation tells values apart."""
 MOST_FAR = 3
-COMPARED = (Source.MEASURED, Source.BOUND)
 _ORDER = (Verdict.FASTER, Verdict.MIXED, Verdict.UNKNOWN, Verdict.FORCED, Verdict.NOISE, Verdict.ALIKE)
 """As they are told; those that are predicted come after what was measured to make a difference."""
 
@@ -34,7 +33,7 @@ def _finding(evidence: Evidence, knob: str) -> KnobFinding:
     curve, baseline = curve_of(evidence, knob), baseline_of(evidence)
     value: Value = getattr(evidence.config, knob)
     others = [point for point in curve if point.value != value]
-    measured = [point for point in others if point.source in COMPARED]
+    measured = [point for point in others if point.compared]
     basis = measured or [point for point in others if point.source is Source.PREDICTED]
     verdict = _judged(others, measured, basis)
     nearest = min(basis, key=lambda point: point.speedup.mean if point.speedup else 0.0, default=None)
@@ -58,13 +57,14 @@ def _finding(evidence: Evidence, knob: str) -> KnobFinding:
 
 def _judged(others: Sequence[Point], measured: Sequence[Point], basis: Sequence[Point]) -> Verdict:
     if not basis:
-        unknown = not others or any(point.source is Source.UNKNOWN for point in others)
+        unknown = not others or any(point.source in (Source.UNKNOWN, Source.BOUND) for point in others)
         return Verdict.UNKNOWN if unknown else Verdict.FORCED
     if not measured and all(point.speedup and abs(point.speedup.mean - 1.0) <= ALIKE for point in basis):
         return Verdict.ALIKE
     ahead = [bool(point.speedup and point.speedup.low > 1.0) for point in basis]
-    behind = [bool(point.speedup and point.speedup.high < 1.0 and point.source is not Source.BOUND) for point in basis]
-    if all(ahead):
+    behind = [bool(point.speedup and point.speedup.high < 1.0) for point in basis]
+    left_open = any(point.source is Source.BOUND and not point.compared for point in others)
+    if all(ahead) and not left_open:
         return Verdict.FASTER
     if not measured:
         return Verdict.UNKNOWN

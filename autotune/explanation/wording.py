@@ -16,12 +16,16 @@ def knob_text(
 ) -> str:  # fmt: skip
     """What the knob's value is worth, with what else is known of the others."""
     told = [_headline(verdict, source, nearest, others)]
-    if started is not None and verdict not in (Verdict.NOISE, Verdict.ALIKE):
+    if started is not None and verdict not in (Verdict.NOISE, Verdict.ALIKE, Verdict.FORCED):
         told.append(_against(started))
     if over := [point for point in others if point.source in (Source.OUT_OF_MEMORY, Source.OVER_LIMIT)]:
-        told.append(f"{_values(over)} {'is' if len(over) == 1 else 'are'} out of memory")
+        told.append(f"{values_text(over)} {'is' if len(over) == 1 else 'are'} out of memory")
     if not_run := [point for point in others if point.source is Source.DOES_NOT_FIT]:
-        told.append(f"{_values(not_run)} would not fit (predicted)")
+        told.append(f"{values_text(not_run)} would not fit (predicted)")
+    if left_open := [point for point in others if point.source is Source.BOUND and not point.compared]:
+        several = len(left_open) > 1
+        ended = f"the trial{'s' * several} of {values_text(left_open)} ended early"
+        told.append(f"{ended}, and leave{'s' * (not several)} it open")
     if far and verdict is not Verdict.ALIKE:
         told.append(_far(knob, far[0]))
     return "; ".join(told)
@@ -30,7 +34,7 @@ def knob_text(
 def _headline(verdict: Verdict, source: Source, nearest: Point | None, others: Sequence[Point]) -> str:
     match verdict:
         case Verdict.NOISE:
-            return f"no difference within the noise to {_values(_compared(others))}"
+            return f"no difference within the noise to {values_text(_compared(others))}"
         case Verdict.ALIKE:
             return "not measured alone, and no equation tells its values apart"
         case Verdict.FORCED:
@@ -38,7 +42,8 @@ def _headline(verdict: Verdict, source: Source, nearest: Point | None, others: S
         case _ if nearest is None:
             return "not measured alone"
         case _ if verdict is Verdict.UNKNOWN:
-            return f"not measured alone; {_against(nearest)}, which the band leaves open"
+            sure = nearest.speedup is not None and nearest.speedup.low > 1.0
+            return f"not measured alone; {_against(nearest)}{'' if sure else ', which the band leaves open'}"
         case _:
             return _against(nearest) + (
                 "" if source is Source.MEASURED or nearest.source is Source.PREDICTED else " (predicted)"
@@ -96,9 +101,10 @@ def limits_text(bounds: Sequence[Bound], memory: Sequence[MoreMemory], unexplain
 
 
 def _compared(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point.source in (Source.MEASURED, Source.BOUND)]
+    return [point for point in points if point.compared]
 
 
-def _values(points: Sequence[Point]) -> str:
+def values_text(points: Sequence[Point]) -> str:
+    """`1, 2 and 4`."""
     names = [value_text(point.value) for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
