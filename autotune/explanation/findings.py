@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     MIXED = "mixed"
     """Faster than some; others are not told apart from it, or faster, or their trials were ended too early to say."""
     NOISE = "noise"
-    """No value is told apart from the winner's."""
+    """No value that was measured is told apart from the winner's, nor any that is predicted."""
     ALIKE = "alike"
     """Nothing else was measured, and no equation tells the values apart."""
     FORCED = "forced"

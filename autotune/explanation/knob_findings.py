@@ -61,14 +61,17 @@ def _judged(others: Sequence[Point], measured: Sequence[Point], basis: Sequence[
         return Verdict.UNKNOWN if unknown else Verdict.FORCED
     if not measured and all(point.speedup and abs(point.speedup.mean - 1.0) <= ALIKE for point in basis):
         return Verdict.ALIKE
-    ahead = [bool(point.speedup and point.speedup.low > 1.0) for point in basis]
-    behind = [bool(point.speedup and point.speedup.high < 1.0) for point in basis]
     left_open = any(point.source is Source.BOUND and not point.compared for point in others)
-    if all(ahead) and not left_open:
+    if all(point.speedup and point.speedup.low > 1.0 for point in basis) and not left_open:
         return Verdict.FASTER
     if not measured:
         return Verdict.UNKNOWN
-    return Verdict.MIXED if any(ahead) or any(behind) else Verdict.NOISE
+    foretold = [point for point in others if point.source is Source.PREDICTED]
+    return Verdict.MIXED if any(map(_told_apart, [*measured, *foretold])) else Verdict.NOISE
+
+
+def _told_apart(point: Point) -> bool:
+    return point.speedup is not None and not point.speedup.low <= 1.0 <= point.speedup.high
 
 
 def _started(others: Sequence[Point], baseline: Value | None, default: Value, nearest: Point | None) -> Point | None:

@@ -62,7 +62,7 @@ def test_a_models_file_is_not_needed_afterwards(desk: Desk, store: Store, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"strategy": "genetic"}, "strategy: 'genetic' is not known; use one of tpe"),
+        ({"strategy": "genetic"}, "strategy: 'genetic' is not known; use one of guided"),
         ({"pins": {"zero_stage": "7"}}, "zero_stage: 7.*; give 0, 1, 2 or 3"),
         ({"model": "llama-9b"}, "llama-9b: no model preset has this name; did you mean"),
         ({"model": "none/config.json"}, "config.json.*; give"),

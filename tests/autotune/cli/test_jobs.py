@@ -106,7 +106,7 @@ def test_from_submission_to_export(command: Command, folder: Path, kept: Store) 
         watched = good(command("watch", job[:-1]))
     lines = watched.err.splitlines()
     assert lines[0].startswith(f"job {job}: ")
-    assert " on local with 2 ranks, 3 trials by tpe, " in lines[0]
+    assert " on local with 2 ranks, 3 trials by guided, " in lines[0]
     assert lines[1] == "running"
     assert [line.split(":")[0] for line in lines[2:5]] == ["trial 0", "trial 1", "trial 2"]
     assert "zero_stage=0 micro_batch_size=1  ★ best so far" in lines[2]
@@ -177,7 +177,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "submit llama-9b": ("llama-9b: no model preset has this name; did you mean",),
     "submit none.json": ("none.json", "; give ", "config.json"),
     "submit llama-tiny --trials 0": ("trials: ", "1"),
-    "submit llama-tiny --strategy genetic": ("strategy: 'genetic' is not known; use one of tpe",),
+    "submit llama-tiny --strategy genetic": ("strategy: 'genetic' is not known; use one of guided",),
     "submit llama-tiny --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "submit llama-tiny --priority 101": ("'--priority'", "100", "see `autotune submit --help`"),
     "submit llama-tiny --config none.toml": ("config: none.toml cannot be read", "give the path"),

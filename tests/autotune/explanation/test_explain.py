@@ -239,3 +239,11 @@ def test_knobs_that_differ_besides_are_told_as_such(tmp_path: Path, store: Store
             assert far.also
             assert finding.knob not in far.also
             assert not [one for one in finding.curve if one.trial == far.trial]
+
+
+def test_no_difference_is_not_said_of_values_that_are_predicted_to_make_one(tmp_path: Path, store: Store) -> None:
+    told = explained(tmp_path, store, table.measured, strategy="random", trials=5)
+    for finding in told.knobs:
+        if finding.verdict is Verdict.NOISE:
+            apart = [one for one in finding.curve if one.speedup and not one.speedup.low <= 1.0 <= one.speedup.high]
+            assert [one.value for one in apart if one.source in (Source.MEASURED, Source.PREDICTED)] == []
