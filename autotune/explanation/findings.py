@@ -159,6 +159,8 @@ class KnobFinding:
     """The fastest other value that may win, of those that the verdict rests on."""
     gain: Interval | None
     """The winner's samples/s over that one's."""
+    least_peak: Point | None
+    """With the objective memory: of the other values that run, the one with the least peak. None: another objective."""
     curve: tuple[Point, ...]
     """Every value of the domain, the default and the baseline's among them; the winner's own is there, too."""
     far: tuple[FarTrial, ...]

@@ -6,7 +6,8 @@ from autotune.explanation.curve import curve_of
 from autotune.explanation.evidence import Evidence
 from autotune.explanation.findings import FarTrial, KnobFinding, Point, Source, Verdict
 from autotune.explanation.neighbours import baseline_of, explained_knobs, far_trials
-from autotune.explanation.wording import knob_text
+from autotune.explanation.wording import knob_text, memory_text
+from autotune.jobs.request import Objective
 from search_spaces.knobs import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import Value
@@ -40,6 +41,11 @@ def _finding(evidence: Evidence, knob: str) -> KnobFinding:
     far = () if measured else _far(evidence, knob)
     source = Source.MEASURED if measured else Source.PREDICTED if basis else Source.UNKNOWN
     default, stood = KNOBS[knob].default, getattr(baseline, knob) if baseline else None
+    text = knob_text(knob, verdict, source, nearest, _started(others, stood, default, nearest), others, far)
+    least = _least_peak(evidence, others)
+    peak = evidence.winner.result.peak_memory_bytes if evidence.winner.result else None
+    if least is not None and least.peak_bytes and peak:
+        text = f"{memory_text(least, peak)}; {text}"
     return KnobFinding(
         knob=knob,
         value=value,
@@ -49,9 +55,10 @@ def _finding(evidence: Evidence, knob: str) -> KnobFinding:
         source=source,
         best_other=nearest.value if nearest else None,
         gain=nearest.speedup if nearest else None,
+        least_peak=least,
         curve=curve,
         far=far,
-        text=knob_text(knob, verdict, source, nearest, _started(others, stood, default, nearest), others, far),
+        text=text,
     )
 
 
@@ -68,6 +75,14 @@ def _judged(others: Sequence[Point], measured: Sequence[Point], basis: Sequence[
         return Verdict.UNKNOWN
     foretold = [point for point in others if point.source is Source.PREDICTED]
     return Verdict.MIXED if any(map(_told_apart, [*measured, *foretold])) else Verdict.NOISE
+
+
+def _least_peak(evidence: Evidence, others: Sequence[Point]) -> Point | None:
+    """Measured before predicted: peaks repeat exactly, and predictions of them do not tell small differences."""
+    if evidence.session.ranking.objective is not Objective.MEMORY:
+        return None
+    held = [point for point in others if point.peak_bytes and point.source is not Source.DOES_NOT_FIT]
+    return min(held, key=lambda point: (point.trial is None, point.peak_bytes), default=None)
 
 
 def _told_apart(point: Point) -> bool:

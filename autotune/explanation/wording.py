@@ -31,6 +31,12 @@ def knob_text(
     return "; ".join(told)
 
 
+def memory_text(least: Point, peak: float) -> str:
+    """`1.35x the peak with 1`: what the winner is spared."""
+    marked = " (predicted)" if least.trial is None else ""
+    return f"{(least.peak_bytes or 0.0) / peak:.2f}x the peak with {value_text(least.value)}{marked}"
+
+
 def _headline(verdict: Verdict, source: Source, nearest: Point | None, others: Sequence[Point]) -> str:
     match verdict:
         case Verdict.NOISE:

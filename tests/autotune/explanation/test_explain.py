@@ -247,3 +247,16 @@ def test_no_difference_is_not_said_of_values_that_are_predicted_to_make_one(tmp_
         if finding.verdict is Verdict.NOISE:
             apart = [one for one in finding.curve if one.speedup and not one.speedup.low <= 1.0 <= one.speedup.high]
             assert [one.value for one in apart if one.source in (Source.MEASURED, Source.PREDICTED)] == []
+
+
+def test_the_objective_memory_is_told_in_peaks(tmp_path: Path, store: Store) -> None:
+    def answer(config: TrialConfig) -> TrialResult:
+        return table.ok(100.0, 10_000_000 * (3 if config.activation_checkpointing == "none" else 1) * config.micro_batch_size)
+
+    told = explained(tmp_path, store, answer, objective="memory", confirm_repeats=0)
+    full = knob(told, "activation_checkpointing")
+    assert (full.value, told.config.micro_batch_size) == ("full", 1)
+    assert full.least_peak is not None
+    assert full.least_peak.value == "none"
+    assert full.text.startswith("3.00x the peak with none;")
+    assert knob(told, "micro_batch_size").text.startswith("2.00x the peak with 2;")
