@@ -205,7 +205,8 @@ def _rounded(interval: Interval) -> Interval:
 
 def _mark(point: Point) -> str:
     trial = "" if point.trial is None else f", trial {point.trial}"
-    note = f": {point.note}" if point.source in (Source.REFUSED, Source.DOES_NOT_FIT, Source.FAILED) and point.note else ""
+    silent = point.source in (Source.OUT_OF_MEMORY, Source.BOUND, Source.UNKNOWN)  # their marks say it
+    note = f": {point.note}" if point.note and not silent else ""
     return f"{_MARKS[point.source]}{trial}{note}"
 
 

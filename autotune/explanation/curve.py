@@ -10,7 +10,7 @@ from autotune.intervals import Repeat
 from autotune.objective import rate
 from autotune.prediction.step import Z90
 from autotune.strategies.guided.told import HALF_WIDTHS, SILENT
-from autotune.verdict import estimate
+from autotune.verdict import estimate, is_measured_in_full
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value
@@ -30,7 +30,7 @@ def curve_of(evidence: Evidence, knob: str) -> tuple[Point, ...]:
     points: dict[Value, Point] = {}
     asked: dict[Value, TrialConfig] = {}
     for value in values_of(evidence, knob):
-        trial = _telling(neighbours(evidence, knob, value))
+        trial = _telling(_trials(evidence, knob, value))
         if value == getattr(evidence.config, knob):
             points[value] = _own(evidence, value)
         elif trial is not None:
@@ -43,6 +43,13 @@ def curve_of(evidence: Evidence, knob: str) -> tuple[Point, ...]:
                 asked[value] = config
     points |= _predicted(evidence.outlook, evidence.rate, asked)
     return tuple(points[value] for value in values_of(evidence, knob) if value in points)
+
+
+def _trials(evidence: Evidence, knob: str, value: Value) -> Sequence[TrialRecord]:
+    """Neighbours, and the trial of the very configuration that the move leads to, whatever else it brings along."""
+    config = moved(evidence, knob, value)
+    same = evidence.book.search_trial(config) if config is not None and config != evidence.config else None
+    return [*neighbours(evidence, knob, value), *([same] if same is not None else [])]
 
 
 def _telling(trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -75,7 +82,7 @@ def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
         speedup=evidence.speedup(trial.config),
         peak_bytes=result.peak_memory_bytes,
         trial=trial.number,
-        note="its measurement did not settle" if result.unstable else "",
+        note="did not settle" if result.unstable else "" if is_measured_in_full(evidence.book, trial) else "extrapolated",
     )
 
 

@@ -121,7 +121,7 @@ class Point:
     trial: int | None
     """The search trial; None: none was run."""
     note: str
-    """Why there is no rate; empty: there is one."""
+    """Why there is no rate, or what it lacks; empty: nothing is lacking."""
 
     @property
     def compared(self) -> bool:
