@@ -1,5 +1,6 @@
 """What best means: ranking, the finalists, the front of throughput and memory."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class Ranking:
     headroom: float = 0.0
     """Share of the limit that the winner leaves free."""
     allow_unstable: bool = False
+    memory_share: float = 0.0
+    """Objective pareto: of memory in the score, from 0 (samples/s alone) to 1 (memory alone)."""
 
     @property
     def capacity_bytes(self) -> float:
@@ -36,15 +39,24 @@ class Ranking:
         return (result.peak_memory_bytes or 0) <= self.capacity_bytes
 
     def score(self, trial: TrialRecord) -> float | None:
-        """Samples/s, or minus the peak's bytes where memory is the objective; None: the trial cannot win."""
+        """What a search makes the most of; None: the trial cannot win.
+
+        Samples/s, or minus the peak's bytes where memory is the objective. Where the front is, the weighted sum of
+        (1 - share) log rate and -share log peak, which changes by a constant with the units of either.
+        """
         if not self.may_win(trial):
             return None
+        if self.objective is Objective.PARETO:
+            return math.log(self.value(trial)) if self.value(trial) else None
         return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else rate(trial)
 
     def value(self, trial: TrialRecord) -> float:
         """What is made the most of, positive, whether or not the trial may win; 0: not measured."""
         if self.objective is Objective.MEMORY:
             return 1.0 / peak_bytes(trial) if peak_bytes(trial) else 0.0
+        if self.objective is Objective.PARETO and self.memory_share:
+            fast, small = rate(trial), peak_bytes(trial)
+            return float(fast ** (1 - self.memory_share) * small**-self.memory_share) if fast and small else 0.0
         return rate(trial)
 
     def ranked(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:

@@ -45,7 +45,7 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
     spread = book.spread(prior)
     first, second = finalists[0], finalists[1] if len(finalists) > 1 else None
     tie = False
-    if second is not None and ranking.objective is Objective.THROUGHPUT:
+    if second is not None and ranking.objective is not Objective.MEMORY:
         lead = ratio_of(book, spread, first.config, second.config)
         tie = lead.low <= 1.0 <= lead.high
         # Where they are not told apart and their estimates are as good as equal, less memory decides.

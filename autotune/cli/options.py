@@ -41,7 +41,7 @@ Space = Annotated[
 ]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
 Strategy = Annotated[str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}. [default: {STRATEGIES[0]}]")]
-Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput or memory. [default: throughput]")]
+Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput, memory or pareto. [default: throughput]")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")]
 GlobalBatchSize = Annotated[
     int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")

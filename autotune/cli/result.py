@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
+from autotune.front import BEYOND, front_over_baseline
+from autotune.jobs.request import Objective
 from search_spaces.knobs import value_text
 from search_spaces.trial_config import TrialConfig
 
@@ -33,6 +35,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):
         console.print(_spent_text(spent), highlight=False, soft_wrap=True)
+    if document["objective"]["name"] == Objective.PARETO:
+        console.print(_front_text(document), highlight=False, soft_wrap=True)
     if document["job"]["tie"]:
         console.print("  a tie with the runner-up: the repeats do not tell them apart", soft_wrap=True)
 
@@ -44,6 +48,14 @@ def _spent_text(spent: dict[str, Any]) -> str:
     if spent["saved_device_hours"] is not None:
         text += f"; a run of {spent['run_device_hours']:g} saves {spent['saved_device_hours']:.3g}"
     return text
+
+
+def _front_text(document: dict[str, Any]) -> str:
+    count, share = len(document["alternatives"]), front_over_baseline(document)
+    text = f"  front of samples/s and memory: {count} configuration{'s' if count != 1 else ''} (alternatives)"
+    if share is None:
+        return text
+    return f"{text}, hypervolume {share:.2f}x the baseline's (from 0 samples/s and {BEYOND:g}x its peak)"
 
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ class SubmissionFields(TypedDict, total=False):
     pins: Mapping[str, KnobValue | Sequence[KnobValue]]
     """Knob -> the only value, or the values, that are tried."""
     objective: str | None
-    """throughput or memory."""
+    """throughput, memory or pareto."""
     strategy: str | None
     seed: int | None
     trials: int | None

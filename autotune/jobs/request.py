@@ -26,6 +26,8 @@ class Objective(StrEnum):
     """Most samples/s within (1 - headroom) of the memory limit."""
     MEMORY = "memory"
     """Least peak memory of any rank; the faster one among equals."""
+    PARETO = "pareto"
+    """The front of samples/s and peak memory; the winner is that of throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +85,8 @@ class JobRequest:
     allow_unstable: bool = False
     """Whether a trial whose measurement did not settle may win."""
     racing: bool = True
-    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the objective
-    memory none does: a slower configuration may win."""
+    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
+    objectives memory and pareto none does: a slower configuration may win, or be on the front."""
     resolved_model: ModelSpec | FactoryModel | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.engines import capability_of
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
-from autotune.jobs.request import JobRequest, request_from_row
+from autotune.jobs.request import JobRequest, Objective, request_from_row
 from autotune.objective import Ranking
+from autotune.strategies.fronts import FrontStrategy, at_share
 from autotune.strategies.names import PREDICTING
 from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from executor.detect import local_gpus
@@ -333,6 +334,12 @@ def _strategy(
     request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None" = None
 ) -> Strategy:
     """The strategy that the request names; those that predict do it by what is shipped where nothing else is known."""
+    if request.objective is Objective.PARETO:
+        return FrontStrategy(lambda share: _one_strategy(request, space, model, at_share(ranking, share), prior))
+    return _one_strategy(request, space, model, ranking, prior)
+
+
+def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None") -> Strategy:
     if request.strategy not in PREDICTING:
         return make_strategy(request.strategy, ranking.score)
     # NumPy and the equations: loaded for those who predict alone.

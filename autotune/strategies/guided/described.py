@@ -19,7 +19,7 @@ class Described:
     """What is predicted of n configurations. No figure of a trial of theirs is in it."""
 
     log_rate: Array
-    """(n,) Logarithm of the samples/s that the equations predict."""
+    """(n,) Logarithm of the samples/s that the equations predict, or of what else is made the most of (`Guide.value`)."""
     learned: Array
     """(n,) What earlier measurements of other jobs add to it; 0 where there are none."""
     features: Array

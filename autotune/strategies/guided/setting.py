@@ -44,9 +44,9 @@ class Setting:
         return self.space.workload
 
     @property
-    def least_memory(self) -> bool:
-        """Whether the smallest peak wins."""
-        return self.ranking.objective is Objective.MEMORY
+    def memory_share(self) -> float:
+        """Of memory in what is made the most of, (1 - share) log rate - share log peak: 1 where the smallest peak wins."""
+        return 1.0 if self.ranking.objective is Objective.MEMORY else self.ranking.memory_share
 
     @property
     def host_room(self) -> float:

@@ -81,10 +81,11 @@ class SpaceForecaster:
         features = knob_features(cases, numbers)
         lessons = self._lessons.added(features)
         rate = np.log(self._setting.workload.global_batch_size / seconds)
-        by_memory = self._setting.least_memory
+        share = self._setting.memory_share
+        small = -np.log(np.broadcast_to(held.allocated, count))
         return Described(
-            log_rate=-np.log(np.broadcast_to(held.allocated, count)) if by_memory else rate,
-            learned=np.zeros(count) if by_memory else lessons,
+            log_rate=(1 - share) * rate + share * small,
+            learned=(1 - share) * lessons,
             features=features,
             needed=np.broadcast_to(needed, count),
             outside=np.broadcast_to(held.by_tag["context"] + 0 * needed, count),
@@ -103,9 +104,12 @@ class SpaceForecaster:
         return held.needed * np.maximum(1.0, host / (held.needed / room)), room
 
     def _first_sight(self, cases: Cases) -> Array:
-        if self._setting.least_memory:
-            return memory(cases, self._prior.rates).allocated
-        return seconds_of(cases, self._prior.rates)
+        share = self._setting.memory_share
+        if share == 0:
+            return seconds_of(cases, self._prior.rates)
+        peak = memory(cases, self._prior.rates).allocated
+        found: Array = peak**share * seconds_of(cases, self._prior.rates) ** (1 - share) if share < 1 else peak
+        return found
 
     def _margin(self, cases: Cases) -> Array:
         needed, room = self._tightest(memory(cases, self._prior.rates))
