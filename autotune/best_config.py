@@ -37,6 +37,11 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         verdict, best=book.whole(verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
     )
     spread = book.spread(session.prior)
+    # What is not measured stands apart, and only where it was asked for.
+    beyond = {}
+    if session.extrapolation is not None:
+        config = verdict.best.config
+        beyond = {"extrapolated": session.extrapolation.document(config, estimate(book, spread, config))}
     return {
         "schema_version": SCHEMA_VERSION,
         "job": _job(session, book, verdict),
@@ -51,6 +56,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "best": _entry(verdict.best, book, spread),
         "baseline": _baseline(verdict, session, book, spread),
         "alternatives": [_entry(book.whole(t), book, spread) for t in pareto_front(book.searched, session.ranking)],
+        **beyond,
         "launch": launch_of(verdict.best.config, session),
         "verified": "native-only",
         "provenance": provenance(session, book, verdict),

@@ -1,11 +1,12 @@
 """What best means: ranking, the finalists, the front of throughput and memory."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.jobs.request import Objective
 from search_spaces.outcome import Outcome
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
@@ -21,6 +22,9 @@ class Ranking:
     allow_unstable: bool = False
     memory_share: float = 0.0
     """Objective pareto: of memory in the score, from 0 (samples/s alone) to 1 (memory alone)."""
+
+    efficiency: Callable[[TrialConfig], float] | None = None
+    """Of a configuration: a device's rate on the cluster that the answer is for over that here; None: it is the trials' own."""
 
     @property
     def capacity_bytes(self) -> float:
@@ -48,23 +52,28 @@ class Ranking:
             return None
         if self.objective is Objective.PARETO:
             return math.log(self.value(trial)) if self.value(trial) else None
-        return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else rate(trial)
+        return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else self.rate(trial)
+
+    def rate(self, trial: TrialRecord) -> float:
+        """Samples/s by which trials are ordered: as measured, times the efficiency where the answer is for another cluster."""
+        measured = rate(trial)
+        return measured * self.efficiency(trial.config) if self.efficiency is not None and measured else measured
 
     def value(self, trial: TrialRecord) -> float:
         """What is made the most of, positive, whether or not the trial may win; 0: not measured."""
         if self.objective is Objective.MEMORY:
             return 1.0 / peak_bytes(trial) if peak_bytes(trial) else 0.0
         if self.objective is Objective.PARETO and self.memory_share:
-            fast, small = rate(trial), peak_bytes(trial)
+            fast, small = self.rate(trial), peak_bytes(trial)
             return float(fast ** (1 - self.memory_share) * small**-self.memory_share) if fast and small else 0.0
-        return rate(trial)
+        return self.rate(trial)
 
     def ranked(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """The trials that may win, best first; equals by the other of throughput and memory, then by number."""
         return sorted((trial for trial in trials if self.may_win(trial)), key=self._key)
 
     def _key(self, trial: TrialRecord) -> tuple[float, float, int]:
-        fast, small = -rate(trial), float(peak_bytes(trial))
+        fast, small = -self.rate(trial), float(peak_bytes(trial))
         return (small, fast, trial.number) if self.objective is Objective.MEMORY else (fast, small, trial.number)
 
 
@@ -83,7 +92,7 @@ def pareto_front(trials: Sequence[TrialRecord], ranking: Ranking) -> list[TrialR
     """The trials that may win and that no other beats in samples/s and memory at once, fastest first."""
     front: list[TrialRecord] = []
     least = float("inf")
-    for trial in sorted((t for t in trials if ranking.may_win(t)), key=lambda t: (-rate(t), peak_bytes(t), t.number)):
+    for trial in sorted((t for t in trials if ranking.may_win(t)), key=lambda t: (-ranking.rate(t), peak_bytes(t), t.number)):
         if peak_bytes(trial) < least:
             front.append(trial)
             least = peak_bytes(trial)

@@ -46,7 +46,7 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
     first, second = finalists[0], finalists[1] if len(finalists) > 1 else None
     tie = False
     if second is not None and ranking.objective is not Objective.MEMORY:
-        lead = ratio_of(book, spread, first.config, second.config)
+        lead = _lead(book, spread, ranking, first.config, second.config)
         tie = lead.low <= 1.0 <= lead.high
         # Where they are not told apart and their estimates are as good as equal, less memory decides.
         as_good = tie and abs(lead.mean - 1.0) <= EQUAL
@@ -85,6 +85,15 @@ def ratio_of(book: Book, spread: Spread, numerator: TrialConfig, denominator: Tr
     if rounds:
         return spread.ratio([first[number] for number in rounds], [second[number] for number in rounds])
     return spread.ratio(book.repeats(numerator), book.repeats(denominator))
+
+
+def _lead(book: Book, spread: Spread, ranking: Ranking, first: TrialConfig, second: TrialConfig) -> Interval:
+    """The ratio of what their rates are ranked by."""
+    lead = ratio_of(book, spread, first, second)
+    if ranking.efficiency is None:
+        return lead
+    factor = ranking.efficiency(first) / ranking.efficiency(second)
+    return Interval(mean=lead.mean * factor, low=lead.low * factor, high=lead.high * factor)
 
 
 def estimate(book: Book, spread: Spread, config: TrialConfig) -> Interval:

@@ -53,6 +53,8 @@ def sweep(
     model: options.Model = None,
     cluster: options.Cluster = None,
     ranks: options.Ranks = None,
+    tune_on: options.TuneOn = None,
+    for_: options.AnswerFor = None,
     space: options.Space = None,
     trials: options.Trials = None,
     strategy: options.Strategy = None,
@@ -96,6 +98,7 @@ def sweep(
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
         engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
+        tune_on=tune_on, answer_for=for_,
         fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
     )  # fmt: skip
     end(

@@ -36,6 +36,13 @@ Cluster = Annotated[
     str | None, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]")
 ]
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
+TuneOn = Annotated[
+    str | None, typer.Option(metavar="NxM", help="Trials take N nodes of M devices of the cluster. Belongs to --for.")
+]
+AnswerFor = Annotated[
+    str | None,
+    typer.Option("--for", metavar="NxM", help="Answer for N nodes of M devices, extrapolated by predictions."),
+]
 Space = Annotated[
     str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
 ]

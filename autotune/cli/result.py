@@ -35,6 +35,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):
         console.print(_spent_text(spent), highlight=False, soft_wrap=True)
+    if "extrapolated" in document:
+        console.print(_extrapolated_text(document["extrapolated"]), highlight=False, soft_wrap=True)
     if document["objective"]["name"] == Objective.PARETO:
         console.print(_front_text(document), highlight=False, soft_wrap=True)
     if document["job"]["tie"]:
@@ -48,6 +50,15 @@ def _spent_text(spent: dict[str, Any]) -> str:
     if spent["saved_device_hours"] is not None:
         text += f"; a run of {spent['run_device_hours']:g} saves {spent['saved_device_hours']:.3g}"
     return text
+
+
+def _extrapolated_text(beyond: dict[str, Any]) -> str:
+    rate = beyond["samples_per_second"]
+    return (
+        f"  extrapolated to {beyond['world_size']} devices, not measured: {rate['mean']:.4g} samples/s "
+        f"[{rate['low']:.4g}, {rate['high']:.4g}] at a global batch of {beyond['global_batch_size']}; "
+        "verify there with --baseline"
+    )
 
 
 def _front_text(document: dict[str, Any]) -> str:

@@ -21,6 +21,8 @@ def refusal(session: Session, want: Want) -> TrialResult | None:
         message = f"its states alone need {least:,} bytes on a rank, over the {room:,} there are"
         return TrialResult(attempt="", outcome=Outcome.INFEASIBLE, rule="states-fit", message=message)
     refusals = session.space.check(want.config)
+    if not refusals and session.extrapolation is not None and (refused := session.extrapolation.refusal(want.config)):
+        refusals = [refused]
     if refusals:
         message = f"{refusals[0].message}; {refusals[0].remedy}"
         return TrialResult(attempt="", outcome=Outcome.INVALID, rule=refusals[0].rule, message=message)

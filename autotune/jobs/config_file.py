@@ -7,7 +7,13 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, nearest_field
 
-OPTION_NAMES = {"seq_len": "sequence_length", "memory_limit": "memory_limit_bytes", "data": "data_path", "set": "pins"}
+OPTION_NAMES = {
+    "seq_len": "sequence_length",
+    "memory_limit": "memory_limit_bytes",
+    "data": "data_path",
+    "set": "pins",
+    "for": "answer_for",
+}
 """Options of the command line whose field has another name; a file may use either."""
 
 

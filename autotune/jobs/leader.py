@@ -32,13 +32,13 @@ class Leader:
     def asked(self, request: TrialRequest, trial: TrialRecord, session: Session, book: Book, spread: Spread) -> TrialRequest:
         """The request with the fidelity that the trial was written down with, and the race that it is to run.
 
-        A search trial races where samples/s is the objective. What is measured in full whatever comes of it does not: the
-        baseline, over which every gain is told, and confirmations, which decide.
+        A search trial races where samples/s of what it runs on is the objective. What is measured in full whatever comes of it
+        does not: the baseline, over which every gain is told, and confirmations, which decide.
         """
         if trial.fidelity == FEWER:
             request = dataclasses.replace(request, fidelity=session.request.fidelity)
         best = self.best(session, book)
-        wanted = session.request.racing and session.request.objective is Objective.THROUGHPUT
+        wanted = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
         if (
             not wanted
             or best is None

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.strategies.names import FORESEEING, STRATEGIES
+from autotune.jobs.shape import parse_shape
 from search_spaces.cluster import ClusterSpec
 from search_spaces.fewer import FEWEST
 from search_spaces.model import FactoryModel, ModelSpec
@@ -87,6 +88,10 @@ class JobRequest:
     racing: bool = True
     """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
     objectives memory and pareto none does: a slower configuration may win, or be on the front."""
+    tune_on: str | None = None
+    """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
+    answer_for: str | None = None
+    """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
     resolved_model: ModelSpec | FactoryModel | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None
@@ -122,6 +127,7 @@ class JobRequest:
         for name in ("allow_unstable", "racing"):
             value = getattr(self, name)
             self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
+        self._require_shapes()
         share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
         self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
 
@@ -168,6 +174,15 @@ class JobRequest:
                 good = _is_number(value) and whole and value > 0
             name = "trial_seconds" if item.name == "max_seconds" else f"fidelity.{item.name}"
             self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default or 2 * FEWEST}")
+
+    def _require_shapes(self) -> None:
+        for name in ("tune_on", "answer_for"):
+            if getattr(self, name) is not None:
+                parse_shape(name, getattr(self, name))
+        missing = self.tune_on is not None and self.answer_for is None
+        self._require(not missing, "answer_for", "is missing", "say what the answer is for (--for 64x8), or leave out tune_on")
+        twice = self.tune_on is not None and self.ranks is not None
+        self._require(not twice, "ranks", "is said by tune_on already", "leave one of them out")
 
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

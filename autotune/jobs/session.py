@@ -11,6 +11,7 @@ from autotune.engines import capability_of
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.request import JobRequest, Objective, request_from_row
+from autotune.jobs.shape import parse_shape, reshaped
 from autotune.objective import Ranking
 from autotune.strategies.fronts import FrontStrategy, at_share
 from autotune.strategies.names import PREDICTING
@@ -31,6 +32,7 @@ from storage.records import JobRecord, Lease
 from storage.store import Store
 
 if TYPE_CHECKING:
+    from autotune.extrapolation import Extrapolation
     from autotune.strategies.guided.prior import Prior
 
 GPU_SPREAD = 0.01
@@ -51,6 +53,8 @@ class Session:
     ranking: Ranking
     prior: Spread
     strategy: Strategy
+    extrapolation: "Extrapolation | None" = None
+    """To the cluster that the answer is for; None: that of the trials."""
 
     @property
     def world_size(self) -> int:
@@ -129,16 +133,18 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     resolved = dataclasses.replace(
         request, resolved_model=model, resolved_cluster=cluster, resolved_domains=dict(space.domains), resolved_base=space.base
     )
-    ranking = _ranking(request, cluster)
+    extrapolation = _extrapolation(request, space, model)
+    ranking = _ranking(request, cluster, extrapolation)
     return Session(
         request=resolved,
         model=model,
         cluster=cluster,
         space=space,
-        baselines=_baselines(request, space),
+        baselines=_baselines(request, space, extrapolation),
         ranking=ranking,
         prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
         strategy=_strategy(request, space, model, ranking),
+        extrapolation=extrapolation,
     )
 
 
@@ -254,10 +260,30 @@ def smallest_bound_bytes(space: SearchSpace) -> int:
 
 
 def _cluster(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
-    gpus = local_gpus() if request.cluster == "local" and live is None else None
+    local = request.cluster == "local" and live is None
+    ranks = _ranks_of_shape(request.tune_on) if local and request.tune_on is not None else request.ranks
+    gpus = local_gpus() if local else None
     if gpus is not None:
-        return local_cluster(request.ranks, request.memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
-    return resolve_cluster(request.cluster, request.ranks, request.memory_limit_bytes, live)
+        return local_cluster(ranks, request.memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
+    cluster = resolve_cluster(request.cluster, ranks, request.memory_limit_bytes, live)
+    return cluster if local or request.tune_on is None else reshaped(cluster, "tune_on", request.tune_on)
+
+
+def _ranks_of_shape(shape: str) -> int:
+    """Ranks of so much of this machine: each has its share of memory and cores, so that none is cut out of something larger."""
+    nodes, devices = parse_shape("tune_on", shape)
+    if nodes > 1:
+        raise RequestError("tune_on", f"{shape} has {nodes} nodes, and local is one", f"write 1x{devices}, or name a cluster")
+    return devices
+
+
+def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":
+    if request.answer_for is None:
+        return None
+    # NumPy and the equations: loaded for those who predict alone.
+    from autotune.extrapolation import extrapolation_to
+
+    return extrapolation_to(request.answer_for, space, model, request.engine)
 
 
 def _require_fit(space: SearchSpace) -> None:
@@ -365,7 +391,7 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
     )
 
 
-def _ranking(request: JobRequest, cluster: ClusterSpec) -> Ranking:
+def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
     # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
     known = request.memory_limit_bytes or (cluster.device.memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
@@ -373,12 +399,18 @@ def _ranking(request: JobRequest, cluster: ClusterSpec) -> Ranking:
         memory_limit_bytes=known,
         headroom=request.headroom,
         allow_unstable=request.allow_unstable,
+        efficiency=extrapolation.efficiency if extrapolation else None,
     )
 
 
-def _baselines(request: JobRequest, space: SearchSpace) -> tuple[TrialConfig, ...]:
+def _baselines(request: JobRequest, space: SearchSpace, extrapolation: "Extrapolation | None") -> tuple[TrialConfig, ...]:
     """The user's configuration, then the defaults at each ZeRO stage of the space from the lowest whose states fit."""
-    chain = [*_users_baseline(request.baseline, space), *_default_baselines(space)]
+    users, defaults = _users_baseline(request.baseline, space), _default_baselines(space)
+    if extrapolation is not None:
+        for refused in filter(None, map(extrapolation.refusal, users)):
+            raise RequestError("baseline", f"is refused by {refused.rule}: {refused.message}", refused.remedy)
+        defaults = [config for config in defaults if extrapolation.refusal(config) is None]
+    chain = [*users, *defaults]
     return tuple({config.hash: config for config in chain}.values())
 
 
