@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from autotune.client import Client
     from autotune.sampler import GuidedSampler
     from autotune.tuning import TuneResult, tune
+    from autotune.tuning_series import tune_series
 
-__all__ = ["Client", "GuidedSampler", "TuneResult", "report", "tune"]
+__all__ = ["Client", "GuidedSampler", "TuneResult", "report", "tune", "tune_series"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from autotune import tuning
 
         return getattr(tuning, name)
+    if name == "tune_series":
+        from autotune.tuning_series import tune_series
+
+        return tune_series
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

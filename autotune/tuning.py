@@ -98,13 +98,22 @@ def tune(
         data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
         python_path=tuple(python_path), **further,
     )  # fmt: skip
-    session = None if resume is not None else prepare(request_from_fields({k: v for k, v in fields.items() if v is not None}))
+    if resume is None:
+        session = prepare(request_from_fields({k: v for k, v in fields.items() if v is not None}))
+        return run_new_job(session, database or default_database_url(), out=out, listener=listener)
     with open_store(database or default_database_url()) as store:
-        job, session = (None, session) if session else resume_job(store, resume)
-        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+        job, session = resume_job(store, resume)
         with make_runner(session) as made:
-            job = job or open_job(store, session)
             return finish(session, store, job.id, made, out=out, listener=listener)
+
+
+def run_new_job(
+    session: Session, database: str, *, out: str | Path | None = None, listener: LoopListener | None = None
+) -> TuneResult:
+    """Open a job for what was prepared, and run it to its end. Raises what `tune` raises of ranks and database."""
+    # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+    with open_store(database) as store, make_runner(session) as made:
+        return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
 
 
 def open_job(store: Store, session: Session) -> JobRecord:

@@ -57,6 +57,8 @@ class StopReason(StrEnum):
     """What is untried is unlikely enough to win."""
     EXHAUSTED = "EXHAUSTED"
     """Every legal configuration was tried."""
+    FOUND = "FOUND"
+    """One configuration that may win was asked for."""
     NOTHING_FEASIBLE = "NOTHING_FEASIBLE"
     """No configuration that was tried fits."""
     STOPPED = "STOPPED"

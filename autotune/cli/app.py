@@ -52,13 +52,16 @@ def _root(
 def sweep(
     model: options.Model = None,
     cluster: options.Cluster = None,
-    ranks: options.Ranks = None,
+    ranks: options.SizedRanks = None,
     tune_on: options.TuneOn = None,
     for_: options.AnswerFor = None,
     space: options.Space = None,
     trials: options.Trials = None,
     strategy: options.Strategy = None,
-    objective: options.Objective = None,
+    objective: options.SweepObjective = None,
+    price: options.Price = None,
+    rate: options.Rate = None,
+    step: options.Step = None,
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
     seq_len: options.SeqLen = None,
@@ -105,6 +108,7 @@ def sweep(
         lambda: sweep_command(
             SweepOptions(
                 fields=fields,
+                series=options.given(price=price, rate=rate, step=step),
                 pins=tuple(set_ or ()),
                 baseline=baseline,
                 out=out,

@@ -36,6 +36,17 @@ Cluster = Annotated[
     str | None, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]")
 ]
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
+SizedRanks = Annotated[
+    str | None,
+    typer.Option(metavar="N[,N]", help="Ranks of a trial; several for cost and devices. [default: every GPU; on CPUs 2]"),
+]
+SweepObjective = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="throughput, memory, pareto; of a series cost, devices, sequence. [default: throughput]"),
+]
+Price = Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour, with the objective cost.")]
+Rate = Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s to reach, with the objective devices.")]
+Step = Annotated[int | None, typer.Option(metavar="TOKENS", help="To which sequence is found. [default: 128]")]
 TuneOn = Annotated[
     str | None, typer.Option(metavar="NxM", help="Trials take N nodes of M devices of the cluster. Belongs to --for.")
 ]

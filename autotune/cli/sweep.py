@@ -5,7 +5,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from autotune.cli.result import print_result
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.listener import LoopListener
-from autotune.jobs.request import JobRequest, request_from_fields
+from autotune.jobs.request import SERIES, JobRequest, request_from_fields
 from autotune.jobs.session import Session, prepare
 from autotune.jobs.stop import StopSignal
 from autotune.output import require_writable
@@ -29,6 +29,7 @@ from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
 from storage.records import JobRecord
 from storage.sql import default_database_url, open_store
+from storage.store import Store
 
 DEFAULT_OUT = Path("best-config.json")
 
@@ -38,7 +39,9 @@ class SweepOptions:
     """What the command line gave."""
 
     fields: dict[str, Any]
-    """Fields of the request that were given as options."""
+    """Fields of the request that were given as options; `ranks` as text."""
+    series: dict[str, Any]
+    """What was given of a series of jobs: price, rate, step."""
     pins: tuple[str, ...]
     baseline: Path | None
     out: Path
@@ -52,27 +55,44 @@ def sweep_command(options: SweepOptions) -> Status:
     """Everything that can be found out is found out before the first trial: model, space, output path, database."""
     console = Console(stderr=True)
     require_writable(options.out)
-    session = _prepared(options)
-    with open_store(options.database or default_database_url()) as store:
-        job, session = (None, session) if session else resume_job(store, _wanted_job(options))
-        with _start(session, console, options, job) as runner:
-            # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
-            job = job or open_job(store, session)
-            stop = StopSignal()
-            # After the runner, since Ray puts a handler of its own on SIGTERM.
-            with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
-                result = finish(session, store, job.id, runner, out=options.out, stop=stop, listener=table)
+    if options.resume is not None:
+        result = _resumed(options, console)
+    else:
+        fields = request_fields(options.fields, options.pins, options.baseline, options.config)
+        ranks = ranks_of(fields)
+        if fields.get("objective") in SERIES:
+            from autotune.cli.series import series_command
+
+            return series_command(options, with_import_folders(fields), ranks)
+        session = prepare(_request(options, fields, ranks))
+        result = run_new(session, options, console, options.out)
     _print(result, options, console)
     return _status(result)
 
 
-def _prepared(options: SweepOptions) -> Session | None:
-    """What is to be opened as a new job; None: a job is resumed, with its own request."""
-    if options.resume is None:
-        return prepare(_request(options))
-    if options.fields or options.pins or options.baseline or options.config:
+def run_new(session: Session, options: SweepOptions, console: Console, out: Path | None = None) -> TuneResult:
+    """Open a job for what was prepared, and run it until it ends or is stopped."""
+    with open_store(options.database or default_database_url()) as store, _start(session, console, options, None) as runner:
+        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+        return _run(session, store, open_job(store, session), runner, options, console, out)
+
+
+def _resumed(options: SweepOptions, console: Console) -> TuneResult:
+    if options.fields or options.series or options.pins or options.baseline or options.config:
         raise RequestError("resume", "a job goes on with its own request", "leave out MODEL and all options but --out and --db")
-    return None
+    with open_store(options.database or default_database_url()) as store:
+        job, session = resume_job(store, _wanted_job(options))
+        with _start(session, console, options, job) as runner:
+            return _run(session, store, job, runner, options, console, options.out)
+
+
+def _run(
+    session: Session, store: Store, job: JobRecord, runner: Runner, options: SweepOptions, console: Console, out: Path | None
+) -> TuneResult:
+    stop = StopSignal()
+    # After the runner, since Ray puts a handler of its own on SIGTERM.
+    with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
+        return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
 
 
 def _wanted_job(options: SweepOptions) -> str | None:
@@ -89,9 +109,29 @@ def _start(session: Session, console: Console, options: SweepOptions, job: JobRe
         raise
 
 
-def _request(options: SweepOptions) -> JobRequest:
-    fields = request_fields(options.fields, options.pins, options.baseline, options.config)
-    return request_from_fields(with_import_folders(fields))
+def _request(options: SweepOptions, fields: dict[str, Any], ranks: tuple[int, ...]) -> JobRequest:
+    for name in options.series:
+        problem = f"belongs to a series of jobs ({', '.join(SERIES)})"
+        raise RequestError(name, problem, "leave it out, or choose such an --objective")
+    if len(ranks) > 1:
+        raise RequestError("ranks", "has several values for one job", "give one, or choose the objective cost or devices")
+    return request_from_fields(with_import_folders(fields | ({"ranks": ranks[0]} if ranks else {})))
+
+
+def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of ranks that were given: text with commas between, or a file's number or list.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    given = fields.get("ranks")
+    if given is None:
+        return ()
+    items = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
+    try:
+        return tuple(item if isinstance(item, int) else int(item.strip()) for item in items)
+    except (AttributeError, ValueError) as error:
+        raise RequestError("ranks", f"{given!r} is no number of ranks", "write 2, or 1,2,4 for a series") from error
 
 
 @contextlib.contextmanager

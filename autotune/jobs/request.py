@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
-from autotune.strategies.names import FORESEEING, STRATEGIES
 from autotune.jobs.shape import parse_shape
+from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.fewer import FEWEST
 from search_spaces.model import FactoryModel, ModelSpec
@@ -18,6 +18,8 @@ from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 
 RUNNERS = ("ray", "local")
+SERIES = ("cost", "devices", "sequence")
+"""Objectives of `autotune.series`: no job has them."""
 
 
 class Objective(StrEnum):
@@ -88,6 +90,8 @@ class JobRequest:
     racing: bool = True
     """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
     objectives memory and pareto none does: a slower configuration may win, or be on the front."""
+    stop_at_first: bool = False
+    """Whether the search ends at the first trial that may win."""
     tune_on: str | None = None
     """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
     answer_for: str | None = None
@@ -124,7 +128,7 @@ class JobRequest:
                 self._require_positive(name, what)
         self._require_prediction("run_device_hours", "stop_margin")
         self._require_fidelity()
-        for name in ("allow_unstable", "racing"):
+        for name in ("allow_unstable", "racing", "stop_at_first"):
             value = getattr(self, name)
             self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
         self._require_shapes()
@@ -218,6 +222,9 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
     known = [item.name for item in dataclasses.fields(Fidelity)]
     if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
         raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(known)}")
+    if fields.get("objective") in SERIES:
+        problem = f"{fields['objective']} is a series of jobs of several sizes, not one job"
+        raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")
     if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
         raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
     if "model" not in fields:

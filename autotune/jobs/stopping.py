@@ -28,13 +28,16 @@ class Stop:
 def stop_of(session: Session, book: Book) -> Stop | None:
     """Why no further search trial is wanted though there are trials left; None: the search goes on.
 
-    1. The seconds or the device-hours of the request are spent, but for one round of confirmation.
-    2. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
-    3. `stop_margin`: it is 95 % sure that nothing untried is faster by more than that.
+    1. One that runs was all that was asked for.
+    2. The seconds or the device-hours of the request are spent, but for one round of confirmation.
+    3. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
+    4. `stop_margin`: it is 95 % sure that nothing untried is faster by more than that.
 
     The last two ask the strategy, where it predicts, and follow from the rows as its proposals do.
     """
     request = session.request
+    if request.stop_at_first and session.ranking.ranked(book.searched):
+        return Stop(reason=StopReason.FOUND, message="a configuration runs")
     if request.max_seconds is not None and _spent_seconds(session, book) >= request.max_seconds:
         return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
     if request.device_hours is not None and device_hours(session, _spent_seconds(session, book)) >= request.device_hours:

@@ -1,0 +1,58 @@
+"""What the equations predict of the sizes of a series, with what the database has learned of the cluster."""
+
+from dataclasses import dataclass
+
+from autotune.errors import AutotuneError
+from autotune.jobs.session import Session
+from autotune.prediction.calibrated import asked_here
+from autotune.prediction.largest import Dimension, largest
+from autotune.prediction.plan import PlanOptions, plan
+from autotune.prediction.question import Question
+from autotune.prediction.room import PROBABILITY
+from autotune.prediction.scan import Bounds
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Interval
+from storage.sql import open_store
+
+MOST_PREDICTED = 2_000_000
+"""Configurations of a size that are looked at: some seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EquationForecast:
+    """Predicts where the model's shape is known and its space can be looked through."""
+
+    database: str
+
+    def rate(self, session: Session) -> Interval | None:
+        """Samples/s of the best plan."""
+        question = self._question(session)
+        if question is None:
+            return None
+        try:
+            found = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
+        except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: nothing that a trial must believe
+            return None
+        return found.plans[0].estimate.samples_per_second
+
+    def longest(self, session: Session) -> int | None:
+        """Tokens of the longest samples of which a configuration is predicted to fit."""
+        question = self._question(session)
+        if question is None:
+            return None
+        try:
+            return largest(question, Dimension.SEQ_LEN, PROBABILITY, Bounds(configurations=MOST_PREDICTED)).value
+        except (AutotuneError, SearchSpaceError):
+            return None
+
+    def _question(self, session: Session) -> Question | None:
+        request = session.request
+        if not isinstance(session.model, ModelSpec):
+            return None
+        question = Question(
+            model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
+            sequence_length=request.sequence_length, space=request.space, pins=request.pins,
+        )  # fmt: skip
+        with open_store(self.database) as store:
+            return asked_here(store, question)
