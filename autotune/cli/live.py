@@ -31,6 +31,7 @@ class LiveTable(LoopListener):
         self._book: Book | None = None
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
+        self._note = ""
 
     def __enter__(self) -> "LiveTable":
         return self
@@ -42,6 +43,8 @@ class LiveTable(LoopListener):
         self._book = book
         if state is JobState.RUNNING:
             self._announce(book)
+            if self._note:
+                self._console.print(self._note, highlight=False, soft_wrap=True, style="dim")
             if self._live is not None:
                 self._live.start()
                 self._drawing = True
@@ -52,7 +55,7 @@ class LiveTable(LoopListener):
             self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
 
     def on_note(self, note: str) -> None:
-        self._console.print(note, highlight=False, soft_wrap=True, style="dim")
+        self._note = note
 
     def on_start(self, trial: TrialRecord) -> None:
         self._running[trial.number] = (trial, "starting")

@@ -29,7 +29,7 @@ def test_a_sweep_and_what_follows(swept: Answer, command: Command, folder: Path)
     assert "Best configuration of 3 trials" in swept.out
     assert "written to best-config.json (job " in swept.out
     lines = swept.err.splitlines()
-    assert lines[0].endswith("llama-tiny on local with 2 ranks, space zero (16 configurations), 3 trials by tpe")
+    assert lines[0].endswith("llama-tiny on local with 2 ranks, space zero (16 configurations), 3 trials by guided")
     assert sum(line.startswith("trial ") and ": OK  " in line for line in lines) >= 5  # 3, and one round of the finalists
     best = json.loads((folder / "best-config.json").read_text())
     jsonschema.validate(best, json.loads(SCHEMA_PATH.read_text()))

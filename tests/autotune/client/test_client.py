@@ -156,7 +156,7 @@ def test_what_there_is_to_choose_from(client: Client) -> None:
     ("fields", "says"),
     [
         ({"trials": 0}, "^trials: .*greater than or equal to 1"),
-        ({"strategy": "genetic"}, "^strategy: 'genetic' is not known; use one of tpe"),
+        ({"strategy": "genetic"}, "^strategy: 'genetic' is not known; use one of guided"),
         ({"pins": {"zero_stage": 7}}, "^zero_stage: 7.*; give 0, 1, 2 or 3"),
         ({"space": "../x.toml"}, "no space has this name; use one of"),
     ],
