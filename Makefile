@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Measurements of others, which are no part of the repository.
 DATA ?= ../shared/data
+# A Python with DeepSpeed 0.19.8 and its autotuning extra; where there is none, that comparison is left out.
+DEEPSPEED_PYTHON ?= $(VENV)/bin/python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -44,6 +46,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
+	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
+	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
+	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)
 	$(BIN)/python benchmarks/validate.py --data $(DATA) --markdown docs/validation.md

@@ -48,7 +48,7 @@ class ShapedLink:
     names: tuple[str, str] = field(init=False)
 
     def __enter__(self) -> Self:
-        _remove_orphans()
+        remove_orphans()
         mark = uuid.uuid4().hex[:6]
         self.names = (f"{PREFIX}-{os.getpid()}-{mark}-0", f"{PREFIX}-{os.getpid()}-{mark}-1")
         try:
@@ -67,15 +67,15 @@ class ShapedLink:
 
     def _create(self) -> None:
         for name in self.names:
-            _run("ip", "netns", "add", name)
+            run_command("ip", "netns", "add", name)
         ends = ("peer", "name", INTERFACE, "netns", self.names[1])
-        _run("ip", "-n", self.names[0], "link", "add", INTERFACE, "type", "veth", *ends)
+        run_command("ip", "-n", self.names[0], "link", "add", INTERFACE, "type", "veth", *ends)
         for name, address in zip(self.names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+            run_command("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
             shape = ("tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
-            _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *shape)
+            run_command("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *shape)
             for device in ("lo", INTERFACE):
-                _run("ip", "-n", name, "link", "set", device, "up")
+                run_command("ip", "-n", name, "link", "set", device, "up")
 
     def _remove(self) -> None:
         """The link goes with its namespaces."""
@@ -90,12 +90,16 @@ def sent_bytes() -> int:
     return int(counter.read_text()) if counter.exists() else 0
 
 
-def _remove_orphans() -> None:
+def remove_orphans() -> None:
+    """Namespaces that a killed process left."""
     for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.exists() else ():
         owner = path.name.split("-")[1]
         if not Path(f"/proc/{owner}").exists():
             subprocess.run(["ip", "netns", "delete", path.name], check=False, capture_output=True)
 
 
-def _run(*command: str) -> None:
+def run_command(*command: str) -> None:
+    """Raises:
+    subprocess.CalledProcessError: it failed; `stderr` says why.
+    """
     subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,0 +1,143 @@
+"""The reference grid of ZeRO's knobs: every configuration of a small space measured on real ranks with a slow network.
+
+    python -m benchmarks.grid [--ranks 2 4] [--most N] [--markdown docs/reference-grid.md]
+
+About 25 minutes for 2 ranks and 35 for 4, on two idle cores. Every measurement is written at once to
+benchmarks/data/reference-grid-RANKS.csv; started again, it goes on where it was cut off. Root and Linux are needed, since each
+rank runs in a network namespace of its own; where they are missing, the files as they are make the page.
+"""
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.grid_design import (
+    DOMAINS,
+    FIDELITY,
+    MODEL,
+    RATE_MBIT,
+    REFERENCE_EVERY,
+    REPEAT_EVERY,
+    TOP,
+    TOP_ROUNDS,
+    WORKLOAD,
+    WORLDS,
+    Grid,
+)  # fmt: skip
+from benchmarks.grid_figures import best_points
+from benchmarks.grid_file import DATA, GridFile, Role, Row, grid_path, read_header, read_rows
+from benchmarks.grid_page import page
+from benchmarks.shaped_link import why_not
+from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
+from executor.runners.runner import Runner
+from search_spaces.outcome import Outcome
+from search_spaces.trial_config import TrialConfig
+
+Wanted = tuple[Role, TrialConfig]
+SECONDS_EACH = {2: 3.8, 4: 5.0}
+"""Of a measurement on two idle cores: for the estimate at the start."""
+
+
+def agenda(grid: Grid) -> list[Wanted]:
+    """Everything but the best ten's repeats: the reference around every so many points, and some points again."""
+    wanted: list[Wanted] = []
+    for place, config in enumerate(grid.points):
+        wanted += [(Role.REFERENCE, grid.reference)] if place % REFERENCE_EVERY == 0 else []
+        wanted.append((Role.POINT, config))
+    again = grid.points[::REPEAT_EVERY]
+    return [*wanted, (Role.REFERENCE, grid.reference), *((Role.REPEAT, config) for config in again)]
+
+
+def remaining(grid: Grid, rows: Sequence[Row]) -> list[Wanted]:
+    """What is still to be measured; the best ten are known when all points are."""
+    static = agenda(grid)
+    if len(rows) < len(static):
+        return static[len(rows) :]
+    top = best_points(rows[: len(static)], TOP)
+    repeats = ([(Role.TOP, config) for config in top] + [(Role.REFERENCE, grid.reference)]) * TOP_ROUNDS
+    return repeats[len(rows) - len(static) :]
+
+
+def measure(grid: Grid, file: GridFile, most: int | None) -> None:
+    """Measure what is missing, at most so many."""
+    spent, todo = 0, remaining(grid, file.rows)
+    if not todo:
+        return
+    with ShapedNetwork(grid.ranks, f"{RATE_MBIT}mbit") as network, NetworkRunner(network) as runner:
+        # Warms the ranks up, and gives the losses that all others are held against.
+        first = runner.run(grid.request("first", grid.reference))
+        if first.outcome is not Outcome.OK:
+            raise SystemExit(f"the reference ended {first.outcome}: {first.message}\n{first.traceback}")
+        while todo and (most is None or spent < most):
+            role, config = todo[0]
+            began = time.monotonic()
+            file.add(_measured(grid, runner, first.losses, len(file.rows), role, config))
+            spent += 1
+            left = len(todo) - 1 if len(todo) > 1 else len(remaining(grid, file.rows))
+            _tell(file.rows[-1], grid, left, time.monotonic() - began)
+            todo = remaining(grid, file.rows)
+
+
+def _measured(grid: Grid, runner: Runner, losses: tuple[float, ...], order: int, role: Role, config: TrialConfig) -> Row:
+    began = time.monotonic()
+    result = runner.run(grid.request(f"{order}", config, losses=losses))
+    return Row.of(order, role, config, result, time.monotonic() - began)
+
+
+def _tell(row: Row, grid: Grid, left: int, seconds: float) -> None:
+    changes = row.config.differences(grid.reference)
+    told = " ".join(f"{name}={value}" for name, value in changes.items()) or "the reference"
+    rate = f"{row.rate:.1f} samples/s ({row.low:.1f}-{row.high:.1f})" if row.rate else row.outcome.value
+    print(f"{row.order:4} {row.role:9} {rate}, {seconds:.1f} s, {left} left: {told}", flush=True)
+
+
+def header(grid: Grid) -> dict[str, str]:
+    """What the file's first lines say. No machine is named."""
+    work = WORKLOAD
+    return {
+        "model": f"{MODEL}, {grid.model.parameter_count:,} parameters, fp32",
+        "workload": f"global batch {work.global_batch_size}, sequence length {work.sequence_length}, data seed {work.seed}",
+        "ranks": f"{grid.ranks}, each in a network namespace of its own",
+        "link": f"{RATE_MBIT} Mbit/s each way at every port of one switch (tc tbf)",
+        "fidelity": f"{FIDELITY.min_steps} to {FIDELITY.max_steps} timed steps, {FIDELITY.max_seconds:g} s, "
+        f"ended at +-{FIDELITY.target_relative_half_width:.0%}",
+        "intervals": "95 %, of the measurement's own steps; repeats tell the rest",
+        "cores": str(grid.cluster.cores_per_node),
+        "versions": f"autotune {version('autotune')}, torch {version('torch')}, Python {platform.python_version()}",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--most", type=int, help="measurements after which it ends, to try it out")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the files")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    missing = why_not()
+    if missing:
+        print(f"nothing is measured: {missing}")
+    for ranks in arguments.ranks if not missing else ():
+        grid = Grid(ranks)
+        file = GridFile(grid_path(ranks, arguments.data), header(grid), tuple(DOMAINS[ranks]))
+        left = len(remaining(grid, file.rows)) + (TOP_ROUNDS * (TOP + 1) if len(file.rows) < len(agenda(grid)) else 0)
+        minutes = left * SECONDS_EACH[ranks] / 60
+        print(
+            f"{ranks} ranks: {len(grid.points)} points, {len(file.rows)} measured, {left} to do, {minutes:.0f} min", flush=True
+        )
+        measure(grid, file, arguments.most)
+    paths = {ranks: grid_path(ranks, arguments.data) for ranks in WORLDS}
+    known = {ranks: (read_header(path), read_rows(path)) for ranks, path in paths.items() if path.exists()}
+    lines = page({ranks: found for ranks, found in known.items() if found[1]})
+    print("\n".join(lines))
+    if arguments.markdown and known:
+        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Any number of ranks, each in a network namespace of its own, on one switch whose ports have a given rate.
+
+Linux, root, `ip` and `tc` are needed; `why_not` of `shaped_link` says what is missing.
+"""
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.shaped_link import INTERFACE, NAMESPACES, PREFIX, remove_orphans, run_command
+from executor.runners.gang import Gang
+from executor.runners.gang_runner import GangRunner
+from executor.runners.local import LocalTransport
+from executor.runners.rank_process import RankProcess
+
+_CLONE_NEWNET = 0x40000000
+_OWN = Path("/proc/thread-self/ns/net")
+
+
+@dataclass
+class ShapedNetwork:
+    """A context: inside it a namespace for each rank and the switch between them exist, after it they do not."""
+
+    ranks: int
+    rate: str
+    """As `tc` writes it: 500mbit. What a rank sends and what it receives are each bounded by it."""
+    burst: str = "256kb"
+    names: tuple[str, ...] = field(init=False)
+    """Of the namespaces: the ranks' in order, and the switch's last."""
+
+    def __enter__(self) -> Self:
+        remove_orphans()
+        mark = f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.names = tuple(f"{mark}-{place}" for place in (*range(self.ranks), "switch"))
+        try:
+            self._create()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._remove()
+
+    @staticmethod
+    def address(rank: int) -> str:
+        """No clash is possible: the namespaces are reachable from nowhere else."""
+        return f"10.77.1.{rank + 1}"
+
+    def command(self, rank: int) -> list[str]:
+        """What to put before a command so that it runs where the rank runs."""
+        return ["ip", "netns", "exec", self.names[rank]]
+
+    @contextlib.contextmanager
+    def entered(self, rank: int) -> Iterator[None]:
+        """This thread, and what it starts, is where the rank runs."""
+        before = os.open(_OWN, os.O_RDONLY)
+        there = os.open(NAMESPACES / self.names[rank], os.O_RDONLY)
+        try:
+            _set_namespace(there)
+            yield
+        finally:
+            _set_namespace(before)
+            os.close(there)
+            os.close(before)
+
+    def _create(self) -> None:
+        *ends, switch = self.names
+        for name in self.names:
+            run_command("ip", "netns", "add", name)
+            run_command("ip", "-n", name, "link", "set", "lo", "up")
+        run_command("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        run_command("ip", "-n", switch, "link", "set", "bridge", "up")
+        for rank, name in enumerate(ends):
+            port = f"port{rank}"
+            run_command("ip", "-n", name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+            run_command("ip", "-n", name, "address", "add", f"{self.address(rank)}/24", "dev", INTERFACE)
+            run_command("ip", "-n", switch, "link", "set", port, "master", "bridge")
+            for space, device in ((name, INTERFACE), (switch, port)):
+                shape = ("tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
+                run_command("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
+                run_command("ip", "-n", space, "link", "set", device, "up")
+
+    def _remove(self) -> None:
+        """Links go with their namespaces."""
+        for name in self.names:
+            if (NAMESPACES / name).exists():
+                subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+class NetworkRunner(GangRunner):
+    """The local runner, each rank in its place of the network."""
+
+    def __init__(self, network: ShapedNetwork) -> None:
+        transport = _NetworkTransport(network)
+        super().__init__(transport, Gang(transport, device="cpu"))
+
+
+class _NetworkTransport(LocalTransport):
+    def __init__(self, network: ShapedNetwork) -> None:
+        super().__init__(network.ranks, environment={"GLOO_SOCKET_IFNAME": INTERFACE})
+        self._network = network
+        self.address = network.address(0)
+
+    def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
+        with self._network.entered(rank):
+            return super()._start_rank(rank, python_path)
+
+
+def _set_namespace(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, f"setns: {os.strerror(code)}")
