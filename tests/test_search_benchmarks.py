@@ -189,11 +189,11 @@ def test_a_replayed_sweep_finds_its_winner_in_the_grid_and_repeats_itself(tmp_pa
 
 
 def test_a_bound_that_is_missed_against_deepspeed_is_told() -> None:
-    theirs = Answer(name="deepspeed", config=TrialConfig(zero_stage=1), seconds=100.0, trials=5)
-    quick = Answer(name="autotune", config=TrialConfig(), seconds=4.0, trials=5)
+    theirs = Answer(name="deepspeed", config=TrialConfig(zero_stage=1), seconds=100.0, trials=5, runs=6)
+    quick = Answer(name="autotune", config=TrialConfig(), seconds=4.0, trials=5, runs=6)
     rates = {"autotune": [10.0, 11.0], "deepspeed": [9.0, 9.5]}
     assert page(theirs, quick, {"our engine": rates})[1]
-    slow = Answer(name="autotune", config=TrialConfig(), seconds=10.0, trials=5)
+    slow = Answer(name="autotune", config=TrialConfig(), seconds=10.0, trials=5, runs=6)
     lines, good = page(theirs, slow, {"our engine": rates})
     assert not good
     assert sum("DOES NOT HOLD" in line for line in lines) == 1
