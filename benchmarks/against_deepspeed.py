@@ -10,8 +10,11 @@ calls `pdsh` to kill by name what is left; nothing is, since its launcher has wa
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,22 +85,22 @@ def run_deepspeed(python: Path, folder: Path) -> Answer:
     (folder / "ds.json").write_text(json.dumps(_user_config()))
     _stand_in(folder / "bin" / "pdsh")
     command = [str(python.parent / "deepspeed"), "--autotuning", "tune", "--num_nodes", "1", "--num_gpus", str(RANKS)]
-    command += ["--master_addr", "127.0.0.1", str(HERE / "deepspeed_train.py"), "--model", MODEL]
+    command += ["--master_addr", "127.0.0.1", "--master_port", _free_port(), str(HERE / "deepspeed_train.py"), "--model", MODEL]
     command += ["--deepspeed", "--deepspeed_config", "ds.json"]
     began, log = time.monotonic(), folder / "log"
     with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=_environment(python, folder), stdout=output, stderr=output, start_new_session=True
+        )
         try:
-            code = subprocess.run(
-                command,
-                cwd=folder,
-                env=_environment(python, folder),
-                stdout=output,
-                stderr=output,
-                timeout=TUNER_LIMIT,
-                check=False,
-            ).returncode
+            code = process.wait(TUNER_LIMIT)
         except subprocess.TimeoutExpired:
             raise SystemExit(f"DeepSpeed's autotuner did not end in {TUNER_LIMIT} s") from None
+        finally:
+            # Its launchers leave ranks behind when they are ended from outside.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     seconds = time.monotonic() - began
     best = folder / "results" / "ds_config_optimal.json"
     if code or not best.exists():
@@ -131,7 +134,7 @@ def run_ours(folder: Path, trials: int, arguments: argparse.Namespace) -> Answer
     if done.returncode:
         raise SystemExit(f"autotune sweep ended with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
     config = TrialConfig().replace(json.loads((folder / "best.json").read_text())["best"]["config"])
-    with open_store(folder / "ours.db") as store:
+    with open_store(str(folder / "ours.db")) as store:
         runs = sum(trial.started is not None for trial in store.trials(store.job(None).id))
     return Answer(name="autotune", config=config, seconds=seconds, trials=trials, runs=runs)
 
@@ -158,7 +161,15 @@ def by_deepspeed_engine(answers: list[Answer], rounds: int, python: Path, folder
         for answer in answers if number % 2 else reversed(answers):
             out = folder / f"{answer.name}-{number}.json"
             (folder / "engine.json").write_text(json.dumps(_engine_config(answer.config)))
-            command = [str(python.parent / "deepspeed"), "--num_gpus", str(RANKS), "--master_addr", "127.0.0.1"]
+            command = [
+                str(python.parent / "deepspeed"),
+                "--num_gpus",
+                str(RANKS),
+                "--master_addr",
+                "127.0.0.1",
+                "--master_port",
+                _free_port(),
+            ]
             command += [str(HERE / "deepspeed_train.py"), "--model", MODEL, "--time_into", str(out)]
             command += ["--deepspeed", "--deepspeed_config", str(folder / "engine.json")]
             environment = _environment(python, folder)
@@ -259,6 +270,12 @@ def _environment(python: Path, folder: Path) -> dict[str, str]:
     own = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     path = f"{folder / 'bin'}:{python.parent}:{os.environ['PATH']}"
     return os.environ | own | {"PATH": path, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+
+
+def _free_port() -> str:
+    """Another program may have DeepSpeed's own port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def _stand_in(path: Path) -> None:
