@@ -1,7 +1,5 @@
 """`autotune bench-search`: strategies against each other on a table of measurements."""
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.output import require_writable, write_whole
+from autotune.output import require_writable
 from autotune.search_benchmark.markdown import (
     DECISIONS,
     TITLES,
@@ -71,13 +70,7 @@ def bench_search_command(options: BenchSearchOptions) -> Status:
     labels = read_labels(options.labels) if options.labels else NO_LABELS
     with _progress() as progress:
         document = bench_search(table, rounds, labels, progress=progress)
-    if options.markdown:
-        write_whole(options.markdown, markdown_page(document))
-    if options.json:
-        # Written first to a string: a figure that JSON cannot hold must not leave half a document.
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    else:
-        _print(document)
+    tell_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 
 

@@ -1,7 +1,5 @@
 """`autotune validate`: how well predictions agree with a table of measurements."""
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.output import require_writable, write_whole
+from autotune.output import require_writable
 from autotune.validation.contract import Predictor
 from autotune.validation.folds import Calibration
 from autotune.validation.markdown import FIGURES, TITLES, Document, how_told, markdown_page, named_figures, reasons, score_cells
@@ -54,13 +53,7 @@ def validate_command(options: ValidateOptions) -> Status:
     labels = read_labels(options.labels) if options.labels else NO_LABELS
     with _progress() as progress:
         document = validate(table, shipped_predictor(), protocol, labels, progress)
-    if options.markdown:
-        write_whole(options.markdown, markdown_page(document))
-    if options.json:
-        # Written first to a string: a figure that JSON cannot hold must not leave half a document.
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    else:
-        _print(document)
+    tell_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 
 
