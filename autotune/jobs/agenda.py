@@ -120,12 +120,11 @@ def is_baseline(session: Session, book: Book, config: TrialConfig) -> bool:
 
 
 def _next_baseline(session: Session, book: Book) -> list[Want]:
-    if search_is_over(session, book):
-        return []
     for config in session.baselines:
         trial = book.search_trial(config)
         if trial is None or trial.outcome is None:
-            return [Want(config=config)]
+            # Asked here alone: whether further trials are worth it is dear to tell.
+            return [] if search_is_over(session, book) else [Want(config=config)]
         if trial.outcome is not Outcome.INFEASIBLE:
             return []
     return []

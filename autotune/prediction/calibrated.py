@@ -9,8 +9,8 @@ from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.question import SHIPPED, Question
 from autotune.prediction.rates import rates_for
-from autotune.prediction.trial_fit import coefficients_from_trials
-from autotune.prediction.trial_history import hardware_key
+from autotune.prediction.trial_fit import fit_runs
+from autotune.prediction.trial_history import Runs, hardware_key, trial_history
 from search_spaces.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash
 from storage.records import CalibrationRecord
@@ -26,6 +26,8 @@ class Calibrated:
     """The newest micro-benchmark of the cluster."""
     trials: int
     """Trials of the database on the same hardware."""
+    history: tuple[Runs, ...] = ()
+    """What these trials were."""
 
     @property
     def source(self) -> str:
@@ -43,8 +45,9 @@ def calibrated(store: Store, cluster: ClusterSpec, engine: str, shipped: Coeffic
     newest = store.calibrations(fingerprint(cluster), limit=1)
     record = newest[0] if newest else None
     rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
-    rates, trials = coefficients_from_trials(store, cluster, engine, rates)
-    return Calibrated(rates=rates, benchmark=record, trials=trials)
+    history = trial_history(store, cluster, engine)
+    rates, trials = fit_runs(history, rates)
+    return Calibrated(rates=rates, benchmark=record, trials=trials, history=tuple(history))
 
 
 def asked_here(store: Store, question: Question) -> Question:

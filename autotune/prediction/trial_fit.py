@@ -11,9 +11,7 @@ from autotune.prediction.fitting import fitted
 from autotune.prediction.memory import memory
 from autotune.prediction.spreads import spread_after
 from autotune.prediction.step import seconds_of
-from autotune.prediction.trial_history import Runs, trial_history
-from search_spaces.cluster import ClusterSpec
-from storage.store import Store
+from autotune.prediction.trial_history import Runs
 
 TIME_NOISE = 0.08
 """Standard deviation of the logarithm of a step's seconds over what the equations can say of it."""
@@ -24,16 +22,10 @@ NO_EFFECT = 0.01
 """Slope of the logarithms, up to ten times its value, below which a coefficient is not fitted: nothing tells of it."""
 
 
-def coefficients_from_trials(store: Store, cluster: ClusterSpec, engine: str, before: Coefficients) -> tuple[Coefficients, int]:
-    """The most probable coefficients after the trials of the database on the same hardware, and how many those were.
+def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
+    """The most probable coefficients after trials on the same hardware, and how many those were.
 
     What is known `before` (shipped, or from a micro-benchmark) is the prior, so that few trials move little.
-    """
-    return fit_runs(trial_history(store, cluster, engine), before)
-
-
-def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
-    """See `coefficients_from_trials`.
 
     1. Fit the coefficients of time on step times, noisy ones weighing less, and those of memory on the allocator's peaks.
     2. Spreads are of the errors on each configuration as a fit without it would make them, the spread of before counting as so

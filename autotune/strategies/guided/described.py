@@ -77,6 +77,20 @@ class Pool(Protocol):
         ...
 
 
+class Pools:
+    """The pools of a forecaster, each made once."""
+
+    def __init__(self, forecaster: "Forecaster") -> None:
+        self._forecaster = forecaster
+        self._made: dict[str, Pool] = {}
+
+    def of(self, candidates: Candidates) -> Pool:
+        """The pool of these candidates."""
+        if candidates.hash not in self._made:
+            self._made[candidates.hash] = self._forecaster.pool(candidates)
+        return self._made[candidates.hash]
+
+
 class Forecaster(Protocol):
     """Predicts for one model on one cluster. What it says follows from its arguments and from what it was made with."""
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.strategies.guided.belief import prior
 from autotune.strategies.guided.choose import LIKELY
-from autotune.strategies.guided.described import Forecaster, Pool
+from autotune.strategies.guided.described import Forecaster, Pools
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.told import nothing_told
 from autotune.strategies.strategy import Candidates, Strategy, known_hashes
@@ -21,8 +21,7 @@ class PredictedFirst(Strategy):
     """What a user of another optimizer does who has a planner: enqueues its answers."""
 
     def __init__(self, forecaster: Forecaster, then: Strategy) -> None:
-        self._forecaster, self._then = forecaster, then
-        self._pools: dict[str, Pool] = {}
+        self._pools, self._then = Pools(forecaster), then
 
     def propose(
         self,
@@ -38,9 +37,7 @@ class PredictedFirst(Strategy):
         return planned + (self._then.propose(candidates, history, [*pending, *planned], left, seed) if left else [])
 
     def _planned(self, candidates: Candidates) -> list[TrialConfig]:
-        if candidates.hash not in self._pools:
-            self._pools[candidates.hash] = self._forecaster.pool(candidates)
-        pool = self._pools[candidates.hash]
+        pool = self._pools.of(candidates)
         described = pool.described
         fits = Feasibility(nothing_told(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
         order = np.argsort(-np.where(fits < LIKELY, -np.inf, prior(described)), kind="stable")

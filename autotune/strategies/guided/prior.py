@@ -10,7 +10,7 @@ from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.question import SHIPPED
 from autotune.prediction.rates import rates_for
 from autotune.prediction.step import seconds_of
-from autotune.prediction.trial_history import Runs, jobs_elsewhere, trial_history
+from autotune.prediction.trial_history import Runs, jobs_elsewhere
 from autotune.strategies.guided.belief import LENGTH, NOISE, matern
 from autotune.strategies.guided.described import Array
 from autotune.strategies.guided.knob_features import config_features
@@ -64,7 +64,7 @@ def learn_prior(store: Store, cluster: ClusterSpec, engine: str) -> Prior:
     """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine."""
     known = calibrated(store, cluster, engine, rates_for(cluster, engine))
     lessons: list[Lesson] = []
-    for setting, runs in enumerate(trial_history(store, cluster, engine)):
+    for setting, runs in enumerate(known.history):
         lessons += _lessons(runs, setting, known.rates)
     return Prior(
         rates=known.rates,

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.objective import rate
 from autotune.strategies.guided.choose import choose
-from autotune.strategies.guided.described import Forecaster, Pool, joined
+from autotune.strategies.guided.described import Forecaster, Pool, Pools, joined
 from autotune.strategies.guided.outlook import outlook
 from autotune.strategies.guided.told import Flags, Told, Value, speaking, told_by
 from autotune.strategies.random import RandomStrategy
@@ -48,7 +48,7 @@ class GuidedStrategy(Strategy):
         self._score, self._value = score, value
         self._random = RandomStrategy()
         self._forecaster = forecaster
-        self._pools: dict[str, Pool] = {}
+        self._pools = Pools(forecaster)
 
     def propose(
         self,
@@ -81,20 +81,15 @@ class GuidedStrategy(Strategy):
         return outlook(described, options.told, options.open_, margin)
 
     def least_memory(self, candidates: Candidates) -> LeastMemory | None:
-        pool = self._pool(candidates)
+        pool = self._pools.of(candidates)
         if not len(pool.described):
             return None
         place = int((pool.described.needed / pool.described.room).argmin())
         needed, room = float(pool.described.needed[place]), float(pool.described.room[place])
         return LeastMemory(config=pool.config(place), needed=needed, room=room)
 
-    def _pool(self, candidates: Candidates) -> Pool:
-        if candidates.hash not in self._pools:
-            self._pools[candidates.hash] = self._forecaster.pool(candidates)
-        return self._pools[candidates.hash]
-
     def _options(self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> "_Options":
-        pool = self._pool(candidates)
+        pool = self._pools.of(candidates)
         spoken = speaking(history)
         known = known_hashes(history, pending)
         around = [config for config in self._around(spoken) if config.hash not in known]

@@ -12,7 +12,7 @@ from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.memory import memory
 from autotune.prediction.step import predict
-from autotune.prediction.trial_fit import coefficients_from_trials
+from autotune.prediction.trial_fit import fit_runs
 from autotune.prediction.trial_history import trial_history
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
@@ -32,6 +32,10 @@ CONFIGS = tuple(
     TrialConfig(zero_stage=stage, micro_batch_size=size, precision="bf16", tensor_parallel_size=tensor)
     for stage in (0, 1, 2, 3) for size in (1, 2, 4) for tensor in (1, 2, 4)
 )  # fmt: skip
+
+
+def coefficients_from_trials(store: Store, cluster: ClusterSpec, engine: str, before: Coefficients) -> tuple[Coefficients, int]:
+    return fit_runs(trial_history(store, cluster, engine), before)
 
 
 def cluster() -> ClusterSpec:
