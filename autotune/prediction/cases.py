@@ -132,6 +132,9 @@ class Software:
     """1 where gradients have a place of their own throughout; 0: they come as activations go, but for accumulation."""
     buckets: Array
     """Reduce buckets that are there at once."""
+    waits_for_bucket: Array
+    """1 where a reduction begins when a bucket of `Layouts.reduce_bucket` is ready, so that the last one is never hidden; 0:
+    in pieces of which nothing is known."""
     state_bytes: Array
     """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array

@@ -132,21 +132,30 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced = held.trained * layouts.reduce_bytes * reduce_times
     gathered = moved * np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
-    pieces = np.where(at_three, np.maximum(split.first, 1.0), np.ceil(held.trained / layouts.reduce_bucket))
+    buckets = np.ceil(held.trained / layouts.reduce_bucket)
+    pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
     group, share = shard_group(cases), (n - 1) / n
-    scatter = collective_seconds(cases, group, reduced * share, reduce_times * pieces, rates)
+    sent = np.where(cases.software.waits_for_bucket > 0, buckets, pieces)
+    scatter = collective_seconds(cases, group, reduced * share, reduce_times * sent, rates)
     gather = collective_seconds(cases, group, gathered * share, gather_times * pieces, rates)
     copies = replica_group(cases)
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
     replicas = collective_seconds(cases, copies, between * reduce_times, reduce_times * pieces, rates)
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     beside = np.where(at_three, slowest * m, backward * reduce_times)
-    hidden_part = np.where(at_three | (layouts.zero_stage == 0), scatter + gather, scatter) + replicas
-    open_part = np.where(at_three | (layouts.zero_stage == 0), 0.0, gather)
+    last = np.where(cases.software.waits_for_bucket > 0, 1 / buckets, 0.0)
+    ahead = np.where((cases.software.waits_for_bucket > 0) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
+    all_reduced = layouts.zero_stage == 0
+    hidden_part = (
+        np.where(all_reduced, scatter + gather, scatter) * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
+    )
+    open_part = np.where(all_reduced, scatter + gather, scatter) * last
+    open_part += np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, gather))
     overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
     slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
     covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
-    return covered + open_part
+    exposed: Array = covered + open_part
+    return exposed
 
 
 def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:

@@ -44,6 +44,12 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
 
 
+def fit_time(history: Sequence[Runs], before: Coefficients) -> Coefficients:
+    """The most probable coefficients of time after trials on the same hardware; `before` is the prior."""
+    timed = _Figures([(runs, runs.seconds, runs.noise) for runs in history], lambda runs, rates: seconds_of(runs.cases, rates))
+    return _fit(timed, names("time"), before, TIME_NOISE)[0]
+
+
 class _Figures:
     """One measured figure of every configuration that has it, and the equation for it."""
 

@@ -14,6 +14,7 @@ from autotune.strategies.guided.described import Array, Described, Index
 from autotune.strategies.strategy import Candidates
 from autotune.validation.row import Row
 from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 
 Disturb = Callable[[Coefficients], Coefficients]
 Asked = tuple[Lesson, Sequence[Group]]
@@ -51,6 +52,10 @@ class TableForecaster:
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
         """Configurations of the group."""
         return self._pool.described.take(self._pool.places(configs))
+
+    def after(self, history: Sequence[TrialRecord]) -> "TableForecaster":  # noqa: ARG002
+        """This one: what its equations know was fitted to other groups."""
+        return self
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:  # noqa: ARG002
         """None: the pool has all."""

@@ -7,6 +7,7 @@ import numpy as np
 from autotune.strategies.guided.described import Described, Index
 from autotune.strategies.strategy import Candidates
 from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 
 
 class FlatPool:
@@ -28,6 +29,9 @@ class FlatForecaster:
 
     def pool(self, candidates: Candidates) -> FlatPool:
         return FlatPool(list(candidates.enumerate()))
+
+    def after(self, history: Sequence[TrialRecord]) -> "FlatForecaster":
+        return self
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:
         return ()

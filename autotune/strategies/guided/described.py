@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from autotune.strategies.strategy import Candidates
 from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -81,13 +82,13 @@ class Pools:
     """The pools of a forecaster, each made once."""
 
     def __init__(self, forecaster: "Forecaster") -> None:
-        self._forecaster = forecaster
+        self.forecaster = forecaster
         self._made: dict[str, Pool] = {}
 
     def of(self, candidates: Candidates) -> Pool:
         """The pool of these candidates."""
         if candidates.hash not in self._made:
-            self._made[candidates.hash] = self._forecaster.pool(candidates)
+            self._made[candidates.hash] = self.forecaster.pool(candidates)
         return self._made[candidates.hash]
 
 
@@ -96,6 +97,10 @@ class Forecaster(Protocol):
 
     def pool(self, candidates: Candidates) -> Pool:
         """The candidates, or those of them that are predicted to be worth a trial."""
+        ...
+
+    def after(self, history: Sequence[TrialRecord]) -> "Forecaster":
+        """One that knows the coefficients of its equations better after these trials, of the same job; or this one."""
         ...
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:

@@ -1,6 +1,7 @@
 """What is predicted of the configurations of a search space, for guided search."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from autotune.prediction.step import predict, seconds_of
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.knob_features import Numbers, knob_features, numbers_of
 from autotune.strategies.guided.moves import moves
+from autotune.strategies.guided.own_fit import fitted_to, milestone, timed_trials
 from autotune.strategies.guided.prior import Lessons, Prior
 from autotune.strategies.guided.setting import Setting
 from autotune.strategies.guided.space_pool import Order, SpacePool
@@ -21,6 +23,7 @@ from autotune.strategies.guided.trial_cost import trial_seconds
 from autotune.strategies.strategy import Candidates
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 
 COMPARED = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 """Tags that memory is compared by; what is reserved or outside of the allocator follows from them."""
@@ -31,9 +34,12 @@ _BUCKETS = ("reduce_bucket", "prefetch_bucket", "persistence", "max_live", "loss
 class SpaceForecaster:
     """Predicts with the equations and what earlier jobs taught."""
 
-    def __init__(self, setting: Setting, prior: Prior) -> None:
+    def __init__(self, setting: Setting, prior: Prior, kept: dict[str, SpacePool] | None = None) -> None:
+        """`kept`: the candidates that were chosen from spaces, by the space's hash; None: none yet."""
         self._setting, self._prior = setting, prior
         self._lessons = Lessons(prior.lessons)
+        self._kept = kept if kept is not None else {}
+        self._later: tuple[tuple[int, ...], SpaceForecaster] | None = None
 
     def pool(self, candidates: Candidates) -> "_DescribedPool":
         """The candidates that are predicted to be fastest; all of a space of up to `LARGEST_POOL`.
@@ -44,9 +50,26 @@ class SpaceForecaster:
         """
         if not isinstance(candidates, SearchSpace):
             raise TypeError("only configurations of a search space can be predicted by the equations")
-        make_cases = partial(_grid_cases, setting=self._setting)
-        order = Order(seconds=self._first_sight, margin=self._margin)
-        return _DescribedPool(SpacePool(candidates, make_cases, order), self._described)
+        if candidates.hash not in self._kept:
+            make_cases = partial(_grid_cases, setting=self._setting)
+            order = Order(seconds=self._first_sight, margin=self._margin)
+            self._kept[candidates.hash] = SpacePool(candidates, make_cases, order)
+        return _DescribedPool(self._kept[candidates.hash], self._described)
+
+    def after(self, history: Sequence[TrialRecord]) -> "SpaceForecaster":
+        """With coefficients fitted to the first of these trials, up to a milestone, so that few decisions wait for a fit.
+
+        Where earlier jobs of the same hardware have been learned from, theirs stay: what these left over is told against them.
+        """
+        timed = [] if self._prior.lessons else timed_trials(history)
+        timed = timed[: milestone(len(timed))]
+        if not timed:
+            return self
+        key = tuple(trial.number for trial in timed)
+        if self._later is None or self._later[0] != key:
+            rates = fitted_to(timed, self._setting, self._prior.rates)
+            self._later = key, SpaceForecaster(self._setting, replace(self._prior, rates=rates), self._kept)
+        return self._later[1]
 
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
         """Any configurations of the model on the cluster."""

@@ -19,6 +19,9 @@ from search_spaces.trial_config import TrialConfig, Value
 
 LARGEST_POOL = 200_000
 """Candidates that are kept, the fastest predicted of those that may fit; all of a smaller space."""
+WHOLE = 20_000
+"""Configurations of a space up to which knobs that only cut communication are candidates like all others: `choose` looks at
+so many at once. In a larger space they are set around the best."""
 MOST_PREDICTED = 10_000_000
 """Configurations that are looked at before a space is refused as too large: some 30 seconds."""
 HOPELESS = 1e-4
@@ -42,7 +45,8 @@ class _Part:
 class SpacePool:
     """The candidates that `describe` can be asked about at once.
 
-    Knobs that only cut communication stand where they are (`without_buckets`): they are set around the best, later.
+    In a space of more than `WHOLE` configurations knobs that only cut communication stand where they are (`without_buckets`):
+    they are set around the best, later.
     """
 
     def __init__(self, space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: "Order") -> None:
@@ -93,7 +97,7 @@ class Order:
 def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: Order) -> list[_Part]:
     parts: list[_Part] = []
     looked_at = 0
-    for uniform in uniform_parts(without_buckets(space)):
+    for uniform in uniform_parts(space if space.count() <= WHOLE else without_buckets(space)):
         grid = Grid(uniform)
         part = _Part(grid, make_cases(uniform, grid), np.empty((0, len(SEARCH_ORDER)), dtype=np.int16), np.empty(0))
         parts.append(part)

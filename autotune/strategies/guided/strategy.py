@@ -34,7 +34,8 @@ class GuidedStrategy(Strategy):
     """Chooses by expected improvement over predictions that the trials so far correct.
 
     1. Describe every candidate once: predicted rate, memory by tag, features (`Forecaster.pool`).
-    2. Learn from the trials what predictions leave over, of rates (`Belief`) and of memory (`Feasibility`).
+    2. Fit the equations' coefficients to the trials (`Forecaster.after`), and learn what they leave over, of rates (`Belief`)
+       and of memory (`Feasibility`).
     3. Once there are `SETTLED` rates, moves around the best join the candidates: knobs that the pool leaves where they stand.
     4. Choose (`choose`).
 
@@ -47,7 +48,7 @@ class GuidedStrategy(Strategy):
         """`score`: None for a trial that may not win; `value`: what is made the most of, which the forecaster predicts."""
         self._score, self._value = score, value
         self._random = RandomStrategy()
-        self._forecaster = forecaster
+        self._first = forecaster
         self._pools = Pools(forecaster)
 
     def propose(
@@ -58,12 +59,13 @@ class GuidedStrategy(Strategy):
         count: int,
         seed: int,
     ) -> list[TrialConfig]:
-        options = self._options(candidates, history, pending)
+        forecaster = self._first.after(history)
+        options = self._options(forecaster, candidates, history, pending)
         pool = options.pool
         chosen = choose(
             pool.described, options.told, options.open_, count,
-            running=self._forecaster.describe(pending) if pending else None,
-            besides=self._forecaster.describe(options.around) if options.around else None,
+            running=forecaster.describe(pending) if pending else None,
+            besides=forecaster.describe(options.around) if options.around else None,
         )  # fmt: skip
         first = len(pool.described)
         configs = [pool.config(place) if place < first else options.around[place - first] for place in chosen]
@@ -74,39 +76,47 @@ class GuidedStrategy(Strategy):
     def outlook(
         self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], margin: float
     ) -> Outlook | None:
-        options = self._options(candidates, history, pending)
+        forecaster = self._first.after(history)
+        options = self._options(forecaster, candidates, history, pending)
         described = options.pool.described
         if options.around:
-            described = joined(described, self._forecaster.describe(options.around))
+            described = joined(described, forecaster.describe(options.around))
         return outlook(described, options.told, options.open_, margin)
 
     def least_memory(self, candidates: Candidates) -> LeastMemory | None:
-        pool = self._pools.of(candidates)
+        pool = self._pool(self._first, candidates)
         if not len(pool.described):
             return None
         place = int((pool.described.needed / pool.described.room).argmin())
         needed, room = float(pool.described.needed[place]), float(pool.described.room[place])
         return LeastMemory(config=pool.config(place), needed=needed, room=room)
 
-    def _options(self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> "_Options":
-        pool = self._pools.of(candidates)
+    def _pool(self, forecaster: Forecaster, candidates: Candidates) -> Pool:
+        if self._pools.forecaster is not forecaster:
+            self._pools = Pools(forecaster)
+        return self._pools.of(candidates)
+
+    def _options(
+        self, forecaster: Forecaster, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]
+    ) -> "_Options":
+        pool = self._pool(forecaster, candidates)
         spoken = speaking(history)
         known = known_hashes(history, pending)
-        around = [config for config in self._around(spoken) if config.hash not in known]
+        around = [config for config in self._around(forecaster, spoken) if config.hash not in known]
         around = [config for config, place in zip(around, pool.places(around), strict=True) if place < 0]
         open_ = np.ones(len(pool.described) + len(around), dtype=bool)
         tried = pool.places([*(trial.config for trial in history), *pending])
         open_[tried[tried >= 0]] = False
-        return _Options(pool=pool, told=self._told(spoken), around=around, open_=open_)
+        return _Options(pool=pool, told=self._told(forecaster, spoken), around=around, open_=open_)
 
-    def _told(self, spoken: Sequence[TrialRecord]) -> Told:
-        described = self._forecaster.describe([trial.config for trial in spoken])
+    def _told(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Told:
+        described = forecaster.describe([trial.config for trial in spoken])
         return told_by(spoken, described, self._value, self._score)
 
-    def _around(self, spoken: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
+    def _around(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
         """Moves that no equation tells apart, around the best, once enough is measured to know about where it is."""
         scores = {trial.number: score for trial in spoken if (score := self._score(trial)) is not None}
         if len(scores) < SETTLED:
             return ()
         best = max(spoken, key=lambda trial: scores.get(trial.number, -np.inf))
-        return self._forecaster.around(best.config, float(np.log(rate(best))))
+        return forecaster.around(best.config, float(np.log(rate(best))))

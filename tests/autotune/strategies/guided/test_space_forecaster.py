@@ -1,6 +1,7 @@
 """What is predicted of a space: the pool is the space, and describes what a single configuration is described as."""
 
 import dataclasses
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import table
 
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking
+from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.scan import APART, without_buckets
 from autotune.strategies.guided import space_pool
 from autotune.strategies.guided.described import Described
@@ -18,8 +20,11 @@ from autotune.strategies.guided.setting import Setting, setting_of, transformer_
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.model import FactoryModel
+from search_spaces.outcome import Outcome, Purpose
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 
 
 def setting(folder: Path, space: str, ranks: int = 4) -> Setting:
@@ -29,6 +34,15 @@ def setting(folder: Path, space: str, ranks: int = 4) -> Setting:
 
 def forecaster(found: Setting, prior: Prior | None = None) -> SpaceForecaster:
     return SpaceForecaster(found, prior or shipped_prior(found.cluster, found.engine))
+
+
+def trial(config: TrialConfig, number: int, rate: float) -> TrialRecord:
+    """One that was measured at that rate."""
+    now = datetime.now(UTC)
+    return TrialRecord(
+        job_id="j", number=number, config=config, config_hash=config.hash, purpose=Purpose.SEARCH, fidelity="full", repeat=0,
+        counted=True, outcome=Outcome.OK, result=table.ok(rate), attempts=1, created=now, started=now, finished=now,
+    )  # fmt: skip
 
 
 def equal(one: Described, other: Described) -> None:
@@ -47,7 +61,16 @@ def test_the_pool_is_the_space_and_describes_what_is_described_alone(tmp_path: P
     equal(pool.described.take(np.array(some)), forecaster(found).describe([configs[place] for place in some]))
 
 
-def test_buckets_stand_where_they_are_and_are_moved_around_the_best(tmp_path: Path) -> None:
+def test_buckets_of_a_small_space_are_candidates_like_all_others(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero-buckets")
+    pool = forecaster(found).pool(found.space)
+    assert {pool.config(place) for place in range(len(pool.described))} == set(found.space.enumerate())
+
+
+def test_buckets_of_a_large_space_stand_where_they_are_and_are_moved_around_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_pool, "WHOLE", 10)
     found = setting(tmp_path, "zero-buckets")
     pool = forecaster(found).pool(found.space)
     assert {pool.config(place) for place in range(len(pool.described))} == set(without_buckets(found.space).enumerate())
@@ -102,6 +125,48 @@ def test_a_lesson_of_an_earlier_job_moves_what_is_like_it_and_nothing_else(tmp_p
     assert np.all(plain.learned == 0)
     assert learned.argmin() == 3
     assert learned[3] < -0.5
+
+
+def trials(found: Setting, rates: Coefficients, count: int) -> list[TrialRecord]:
+    """Of a job on hardware whose coefficients are these."""
+    made = forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), rates=rates)).pool(found.space)
+    places = [*range(0, len(made.described), max(len(made.described) // count, 1))][:count]
+    return [trial(made.config(at), number, float(np.exp(made.described.log_rate[at]))) for number, at in enumerate(places)]
+
+
+def test_trials_of_the_job_mend_coefficients_that_are_far_off(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero-buckets")
+    shipped = shipped_prior(found.cluster, "native").rates
+    real = dataclasses.replace(shipped, step_seconds=shipped.step_seconds / 8, link_seconds=shipped.link_seconds * 10)
+    first, wanted = (
+        forecaster(found),
+        forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), rates=real)),
+    )
+    later = first.after(trials(found, real, 8))
+    truth = wanted.pool(found.space).described.log_rate
+
+    def error(made: SpaceForecaster) -> float:
+        return float(np.std(made.pool(found.space).described.log_rate - truth))
+
+    assert error(later) < 0.3 * error(first)
+
+
+def test_coefficients_are_fitted_at_milestones_alone(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero")
+    first = forecaster(found)
+    done = trials(found, shipped_prior(found.cluster, "native").rates, 8)
+    assert first.after([]) is first
+    assert first.after([dataclasses.replace(done[0], outcome=Outcome.FAILED)]) is first
+    at_four = first.after(done[:4])
+    assert first.after(done[:5]) is at_four
+    assert first.after(done[:6]) is not at_four
+
+
+def test_where_earlier_jobs_were_learned_from_their_coefficients_stay(tmp_path: Path) -> None:
+    found = setting(tmp_path, "zero")
+    lesson = Lesson(features=(0.0,) * 40, error=0.0, noise=0.1, setting=0)
+    learned = forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), lessons=(lesson,)))
+    assert learned.after(trials(found, shipped_prior(found.cluster, "native").rates, 4)) is learned
 
 
 def test_with_the_memory_objective_the_least_is_the_most(tmp_path: Path) -> None:
