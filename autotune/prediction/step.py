@@ -122,7 +122,8 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, batch: MicroBat
 def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
     """Communication of the states: 2 P a step, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
 
-    Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation.
+    Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation. Where a reduction waits
+    for its bucket, the last one begins when backward has ended; without prefetching no gather is ahead.
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
@@ -146,11 +147,9 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     last = np.where(cases.software.waits_for_bucket > 0, 1 / buckets, 0.0)
     ahead = np.where((cases.software.waits_for_bucket > 0) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
     all_reduced = layouts.zero_stage == 0
-    hidden_part = (
-        np.where(all_reduced, scatter + gather, scatter) * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
-    )
-    open_part = np.where(all_reduced, scatter + gather, scatter) * last
-    open_part += np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, gather))
+    reduction = np.where(all_reduced, scatter + gather, scatter)
+    hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
+    open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, gather))
     overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
     slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
     covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
