@@ -5,7 +5,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +23,8 @@ from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value, stable_hash
 from storage.sql import open_store
 
+SHORT = replace(FIDELITY, min_steps=5, max_seconds=1.0)
+"""Of a sweep's trials: half as many timed steps as the grid's, by which the winners are measured again."""
 WARM = "guided, warm"
 """Guided whose database has the jobs of the seeds before."""
 Changes = Mapping[str, Value]
@@ -83,7 +85,7 @@ def request_of(grid: Grid, strategy: str, seed: int, trials: int, confirm: int) 
     """The seed is the data's too, so that seeds differ in all that chance makes different."""
     return JobRequest(
         model=MODEL, cluster=grid.cluster.name, space=grid.space.name, strategy=strategy, seed=seed, trials=trials,
-        global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length, fidelity=FIDELITY,
+        global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length, fidelity=SHORT,
         confirm_repeats=confirm, runner="local", ranks=grid.ranks, resolved_model=grid.model, resolved_cluster=grid.cluster,
         resolved_domains=DOMAINS[grid.ranks], resolved_base=TrialConfig(),
     )  # fmt: skip
