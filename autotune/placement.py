@@ -46,10 +46,7 @@ def _rank(rank: int, ranks_per_node: int, mesh: Mesh, stages: list[list[dict[str
 
 def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:
     """For each place along the pipeline, its stages with their layers; null where the layers are not known."""
-    if not isinstance(session.model, ModelSpec):
-        return [[{"stage": 0, "layers": None}]]
-    layers = split_layers(session.model, config, session.request.sequence_length)
-    return [
-        [{"stage": stage, "layers": list(layers[stage])} for stage in stages_of_rank(config, place)]
-        for place in range(config.pipeline_parallel_size)
-    ]
+    model = session.model
+    known = split_layers(model, config, session.request.sequence_length) if isinstance(model, ModelSpec) else None
+    places = [stages_of_rank(config, place) for place in range(config.pipeline_parallel_size)]
+    return [[{"stage": stage, "layers": None if known is None else list(known[stage])} for stage in held] for held in places]

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.branch_model import REFERENCE
+from benchmarks import branch_model, user_model
 from executor.engines.ddp.capability import DDP
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
@@ -42,8 +42,24 @@ MODELS: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 6,
     },
 }  # fmt: skip
+HUGGING_FACE: Mapping[str, FactoryModel] = {
+    f"hf-{name}": FactoryModel(
+        reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,
+        tensor_divisor=divisor, pipeline_stages=4,
+    )
+    for name, count, frozen, divisor in (
+        ("llama", 45_344, 0, 2), ("opt", 40_448, 0, 0), ("bert", 41_696, 0, 0), ("mixtral", 119_584, 0, 2),
+        ("lora", 47_136, 45_344, 0),
+    )
+}  # fmt: skip
+"""Hugging Face's own modules, tiny, from a config.json."""
+HUGGING_FACE_BOUND = 1e-5
+"""Absolute. Their norms and softmaxes compute in fp32 whatever the parameters' type."""
 BRANCH = "branch"
 """A user's module, of which some ranks do not run every part (`benchmarks.branch_model`)."""
+USER = "user"
+"""A user's module with a plan for tensor and pipeline parallelism (`benchmarks.user_model`)."""
+USER_PARAMETERS = 64 * 16 + 16 * 16 + 4 * (32 + 272 + 256 + 4 + 272 + 1088 + 1040) + 32
 BRANCH_PARAMETERS = 61 * 16 + 3 * 2 * (16 * 16 + 16) + 16 + 16 * 61 + 61
 
 
@@ -68,7 +84,7 @@ class Case:
     def bound(self) -> float:
         """What is let pass."""
         if self.exact:
-            return FLOAT64_BOUND
+            return HUGGING_FACE_BOUND if self.model in HUGGING_FACE else FLOAT64_BOUND
         return FLOAT32_LOSS_BOUND if self.config.precision == "fp32" else BF16_LOSS_BOUND
 
     @property
@@ -132,8 +148,15 @@ class Case:
 
 def make_model(name: str, layers: int) -> Model:
     """A model of the matrix."""
+    if name in HUGGING_FACE:
+        return HUGGING_FACE[name]
     if name == BRANCH:
-        return FactoryModel(reference=REFERENCE, parameter_count=BRANCH_PARAMETERS)
+        return FactoryModel(reference=branch_model.REFERENCE, parameter_count=BRANCH_PARAMETERS, pipeline_stages=3)
+    if name == USER:
+        return FactoryModel(
+            reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,
+            tensor_divisor=user_model.HEADS, pipeline_stages=user_model.BLOCKS,
+        )  # fmt: skip
     return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **MODELS[name]})  # type: ignore[arg-type]
 
 

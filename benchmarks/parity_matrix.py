@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, Case
+from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, Case
 from search_spaces.canonical import canonical
 from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
@@ -18,7 +18,14 @@ NOT_COMPUTED = frozenset({"expandable_segments"})
 """Knobs that change nothing that is computed or sent: how the CUDA allocator grows."""
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8
 """What a case takes at most if it may, and if it must (time grows with them)."""
-MENDED = ("tensor-divides", "factory-shape", "batch-divides", "pipeline-micro-batches", "zero-bubble-reshard")
+MENDED = (
+    "tensor-divides",
+    "factory-shape",
+    "pipeline-layers",
+    "batch-divides",
+    "pipeline-micro-batches",
+    "zero-bubble-reshard",
+)
 """Rules that another model, micro-batch size or reshard_after_forward may satisfy."""
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 CLIPPINGS = (0.05, 0.0)
@@ -76,7 +83,7 @@ class Draw:
         self.capability, self.ranks = CAPABILITIES[engine], ranks
         self._random = random.Random(f"{seed} {engine} {ranks}")
 
-    def case(self, knobs: Knobs, models: Sequence[str] = (*MODELS, BRANCH)) -> Case | None:
+    def case(self, knobs: Knobs, models: Sequence[str] = (*MODELS, BRANCH, USER)) -> Case | None:
         """A legal case with these knobs, if they matter in it; None: there is none."""
         chosen = {**self._setting(), **knobs}
         options = [*product(models, MICRO_BATCH_SIZES, (True, False))]
@@ -209,7 +216,7 @@ def _offloads(engine: str, ranks: int) -> Iterator[Case | None]:
 def _data_parallel(engine: str, ranks: int) -> Iterator[Case | None]:
     """Without model parallelism: setting x stage x micro-batches x two models in turn (one on 4 ranks)."""
     draw = Draw(engine, ranks, "data parallel")
-    models = [*MODELS, BRANCH]
+    models = [*MODELS, BRANCH, USER]
     settings = [{name: value for name, value in setting.items() if CAPABILITIES[engine].honours(name, value)}
                 for setting in SETTINGS.values()]  # fmt: skip
     distinct = [setting for place, setting in enumerate(settings) if setting not in settings[:place]]

@@ -16,9 +16,10 @@ from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.model import Transformer, build_transformer
-from executor.engines.session import DTYPES, ParallelSession
-from executor.factory import load_factory
+from executor.engines.native.model import build_transformer
+from executor.engines.session import ParallelSession
+from executor.engines.sources import DTYPES
+from executor.user_module.factory import load_factory
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 
@@ -104,10 +105,11 @@ def _reference(
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(STEPS):
-        loss = module(**data.global_batch(step))
+        output = module(**data.global_batch(step))
+        loss = output if isinstance(output, Tensor) else output.loss
         loss.backward()
         for parameter in module.parameters():
-            if parameter.grad is None:
+            if parameter.grad is None and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         clipping = workload.gradient_clipping
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), clipping)) if clipping else None)
@@ -121,22 +123,18 @@ def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
     if isinstance(model, ModelSpec):
         return build_transformer(model, workload.sequence_length, workload.seed, dtype)
     torch.manual_seed(workload.seed)
-    return load_factory(model.reference)[0].to(dtype)
+    return load_factory(model.reference, workload).module.to(dtype).eval()  # engines leave the random out of the first steps
 
 
 def _data(model: Model, workload: Workload) -> Data:
     if isinstance(model, ModelSpec):
         return text_data(workload, model.vocab_size)
-    return FactoryData(batch=load_factory(model.reference)[1], workload=workload)
+    return FactoryData(batch=load_factory(model.reference, workload).batch, workload=workload)
 
 
 def _splits(session: ParallelSession) -> dict[str, int]:
     """Weight -> the dimension of which tensor-parallel ranks hold slices."""
-    found: dict[str, int] = {}
-    for replica in session.replicas:
-        if isinstance(replica.module, Transformer):
-            found.update(replica.module.split_dimensions())
-    return found
+    return {name: dimension for part in session.parts for name, dimension in part.split.items()}
 
 
 def _largest(values: Iterator[float] | Sequence[float]) -> float:

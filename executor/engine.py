@@ -17,6 +17,9 @@ TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 HOST = "host"
 """Tag of tensors that offloading keeps in host memory: counted apart from the device's, on a CPU device too."""
 
+REFERENCE_STEPS = 3
+"""First steps whose losses are held against the job's reference."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor.engine import Engine, EngineSession, RankContext, StepReport
+from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
@@ -20,11 +20,10 @@ from executor.measurement.meter import Costs, Meter
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, has_trend, step_time
 from executor.trial_report import report, window_of_warm_up
 from executor.trial_state import Trial, Window
+from search_spaces.model import FactoryModel
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {"native": NativeEngine(), "ddp": DdpEngine(), "fsdp2": Fsdp2Engine()}
-REFERENCE_STEPS = 3
-"""First steps whose losses are held against the job's reference."""
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 COUNTED_STEP = 1
@@ -68,7 +67,7 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = trial.enter("warmup")
-    while not session.settled() or trial.step < max(request.fidelity.warmup_updates, COUNTED_STEP + 1):
+    while not session.settled() or trial.step < _least_warm_up(request):
         _warm_up(trial, session)
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
@@ -81,6 +80,12 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     window = _time_steps(trial, session, settled)
     trial.leave(began)
     return report(trial, window, account)
+
+
+def _least_warm_up(request: TrialRequest) -> int:
+    """Updates before memory is accounted for: of a module that may draw random numbers in training, those without any."""
+    least = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
+    return max(least, REFERENCE_STEPS) if isinstance(request.model, FactoryModel) else least
 
 
 def _warm_up(trial: Trial, session: EngineSession) -> None:

@@ -79,7 +79,7 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
 def _splits_alike(config: TrialConfig, context: SpaceContext, split: Value) -> bool:
     """Whether `split` gives every stage the layers that the default split does."""
     if not isinstance(context.model, ModelSpec):
-        return False
+        return True  # of whose blocks nothing is known that would make one dearer than another
     if config.pipeline_parallel_size * config.virtual_stages >= context.model.num_layers:
         return True  # a layer each, where there are enough: found without a list of however many stages were asked for
     default = config.replace({"pipeline_split": KNOBS["pipeline_split"].default})

@@ -17,8 +17,8 @@ from search_spaces.preset_files import preset_tables, unknown_name
 
 
 def is_factory_reference(text: str) -> bool:
-    """Whether `text` names a module of the user's own, `module:factory`."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
+    """Whether `text` names a module of the user's own, `module:factory`, or `hf:CONFIG`, Hugging Face's own for a config."""
+    return text.startswith("hf:") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
 
 
 def model_preset_names() -> tuple[str, ...]:

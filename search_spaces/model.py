@@ -230,6 +230,12 @@ class FactoryModel:
     """Folders that the ranks put first on `sys.path` before they import the factory."""
     frozen_parameter_count: int = 0
     """Those of the parameters that are not trained: they have neither gradients nor optimizer state."""
+    tensor_divisor: int = 0
+    """What a number of tensor-parallel ranks must divide; 0: the module has no plan by which they could divide it."""
+    pipeline_stages: int = 1
+    """The most stages that the module can be cut into."""
+    no_stages: str = ""
+    """Why it is but one, in a clause."""
 
     @property
     def name(self) -> str:

@@ -44,6 +44,22 @@ def split_layers(spec: ModelSpec, config: TrialConfig, sequence_length: int) -> 
     return tuple(range(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True))
 
 
+def split_blocks(config: TrialConfig, blocks: int, starts: Sequence[int]) -> tuple[range, ...]:
+    """The blocks of every stage of a module of which no more is known: as equal as the `starts` of stages allow.
+
+    `starts`: blocks before which a stage may begin, ascending, 0 first; at least as many as stages.
+    """
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    cuts = [0]
+    for stage in range(1, stages):
+        # Of the starts that leave one for each later stage, the nearest to the even cut.
+        open_starts = [start for start in starts if start > cuts[-1]]
+        reachable = open_starts[: len(open_starts) - (stages - stage - 1)]
+        even = blocks * stage / stages
+        cuts.append(min((abs(start - even), start) for start in reachable)[1])
+    return tuple(range(first, end) for first, end in itertools.pairwise([*cuts, blocks]))
+
+
 def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
     """FLOPs of the output projection as a multiple of a layer's [Chowdhery et al. 2022, PaLM, appendix B]."""
     idle = spec.parameter_count - spec.active_parameter_count

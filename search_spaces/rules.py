@@ -10,6 +10,8 @@ from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
+_DEFAULTS = TrialConfig()
+
 Check = Callable[[TrialConfig, SpaceContext], str | None]
 """What is wrong with the configuration, in one clause without the remedy; None: nothing."""
 
@@ -28,6 +30,7 @@ TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel
 EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
 STAGES, SCHEDULE = "virtual_stages", "pipeline_schedule"
 DEGREES = (TP, PP, CP)
+FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
@@ -57,15 +60,24 @@ def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
-    if isinstance(context.model, ModelSpec) or (config.model_parallel_size == 1 and config.expert_parallel_size == 1):
+    model = context.model
+    if isinstance(model, ModelSpec):
         return None
-    return f"the layers of {context.model.name} are not known, so that they cannot be divided"
+    if config.tensor_parallel_size > 1 and not model.tensor_divisor:
+        return f"{model.name} has no tensor-parallel plan"
+    if config.pipeline_parallel_size > 1 and model.pipeline_stages == 1:
+        return f"{model.name} has no pipeline stages: {model.no_stages or 'its blocks are not known'}"
+    for name in (CP, EP, "sequence_parallel"):
+        if getattr(config, name) != getattr(_DEFAULTS, name):
+            return f"{name}={getattr(config, name)} needs attention and experts of our own, not those of {model.name}"
+    return None
 
 
 def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     model, size = context.model, config.tensor_parallel_size
     if not isinstance(model, ModelSpec):
-        return None
+        divides = not model.tensor_divisor or model.tensor_divisor % size == 0
+        return None if divides else f"{size} ranks do not divide {model.tensor_divisor}, as the plan of {model.name} needs"
     sizes = {
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
@@ -96,10 +108,12 @@ def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
-    stages = config.pipeline_parallel_size * config.virtual_stages
-    if not isinstance(context.model, ModelSpec) or stages <= context.model.num_layers:
+    stages, model = config.pipeline_parallel_size * config.virtual_stages, context.model
+    most = model.num_layers if isinstance(model, ModelSpec) else model.pipeline_stages
+    if stages <= most or config.pipeline_parallel_size == 1:
         return None
-    return f"{stages} stages (ranks x virtual stages) are more than the {context.model.num_layers} layers"
+    what = "layers" if isinstance(model, ModelSpec) else "stages that the module can be cut into"
+    return f"{stages} stages (ranks x virtual stages) are more than the {most} {what}"
 
 
 def _virtual_stages(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -187,7 +201,7 @@ RULES: tuple[Rule, ...] = (
     Rule("world-divides", DEGREES, "choose degrees whose product divides the ranks", _world_divides),
     Rule("tensor-divides", (TP,), "choose a tensor_parallel_size that divides all of them", _tensor_divides),
     Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
-    Rule("factory-shape", (*DEGREES, EP), "leave the model-parallel degrees at 1, or give a config.json", _factory_shape),
+    Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
     Rule("sequence-divides", (CP, TP, "sequence_parallel"), "choose degrees that divide the sequence", _sequence_divides),
     Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),

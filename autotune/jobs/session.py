@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import check_value
-from search_spaces.model import FactoryModel, Model, ModelSpec, Position
+from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec, Position
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from autotune.extrapolation import Extrapolation
     from autotune.strategies.guided.prior import Prior
 
+DIVIDES_ALL = math.factorial(16)
+"""Divided by every number of ranks of a tensor-parallel group that is of any use."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
 
@@ -120,7 +123,10 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     workload = request.workload
     if request.resolved_model is None and is_factory_reference(request.model):
         # What is refused whatever the module's size is told before a process is started to look at it.
-        unseen = FactoryModel(reference=request.model, parameter_count=1, python_path=request.python_path)
+        unseen = FactoryModel(
+            reference=request.model, parameter_count=1, python_path=request.python_path, tensor_divisor=DIVIDES_ALL,
+            pipeline_stages=MOST_LAYERS,
+        )  # fmt: skip
         resolve_space(request.space, unseen, cluster, workload, capability, request.pins)
     model = request.resolved_model or _look_at(request)
     space = (
@@ -346,14 +352,7 @@ def _look_at(request: JobRequest) -> Model:
     # Only factories need a rank process to be looked at.
     from executor.runners.probe import describe_factory
 
-    counts = describe_factory(request.model, request.python_path)
-    total = counts["parameter_count"]
-    return FactoryModel(
-        reference=request.model,
-        parameter_count=total,
-        python_path=request.python_path,
-        frozen_parameter_count=total - counts.get("trainable_parameter_count", total),
-    )
+    return describe_factory(request.model, request.workload, request.python_path)
 
 
 def _strategy(

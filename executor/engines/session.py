@@ -5,30 +5,26 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from executor.data import Data, FactoryData, text_data
 from executor.data import micro_batches as cut_batch
-from executor.engine import EngineSession, RankContext, StepReport
+from executor.engine import REFERENCE_STEPS, EngineSession, RankContext, StepReport
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.model import Part, Transformer, build_transformer
 from executor.engines.native.pipeline import Pipeline
-from executor.engines.native.prefetch import repeated_blocks
-from executor.engines.native.tensor import TensorParallel
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
+from executor.engines.sources import DTYPES, source_of
 from executor.errors import EngineRefusalError, FactoryError
-from executor.factory import load_factory
+from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
-from search_spaces.model import Model, ModelSpec
-from search_spaces.pipeline import rank_of_stage, split_layers, stages_of_rank
+from search_spaces.model import FactoryModel, Model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 CLIPPING_EPSILON = 1e-6
 
-MakeReplica = Callable[[nn.Module, ParallelGroups], Replica]
+MakeReplica = Callable[[ModelPart, ParallelGroups], Replica]
 
 
 class ParallelSession(EngineSession):
@@ -44,12 +40,14 @@ class ParallelSession(EngineSession):
     ) -> None:
         self.context, self.config, self.workload = context, config, workload
         mesh = make_mesh(config, context.world_size)
-        self._ties = _ties(model, config)
+        source = source_of(model, config, workload)
+        self._ties, self.data = source.ties, source.data
         self.groups = ParallelGroups(mesh, context, self._ties)
-        modules, self.data = _materialize(model, config, workload, self.groups)
-        for module in modules:
-            checkpoint_blocks(_blocks(module), config)
-        self.replicas = [make_replica(module, self.groups) for module in modules]
+        self.parts = source.parts(self.groups)
+        self._in_training = _in_training(self.parts) if isinstance(model, FactoryModel) else []
+        for part in self.parts:
+            checkpoint_blocks(part.blocks, config)
+        self.replicas = [make_replica(part, self.groups) for part in self.parts]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
@@ -60,6 +58,9 @@ class ParallelSession(EngineSession):
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
         mesh = self.groups.mesh
+        for module in self._in_training:
+            # The first losses are held against those of other layouts: nothing random may be in them.
+            module.training = step >= REFERENCE_STEPS
         self._prepared = micro_batches or self.accumulation
         mine = cut_batch(
             self.data.global_batch(step),
@@ -104,7 +105,7 @@ class ParallelSession(EngineSession):
         for replica in self.replicas:
             replica.close()
         self.pipeline = None
-        self._batches = []
+        self._batches, self.parts, self._in_training = [], [], []
         self.groups.close()
 
     def _accumulate(self) -> Tensor:
@@ -168,9 +169,8 @@ class ParallelSession(EngineSession):
         return 1.0 / (micro_batches * self.groups.mesh.zero_ranks)
 
     def _make_pipeline(self) -> Pipeline:
-        return Pipeline(
-            self.replicas, self.config, self.groups.pipeline, self.accumulation, self._scale, self._dtype, self.context.device
-        )
+        pairs = list(zip(self.replicas, self.parts, strict=True))
+        return Pipeline(pairs, self.config, self.groups.pipeline, self.accumulation, self._scale, self.context.device)
 
 
 def refuse(capability: Capability, context: RankContext, config: TrialConfig, workload: Workload) -> None:
@@ -195,46 +195,12 @@ def refuse(capability: Capability, context: RankContext, config: TrialConfig, wo
         )
 
 
-def _ties(model: Model, config: TrialConfig) -> tuple[int, int] | None:
-    """Where along the pipeline the first and the second copy of a tied weight are; None: no weight is there twice."""
-    stages = config.pipeline_parallel_size * config.virtual_stages
-    if not isinstance(model, ModelSpec) or not model.tied_embeddings or config.pipeline_parallel_size == 1:
-        return None
-    return rank_of_stage(config, 0), rank_of_stage(config, stages - 1)
-
-
-def _materialize(model: Model, config: TrialConfig, workload: Workload, groups: ParallelGroups) -> tuple[list[nn.Module], Data]:
-    """The parts of the model that this rank holds, on the CPU, and what they are trained on."""
-    dtype = DTYPES[config.precision]
-    if isinstance(model, ModelSpec):
-        if model.lora_rank:
-            raise EngineRefusalError(
-                "adapters", "this engine trains every parameter; leave lora_rank at 0, or give a module:factory"
-            )
-        parts = [
-            build_transformer(model, workload.sequence_length, workload.seed, dtype, config.loss_chunk_size, part)
-            for part in _parts(model, config, workload, groups)
-        ]
-        return [*parts], text_data(workload, model.vocab_size)
-    torch.manual_seed(workload.seed)
-    theirs, batch = load_factory(model.reference)
-    return [theirs.to(dtype)], FactoryData(batch=batch, workload=workload)
-
-
-def _parts(spec: ModelSpec, config: TrialConfig, workload: Workload, groups: ParallelGroups) -> Iterator[Part]:
-    tensor, context = TensorParallel(groups.tensor, config.sequence_parallel), ContextParallel(groups.context)
-    layers = split_layers(spec, config, workload.sequence_length)
-    for stage in stages_of_rank(config, groups.coordinates[PIPELINE]):
-        last = stage == len(layers) - 1
-        yield Part(layers=layers[stage], first=stage == 0, last=last, tensor=tensor, context=context)
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    return module.layers() if isinstance(module, Transformer) else repeated_blocks(module)
+def _in_training(parts: list[ModelPart]) -> list[nn.Module]:
+    return [module for part in parts for module in part.module.modules() if module.training]
 
 
 def _loss(output: object) -> Tensor:
-    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    loss = loss_of(output)
+    if loss is None:
         raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
     return loss

@@ -2,22 +2,23 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from executor.errors import FactoryError, RunnerError
 from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind
 from executor.runners.transport import Death
 from executor.runners.verdict import Report, how_it_ended
+from search_spaces.model import FactoryModel
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import Workload
 
 PROBE_SECONDS = 300.0
 """Time for a fresh process to import its code and the user's, and to build the module."""
 
 
-def describe_factory(reference: str, python_path: Sequence[str] = ()) -> dict[str, int]:
-    """Build `module:factory` once, on the CPU, in a process of its own, and return what it has.
-
-    Returns:
-        `parameter_count` and `trainable_parameter_count`, in elements, tied parameters counted once.
+def describe_factory(reference: str, workload: Workload, python_path: Sequence[str] = ()) -> FactoryModel:
+    """Build `module:factory` once, on the CPU, in a process of its own, and return what it is, with `python_path`.
 
     Raises:
         FactoryError: the factory does not keep the Protocol, or raises; then its own traceback follows the message.
@@ -27,8 +28,8 @@ def describe_factory(reference: str, python_path: Sequence[str] = ()) -> dict[st
     transport = LocalTransport(1, environment={"CUDA_VISIBLE_DEVICES": ""})
     try:
         transport.start(python_path)
-        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference})
-        return _counts(reference, _answer(transport))
+        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference, "workload": to_plain(workload)})
+        return replace(_model(reference, _answer(transport)), python_path=tuple(python_path))
     finally:
         transport.close()
 
@@ -46,7 +47,7 @@ def _answer(transport: LocalTransport) -> Report | None:
     return None
 
 
-def _counts(reference: str, answer: Report | None) -> dict[str, int]:
+def _model(reference: str, answer: Report | None) -> FactoryModel:
     if answer is None:
         raise FactoryError(f"{reference} did not return within {PROBE_SECONDS:g} s; build a smaller module, or a faster way")
     if isinstance(answer, Death):
@@ -54,4 +55,4 @@ def _counts(reference: str, answer: Report | None) -> dict[str, int]:
     if answer["kind"] == Kind.FAILURE:
         # What is ours to say is in the message; a traceback is there where the user's code raised.
         raise FactoryError("\n".join(filter(None, (answer["message"], answer["traceback"]))).rstrip())
-    return {"parameter_count": answer["parameter_count"], "trainable_parameter_count": answer["trainable_parameter_count"]}
+    return from_plain(FactoryModel, answer["model"])

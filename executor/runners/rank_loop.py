@@ -13,14 +13,14 @@ from multiprocessing.connection import Connection
 import torch
 
 from executor.engine import RankContext
-from executor.factory import load_factory
 from executor.measurement.microbenchmark import run_microbenchmark
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import join
+from executor.user_module.description import describe
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import Progress, TrialRequest, TrialResult
+from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
 
 RunTrial = Callable[[RankContext, TrialRequest, Callable[[Progress], None]], TrialResult]
 
@@ -64,7 +64,8 @@ class RankLoop:
                 wanted = from_plain(MicrobenchmarkRequest, message["request"])
                 return _answered(run_microbenchmark(self._joined(), wanted, self._tell_progress))
             case _:
-                return _describe(message["reference"])
+                workload = from_plain(Workload, message["workload"])
+                return {"kind": Kind.DESCRIBED, "model": to_plain(describe(message["reference"], workload))}
 
     def _join(self, message: Message) -> Message:
         self._context = None
@@ -112,15 +113,6 @@ def _ready() -> Message:
 def _accelerator() -> str | None:
     device = torch.accelerator.current_accelerator(check_available=True)
     return None if device is None else device.type
-
-
-def _describe(reference: str) -> Message:
-    parameters = list(load_factory(reference)[0].parameters())
-    return {
-        "kind": Kind.DESCRIBED,
-        "parameter_count": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameter_count": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-    }
 
 
 def _failed(failure: Failure) -> Message:

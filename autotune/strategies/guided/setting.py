@@ -72,8 +72,13 @@ def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, 
 
 def transformer_of(model: FactoryModel, sequence_length: int) -> ModelSpec:
     """A transformer with about as many parameters: of a module nothing else is known. Trials correct what it predicts."""
-    width = max(round((model.parameter_count * LAYERS_OF_WIDTH / PARAMETERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
-    layers = max(round(model.parameter_count / (PARAMETERS_OF_WIDTH * width**2)), 1)
+    count = model.parameter_count / PARAMETERS_OF_WIDTH
+    if model.pipeline_stages > 1:
+        layers = model.pipeline_stages
+        width = max(round(math.sqrt(count / layers) / 64), 1) * 64
+    else:
+        width = max(round((count * LAYERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
+        layers = max(round(count / width**2), 1)
     return ModelSpec(
         name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,
         num_key_value_heads=width // 64, head_dim=64, ffn_hidden_size=4 * width, vocab_size=max(math.isqrt(width), 2),

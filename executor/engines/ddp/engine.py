@@ -11,8 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.engine import Engine, RankContext
 from executor.engines.ddp.capability import DDP
 from executor.engines.native.groups import ParallelGroups
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
-from executor.engines.session import DTYPES, ParallelSession, refuse
+from executor.engines.session import ParallelSession, refuse
+from executor.engines.sources import DTYPES
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -28,8 +30,8 @@ class DdpEngine(Engine):
         # Branches of a user's module get no gradient on ranks whose samples do not meet them.
         unused = not isinstance(model, ModelSpec)
 
-        def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
-            return DdpReplica(module, config, workload, groups, context.device, unused)
+        def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
+            return DdpReplica(part.module, config, workload, groups, context.device, unused)
 
         return ParallelSession(context, model, config, workload, make_replica)
 

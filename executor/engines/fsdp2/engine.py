@@ -1,5 +1,6 @@
 """The fsdp2 engine: torch's `fully_shard` as the replica, in our parallel dimensions, for cross-checks."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -13,11 +14,10 @@ from executor.engine import Engine, RankContext
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter
 from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.model import Transformer
-from executor.engines.native.prefetch import repeated_blocks
-from executor.engines.native.zero import TIED_NAMES
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
-from executor.engines.session import DTYPES, ParallelSession, refuse
+from executor.engines.session import ParallelSession, refuse
+from executor.engines.sources import DTYPES
 from search_spaces.mesh import CONTEXT, DATA
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
@@ -34,8 +34,8 @@ class Fsdp2Engine(Engine):
         # Branches of a user's module get no gradient on ranks whose samples do not meet them.
         unused = not isinstance(model, ModelSpec)
 
-        def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
-            return FullyShardedReplica(module, config, workload, groups, context.device, unused)
+        def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
+            return FullyShardedReplica(part, config, workload, groups, context.device, unused)
 
         return ParallelSession(context, model, config, workload, make_replica)
 
@@ -49,19 +49,17 @@ class FullyShardedReplica(Replica):
 
     def __init__(
         self,
-        module: nn.Module,
+        part: ModelPart,
         config: TrialConfig,
         workload: Workload,
         groups: ParallelGroups,
         device: torch.device,
         unused_parameters: bool,
     ) -> None:
-        self.module, self.groups = module.to(torch.promote_types(_dtype(module), torch.float32)), groups
+        self.part, self.groups = part, groups
+        self.module = part.module.to(torch.promote_types(_dtype(part.module), torch.float32))
         self.reshards = config.zero_stage == 3
         self.sharded, self.device = groups.mesh.zero_ranks > 1, device
-        ours = module if isinstance(module, Transformer) else None
-        self._summand_names = ours.summand_parameters() if ours is not None else set()
-        self._split_names = set(ours.split_dimensions()) if ours is not None else set()
         if self.sharded:
             self._shard(config, device, unused_parameters)
         else:
@@ -86,11 +84,11 @@ class FullyShardedReplica(Replica):
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
-        summands = [gradient for name, gradient in self._gradients() if name in self._summand_names]
+        summands = [gradient for name, gradient in self._gradients() if name in self.part.summands]
         self.groups.tensor.all_reduce_parts(summands)
 
     def tied_gradient(self) -> Tensor | None:
-        return next((gradient.view(-1) for name, gradient in self._gradients() if name in TIED_NAMES), None)
+        return next((gradient.view(-1) for name, gradient in self._gradients() if name in self.part.tied), None)
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
@@ -98,7 +96,7 @@ class FullyShardedReplica(Replica):
         squared = [
             torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)).square()
             for name, gradient in self._gradients()
-            if (first or name in self._split_names) and (counts_tied or name not in TIED_NAMES)
+            if (first or name in self.part.split) and (counts_tied or name not in self.part.tied)
         ]
         return torch.stack(squared).sum().to(self.device) if squared else torch.zeros((), device=self.device)
 
@@ -124,6 +122,7 @@ class FullyShardedReplica(Replica):
         return {
             name: self._gather(parameter) if isinstance(parameter, DTensor) else parameter.detach()
             for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
         }
 
     def close(self) -> None:
@@ -152,7 +151,7 @@ class FullyShardedReplica(Replica):
         if config.offload_param == "cpu":
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
-        for unit in (*_units(self.module), self.module):
+        for unit in (*_units(self.part), self.module):
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
             sharded.set_gradient_divide_factor(1.0)
             # In fp32 and bf16 a factor of our own would be a kind of sum that NCCL alone has.
@@ -182,13 +181,10 @@ class FullyShardedReplica(Replica):
                 yield name, _local(parameter.grad)
 
 
-def _units(module: nn.Module) -> list[nn.Module]:
+def _units(part: ModelPart) -> list[nn.Module]:
     """What is gathered together. A tied table is used at both ends of the model, so that it belongs to the model as a whole."""
-    if not isinstance(module, Transformer):
-        return repeated_blocks(module)
-    ends = [end for end in (module.embedding, module.head) if end is not None]
-    shared = len(ends) == 2 and module.spec.tied_embeddings
-    return [*module.layers(), *([] if shared else ends)]
+    owners = Counter(id(parameter) for unit in part.units for parameter in unit.parameters())
+    return [unit for unit in part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
 
 
 def _process_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -1,11 +1,10 @@
 """The native engine behind the contract: ZeRO 0-3 in every parallel dimension."""
 
-from torch import nn
-
 from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.zero import ShardedModel
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
 from search_spaces.model import Model
@@ -21,7 +20,7 @@ class NativeEngine(Engine):
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(NATIVE, context, config, workload)
 
-        def make_replica(module: nn.Module, groups: ParallelGroups) -> Replica:
-            return ShardedModel(module, config, workload, groups, context.device)
+        def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
+            return ShardedModel(part, config, workload, groups, context.device)
 
         return ParallelSession(context, model, config, workload, make_replica)

@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.utils import checkpoint
 
 from executor.engines.native.collectives import Group
-from executor.engines.native.model import Transformer
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from search_spaces.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
@@ -50,15 +50,14 @@ class Pipeline:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Sequence[tuple[Replica, ModelPart]],
         config: TrialConfig,
         group: Group,
         micro_batches: int,
         scale_of: Callable[[int], float],
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`replicas` are the stages of this rank, in order, around a `Transformer` each.
+        """`replicas` are the stages of this rank, in order, with the part of the model that each holds.
 
         `micro_batches`: of a whole step; `scale_of` them: what a loss is multiplied by.
         """
@@ -66,14 +65,16 @@ class Pipeline:
         indices = stages_of_rank(config, group.rank)
         self._ledger = _Ledger()
         self.stages = [
-            _Stage(replica, index, config, group, micro_batches, dtype, device, self._ledger)
-            for replica, index in zip(replicas, indices, strict=True)
+            _Stage(replica, part, index, config, group, micro_batches, device, self._ledger)
+            for (replica, part), index in zip(replicas, indices, strict=True)
         ]
+        self._enters = replicas[0][1].enters
+        self._reads = sorted({name for _, part in replicas for name in part.reads})
         self._kind = SCHEDULES[config.pipeline_schedule]
         self._schedules = {micro_batches: self._make_schedule(micro_batches)}
 
     def run(self, batch: Mapping[str, Tensor], micro_batches: int | None = None) -> Tensor | None:
-        """Forward and backward of all micro-batches of `batch` {tokens, labels} [samples of this rank, tokens].
+        """Forward and backward of all micro-batches of `batch` {name: [samples of this rank, …]}.
 
         `micro_batches`: how many they are, where the step has fewer than a whole one. Returns the mean loss where the last
         stage is here, else None.
@@ -87,13 +88,14 @@ class Pipeline:
             stage.begin_step(count)
         losses: list[Tensor] = []
         first = any(stage.is_first for stage in self.stages)
-        inputs = (batch["tokens"],) if first else ()
+        inputs = (batch[self._enters],) if first else ()
+        named = {name: batch[name] for name in self._reads}
         try:
             if any(stage.is_last for stage in self.stages):
-                labels = batch["labels"]
-                schedule.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels)
+                # The loss is the stage's own: of the target torch sees to it alone that there is one for each micro-batch.
+                schedule.step(*inputs, target=batch[self._enters], losses=losses, return_outputs=False, **named)
             else:
-                schedule.step(*inputs, return_outputs=False)
+                schedule.step(*inputs, return_outputs=False, **named)
         except RuntimeError as error:
             # torch wraps what a stage raises, and with it what the error is: out of memory, above all.
             raise error.__cause__ or error from None
@@ -148,24 +150,22 @@ class _Stage(PipelineStage):
     def __init__(
         self,
         replica: Replica,
+        part: ModelPart,
         index: int,
         config: TrialConfig,
         group: Group,
         micro_batches: int,
-        dtype: torch.dtype,
         device: torch.device,
         ledger: _Ledger,
     ) -> None:
-        module = replica.module
-        if not isinstance(module, Transformer):
-            raise TypeError(f"a stage is a part of a Transformer, not {type(module).__name__}")
+        if part.entry is None or part.hidden is None:
+            raise TypeError("this part was not made for a pipeline")
         stages = config.pipeline_parallel_size * config.virtual_stages
-        hidden = _hidden_state(module, config.micro_batch_size, dtype)
-        tokens = torch.empty(config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")
-        loss = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True)
+        precise = torch.promote_types(part.hidden.dtype, torch.float32)
+        loss = torch.empty((), dtype=precise, device="meta", requires_grad=True)
         super().__init__(
-            module, index, stages, device, group=group.group,
-            input_args=tokens if index == 0 else hidden, output_args=loss if index == stages - 1 else hidden,
+            replica.module, index, stages, device, group=group.group,
+            input_args=part.entry if index == 0 else part.hidden, output_args=loss if index == stages - 1 else part.hidden,
         )  # fmt: skip
         self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
         self.ledger = ledger
@@ -224,11 +224,3 @@ class _Stage(PipelineStage):
         for operation in operations:
             self.traffic.count("send", operation.tensor)
         return operations
-
-
-def _hidden_state(module: Transformer, micro_batch_size: int, dtype: torch.dtype) -> Tensor:
-    """The shape and type of what one stage hands to the next."""
-    tensor = module.part.tensor
-    tokens = len(module.places) // (tensor.size if tensor.sequence_parallel else 1)
-    shape = (micro_batch_size, tokens, module.spec.hidden_size)
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)

@@ -148,9 +148,10 @@ class ParameterGatherer:
                 self._finish(gather)
 
     def _use_backward(self, unit: Unit) -> None:
-        previous, self._in_backward = self._in_backward, unit
-        if previous is not None and not previous.encloses:
-            self._leave_backward(previous, unit)
+        if not unit.encloses:  # what encloses others does not end them, also where its output is the last one's
+            previous, self._in_backward = self._in_backward, unit
+            if previous is not None:
+                self._leave_backward(previous, unit)
         if unit.reads_in_backward:
             self._use(unit)
 
@@ -261,13 +262,8 @@ class ParameterGatherer:
             self._live_elements -= slot.elements
 
 
-def find_units(model: nn.Module, slots: Sequence[Slot]) -> list[Unit]:
-    """The model's own `sharding_units()`, else its repeated blocks; what they leave belongs to the model as a whole.
-
-    Branches that only some ranks take must lie inside a unit: gathers then stay the same on every rank.
-    """
-    declared = getattr(model, "sharding_units", None)
-    modules: list[nn.Module] = list(declared()) if callable(declared) else repeated_blocks(model)
+def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[Unit]:
+    """What is gathered together: the parameters of each of `modules`; what they leave belongs to the model as a whole."""
     by_parameter = {id(slot.parameter): slot for slot in slots}
     units = [
         Unit(module, slots_of, reads_in_backward=not _only_tables(module))
@@ -279,17 +275,6 @@ def find_units(model: nn.Module, slots: Sequence[Slot]) -> list[Unit]:
     if rest:
         units.insert(0, Unit(model, rest, encloses=bool(units)))
     return units
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that stand at least twice, of one class, in a ModuleList or Sequential, in order."""
-    for child in model.children():
-        entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        trainable = [entry for entry in entries if any(True for _ in entry.parameters())]
-        if len(trainable) > 1 and len({type(entry) for entry in trainable}) == 1:
-            others = [other for other in model.children() if other is not child]
-            return [*trainable, *(block for other in others for block in repeated_blocks(other))]
-    return [block for child in model.children() for block in repeated_blocks(child)]
 
 
 def _only_tables(module: nn.Module) -> bool:
@@ -306,11 +291,11 @@ def _unique(slots: Iterable[Slot]) -> tuple[Slot, ...]:
 
 
 def _tensors(output: object) -> list[Tensor]:
-    """Tensors in a module's output: itself, or those inside tuples, lists, dicts and dataclass-like objects."""
+    """Tensors in a module's output: itself, or those inside tuples, lists, dicts and plain objects."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, dict):
         return [tensor for value in output.values() for tensor in _tensors(value)]
     if isinstance(output, list | tuple):
         return [tensor for value in output for tensor in _tensors(value)]
-    return []
+    return [tensor for value in getattr(output, "__dict__", {}).values() for tensor in _tensors(value)]

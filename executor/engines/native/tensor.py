@@ -48,6 +48,13 @@ class TensorParallel:
         result: Tensor = (_ScatterSequence if self.sequence_parallel else _Sum).apply(x, self.group)  # type: ignore[no-untyped-call]
         return result
 
+    def gather_features(self, x: Tensor) -> Tensor:
+        """Each rank's slice [..., features / ranks] to [..., features]; what follows is the same on every rank."""
+        if self.size == 1:
+            return x
+        result: Tensor = _GatherFeatures.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
     def own_tokens(self, x: Tensor) -> Tensor:
         """The share of dimension 0 (tokens) that this rank has outside of `enter` … `leave`."""
         return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
@@ -160,6 +167,17 @@ class _ScatterSequence(torch.autograd.Function):
         return gather_tokens(gradients[0], ctx.group), None
 
 
+class _GatherFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: gather_features(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].chunk(ctx.group.size, dim=-1)[ctx.group.rank], None
+
+
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group) -> Tensor:
@@ -195,6 +213,13 @@ def gather_tokens(x: Tensor, group: Group) -> Tensor:
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
     group.all_gather(rows, x.contiguous().view(-1)).wait()
     return rows.view(group.size, *x.shape).movedim(0, 1).flatten(1, 2)
+
+
+def gather_features(x: Tensor, group: Group) -> Tensor:
+    """Every rank's [..., features] joined along the features."""
+    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
+    group.all_gather(rows, x.contiguous().view(-1)).wait()
+    return rows.view(group.size, *x.shape).movedim(0, -2).flatten(-2)
 
 
 def scatter_tokens(x: Tensor, group: Group) -> Tensor:

@@ -1,7 +1,7 @@
 """ZeRO 0-3 around any module: sharding, the hooks of a micro-batch, and the update."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,13 @@ from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
-from executor.engines.native.model import Transformer
 from executor.engines.native.offload import Hyperparameters, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.engines.native.prefetch import ParameterGatherer, find_units
+from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-
-TIED_NAMES = ("embedding.tokens.weight", "head.output.weight")
-"""The two names of a weight that a model has twice."""
 
 
 @dataclass(slots=True)
@@ -51,16 +48,18 @@ class ShardedModel(Replica):
     """
 
     def __init__(
-        self, module: nn.Module, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
+        self, part: ModelPart, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
     ) -> None:
-        self.module, self.config, self.group, self.device = module, config, groups.shard, device
+        self.part, self.module = part, part.module
+        self.config, self.group, self.device = config, groups.shard, device
         self.tensor = groups.tensor
         self.sharded = config.zero_stage > 0
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
-        trainable = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad]
         self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size)
-        self._summands, self._whole = _tensor_roles(module, self.layout.slots)
+        self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
+        self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
         self.dtype = trainable[0][1].dtype
         master = self._shard_parameters(self.dtype)
         self.master_dtype = master.dtype
@@ -107,7 +106,7 @@ class ShardedModel(Replica):
         self.tensor.all_reduce_parts([self._share(slot) for slot in self._summands])
 
     def tied_gradient(self) -> Tensor | None:
-        found = [slot for slot in self.layout.slots if slot.name in TIED_NAMES]
+        found = [slot for slot in self.layout.slots if slot.name in self.part.tied]
         return self._share(found[0]) if found else None
 
     @torch.no_grad()
@@ -115,7 +114,7 @@ class ShardedModel(Replica):
         gradient = self._finished()
         skipped = set(self._whole) if self.tensor.rank else set()
         if not counts_tied:
-            skipped |= {slot for slot in self.layout.slots if slot.name in TIED_NAMES}
+            skipped |= {slot for slot in self.layout.slots if slot.name in self.part.tied}
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
         nothing = torch.zeros((), dtype=self.master_dtype, device=self.device)
         return nn.utils.get_total_norm(parts).square() if parts else nothing
@@ -200,7 +199,7 @@ class ShardedModel(Replica):
                 setattr(module, name, buffer.to(self.device))
 
     def _make_gatherer(self) -> ParameterGatherer:
-        units = find_units(self.module, self.layout.slots)
+        units = find_units(self.module, self.part.units, self.layout.slots)
         assert self._shard is not None
         return ParameterGatherer(units, self._shard, self.group, self.config, self.reducer.declare_ready)
 
@@ -276,11 +275,3 @@ class ShardedModel(Replica):
         refill.work.wait()
         for slot, flat in unpack(refill.rows, refill.slots):
             slot.parameter.data.view(-1).copy_(flat)
-
-
-def _tensor_roles(module: nn.Module, slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
-    """The slots whose gradient is a summand on each tensor-parallel rank, and those that every such rank holds whole."""
-    if not isinstance(module, Transformer):
-        return [], [*slots]
-    summands, split = module.summand_parameters(), module.split_dimensions()
-    return [slot for slot in slots if slot.name in summands], [slot for slot in slots if slot.name not in split]

@@ -44,7 +44,7 @@ CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
     "tensor ranks and key-value heads": ("tensor-divides", {"tensor_parallel_size": 4}, ()),
     "tensor ranks across nodes": ("tensor-in-node", {"tensor_parallel_size": 2}, ("--ranks", "3", "--global-batch-size", "9")),
-    "a module whose layers are not known": ("factory-shape", PIPELINE, ("factory:build",)),
+    "context ranks of a module of the user's": ("factory-shape", {"context_parallel_size": 2}, ("factory:build",)),
     "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, ()),
     "chunks of the context ranks": ("sequence-divides", {"context_parallel_size": 4}, ("config.json", "--seq-len", "20")),
     "tokens of the sequence-parallel ranks": (

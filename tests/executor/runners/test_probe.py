@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from executor.errors import FactoryError
-from executor.factory import load_factory
 from executor.runners.probe import describe_factory
+from executor.user_module.factory import load_factory
+from search_spaces.model import FactoryModel
+from search_spaces.trial import Workload
 
+WORKLOAD = Workload(global_batch_size=4, sequence_length=16)
 FACTORIES = """
 import torch
 from torch import nn
@@ -15,7 +18,7 @@ from torch import nn
 def build():
     module = nn.Linear(3, 2)
     module.bias.requires_grad_(False)
-    return module, lambda size, generator: {}
+    return module, lambda size, generator: {"input": torch.zeros(size, 3)}
 
 def broken():
     raise KeyError("no such layer")
@@ -68,19 +71,22 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_a_factory_does_wrong_is_one_line_with_the_remedy(factories: Path, reference: str, message: str) -> None:
     with pytest.raises(FactoryError) as caught:
-        load_factory(reference)
+        load_factory(reference, WORKLOAD)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_parameters_are_counted_in_another_process(factories: Path) -> None:
-    counts = describe_factory("users_factories:build", [str(factories)])
-    assert counts == {"parameter_count": 8, "trainable_parameter_count": 6}
+    model = describe_factory("users_factories:build", WORKLOAD, [str(factories)])
+    assert model == FactoryModel(
+        reference="users_factories:build", parameter_count=8, frozen_parameter_count=2, python_path=(str(factories),),
+        no_stages="no blocks repeat in a ModuleList or Sequential of it",
+    )  # fmt: skip
 
 
 def test_an_error_of_the_users_comes_once_with_its_own_traceback(factories: Path) -> None:
     with pytest.raises(FactoryError) as caught:
-        describe_factory("users_factories:broken", [str(factories)])
+        describe_factory("users_factories:broken", WORKLOAD, [str(factories)])
     text = str(caught.value)
     assert text.startswith("users_factories:broken raised KeyError: 'no such layer'; fix the factory\nTraceback")
     assert text.count("Traceback") == 1

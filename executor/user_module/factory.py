@@ -1,41 +1,65 @@
-"""A module of the user's own: the Protocol of a factory, and how it is loaded inside a rank."""
+"""The Protocol of a factory, and how a user's module is loaded inside a rank."""
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from executor.errors import FactoryError
+from executor.user_module.huggingface import PREFIX, make_huggingface
+from executor.user_module.plan import ParallelPlan, own_plan, read_plan
+from search_spaces.trial import Workload
 
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
 """`batch(micro_batch_size, generator)`: the keyword arguments that the module is called with."""
 
 
 class Factory(Protocol):
-    """What `module:factory` names. Calling the module with a batch gives the loss, or an object with `.loss`."""
+    """What `module:factory` names. Calling the module with a batch gives the loss, or an object with `.loss`.
 
-    def __call__(self) -> tuple[nn.Module, Batch]: ...
+    A third value is a plan (`executor.user_module.plan`) as a dict: where tensor and pipeline parallelism may cut the module.
+    """
+
+    def __call__(self) -> tuple[nn.Module, Batch] | tuple[nn.Module, Batch, Mapping[str, Any]]: ...
 
 
-def load_factory(reference: str) -> tuple[nn.Module, Batch]:
-    """Import `module:factory`, call it, and check what it returns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserModule:
+    """What a factory made."""
+
+    reference: str
+    module: nn.Module
+    batch: Batch
+    plan: ParallelPlan
+
+
+def load_factory(reference: str, workload: Workload) -> UserModule:
+    """Import `module:factory`, call it, and check what it returns; `hf:CONFIG` builds a Hugging Face model for the workload.
 
     Raises:
         FactoryError: the message is one line with the remedy; the user's own error, if there is one, is its cause.
     """
-    made = _call(reference, _find(reference))
-    if not (isinstance(made, tuple) and len(made) == 2):
+    made = _make(reference, workload)
+    if not (isinstance(made, tuple) and len(made) in (2, 3)):
         raise FactoryError(f"{reference} returned {type(made).__name__}; return the pair (module, batch)")
-    module, batch = made
+    module, batch = made[:2]
     if not isinstance(module, nn.Module):
         raise FactoryError(f"{reference} returned {type(module).__name__} as the module; return a torch.nn.Module first")
     if not callable(batch):
         raise FactoryError(f"{reference} returned {type(batch).__name__} as batch; return a function (size, generator) -> dict")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise FactoryError(f"{reference}: no parameter requires a gradient; return a module that can be trained")
-    return module, batch
+    plan = own_plan(module) if len(made) == 2 else read_plan(made[2], reference)
+    return UserModule(reference=reference, module=module, batch=batch, plan=plan)
+
+
+def _make(reference: str, workload: Workload) -> Any:
+    if reference.startswith(PREFIX):
+        return _call(reference, lambda: make_huggingface(reference, workload))
+    return _call(reference, _find(reference))
 
 
 def _find(reference: str) -> Factory:
@@ -57,9 +81,11 @@ def _find(reference: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def _call(reference: str, factory: Factory) -> Any:
+def _call(reference: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
+    except FactoryError:
+        raise
     except (Exception, SystemExit) as error:
         raise FactoryError(f"{reference} raised {_named(error)}; fix the factory") from error
 

@@ -1,0 +1,110 @@
+"""A pipeline stage of a module of the user's own: the module itself, of which only the stage's blocks do anything."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.errors import FactoryError
+from executor.user_module.survey import Survey, first_tensor, loss_of
+
+
+class StageForward:
+    """What a stage's module is called by instead of its own forward.
+
+    The user's forward runs as it is, and so makes masks, rotations and the like for itself. Before the stage's blocks, what
+    had parameters returns zeros, and blocks return what they get; the first block of the stage gets what the stage before has
+    sent. The block after the stage's last ends the forward.
+    """
+
+    def __init__(self, module: nn.Module, enters: str, first: bool) -> None:
+        self._whole, self._enters, self._first = module.forward, enters, first
+        self._received: Tensor | None = None
+
+    def __call__(self, entry: Tensor, **batch: Any) -> Tensor:
+        """`entry`: what `enters` names where the stage is the first, else the hidden state of the stage before."""
+        self._received = None if self._first else entry
+        try:
+            output = self._whole(**{self._enters: entry, **batch} if self._first else batch)
+        except _StageEndedError as ended:
+            return ended.hidden
+        finally:
+            self._received = None
+        loss = loss_of(output)
+        if loss is None:
+            raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
+        return loss
+
+    def take_over(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The hook of the stage's first block."""
+        return (self._received, *args[1:]), kwargs
+
+
+class _StageEndedError(Exception):
+    """Ends the user's forward where the stage ends."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__("the stage has ended")
+        self.hidden = hidden
+
+
+def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: str) -> list[nn.Module]:
+    """Make the module one stage of it; returns the stage's blocks.
+
+    Call it where the parameters still have their first names, before anything else is done to `forward`s but by a tensor plan.
+    """
+    first, last = blocks[0] == 0, blocks[-1] == len(survey.blocks) - 1
+    kept = survey.before if first else frozenset()
+    kept = kept.union(survey.after if last else (), *(survey.within[block] for block in blocks))
+    stage = StageForward(module, enters, first)
+    mine = [module.get_submodule(survey.blocks[block]) for block in blocks]
+    if not first:
+        _replace_before(module, survey.outputs)
+        mine[0].register_forward_pre_hook(stage.take_over, with_kwargs=True)
+    for block, name in enumerate(survey.blocks):
+        if block < blocks[0]:
+            module.get_submodule(name).forward = functools.partial(_pass_on, survey.wrapped)
+        elif block == blocks[-1] + 1:
+            module.get_submodule(name).forward = _end
+    _drop(module, survey, kept)
+    module.forward = stage
+    return mine
+
+
+def _replace_before(module: nn.Module, outputs: Mapping[str, Any]) -> None:
+    for name, output in outputs.items():
+        module.get_submodule(name).forward = functools.partial(_zeros_like, output)
+
+
+def _zeros_like(output: Any, *args: Any, **kwargs: Any) -> Any:
+    """Zeros where the real module would have returned tensors: nothing reads them but for their shape."""
+    given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    if isinstance(output, Tensor):
+        return torch.zeros(output.shape, dtype=output.dtype, device=None if given is None else given.device)
+    if isinstance(output, tuple | list):
+        return type(output)(_zeros_like(value, *args, **kwargs) for value in output)
+    return output
+
+
+def _pass_on(wrapped: bool, *args: Any, **_: Any) -> Any:
+    return (args[0],) if wrapped else args[0]
+
+
+def _end(*args: Any, **_: Any) -> Any:
+    hidden = first_tensor(args)
+    assert hidden is not None  # the survey has seen it
+    raise _StageEndedError(hidden)
+
+
+def _drop(module: nn.Module, survey: Survey, kept: frozenset[str]) -> None:
+    """Take away every parameter of other stages. What the forward around the blocks looks at itself stays, frozen."""
+    gone = {id(parameter) for name, parameter in module.named_parameters() if name not in kept}
+    for name, inner in module.named_modules():
+        idle = name in survey.outputs or name in survey.later or any(f"{name}.".startswith(f"{one}.") for one in survey.blocks)
+        for key, parameter in list(inner.named_parameters(recurse=False)):
+            if id(parameter) in gone and idle:
+                inner.register_parameter(key, None)
+            elif id(parameter) in gone:
+                parameter.requires_grad_(False)

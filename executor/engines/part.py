@@ -1,0 +1,31 @@
+"""One part of a model on a rank, as engines and pipelines see it: ours or the user's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelPart:
+    """The module, and what its own class does not tell."""
+
+    module: nn.Module
+    blocks: Sequence[nn.Module]
+    """In order: what is checkpointed."""
+    units: Sequence[nn.Module]
+    """What every rank calls in the same order and stage 3 gathers together. Branches that only some ranks take lie inside."""
+    split: Mapping[str, int] = field(default_factory=dict)
+    """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
+    summands: frozenset[str] = frozenset()
+    """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there."""
+    tied: frozenset[str] = frozenset()
+    """Names of the weight that another stage holds too; empty: none."""
+    enters: str = ""
+    """Entry of a batch that the first stage of a pipeline gets by position."""
+    reads: tuple[str, ...] = ()
+    """Entries of a batch that this stage gets by name."""
+    entry: Tensor | None = None
+    """On the meta device: what `enters` names, for one micro-batch. None: not in a pipeline."""
+    hidden: Tensor | None = None
+    """On the meta device: what a stage hands to the next, for one micro-batch."""

@@ -1,0 +1,186 @@
+"""Where an engine's modules come from: our transformer by its shape, or the user's own, in the parts that a rank holds."""
+
+import functools
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from executor.data import Data, FactoryData, text_data
+from executor.engines.native.context import ContextParallel
+from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.model import Part, Transformer, build_transformer
+from executor.engines.native.tensor import TensorParallel
+from executor.engines.native.tensor_plan import divide
+from executor.engines.native.user_stage import cut_stage
+from executor.engines.part import ModelPart
+from executor.errors import EngineRefusalError, FactoryError
+from executor.user_module.factory import UserModule, load_factory
+from executor.user_module.survey import Survey, UndividedError, block_names, survey
+from search_spaces.mesh import PIPELINE
+from search_spaces.model import FactoryModel, Model, ModelSpec
+from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, stages_of_rank
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+TIED_NAMES = frozenset({"embedding.tokens.weight", "head.output.weight"})
+"""The two names of a weight that our transformer has twice."""
+
+
+class Source(ABC):
+    """A model, its data and its parts. Every rank makes the same of it."""
+
+    data: Data
+
+    def __init__(self, config: TrialConfig, workload: Workload) -> None:
+        self.config, self.workload = config, workload
+        self.dtype = DTYPES[config.precision]
+
+    @property
+    @abstractmethod
+    def is_tied(self) -> bool:
+        """Whether the first and the last stage of a pipeline hold one weight."""
+
+    @abstractmethod
+    def parts(self, groups: ParallelGroups) -> list[ModelPart]:
+        """The parts of this rank, in the order of their stages, on the CPU."""
+
+    @property
+    def ties(self) -> tuple[int, int] | None:
+        """Where along the pipeline the first and the second copy of a tied weight are; None: no weight is there twice."""
+        config = self.config
+        if config.pipeline_parallel_size == 1 or not self.is_tied:
+            return None
+        stages = config.pipeline_parallel_size * config.virtual_stages
+        return rank_of_stage(config, 0), rank_of_stage(config, stages - 1)
+
+
+def source_of(model: Model, config: TrialConfig, workload: Workload) -> Source:
+    """Where the model comes from.
+
+    Raises:
+        EngineRefusalError, FactoryError, DataError: as `Engine.build`.
+    """
+    return _Shape(model, config, workload) if isinstance(model, ModelSpec) else _Factory(model, config, workload)
+
+
+class _Shape(Source):
+    """Our transformer of a stated shape, trained on text."""
+
+    def __init__(self, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
+        super().__init__(config, workload)
+        if spec.lora_rank:
+            raise EngineRefusalError(
+                "adapters", "this engine trains every parameter; leave lora_rank at 0, or give a module:factory"
+            )
+        self.spec = spec
+        self.data = text_data(workload, spec.vocab_size)
+
+    @property
+    def is_tied(self) -> bool:
+        return self.spec.tied_embeddings
+
+    def parts(self, groups: ParallelGroups) -> list[ModelPart]:
+        tensor = TensorParallel(groups.tensor, self.config.sequence_parallel)
+        context = ContextParallel(groups.context)
+        layers = split_layers(self.spec, self.config, self.workload.sequence_length)
+        stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
+        return [
+            self._part(
+                Part(layers=layers[stage], first=stage == 0, last=stage == len(layers) - 1, tensor=tensor, context=context)
+            )
+            for stage in stages
+        ]
+
+    def _part(self, part: Part) -> ModelPart:
+        chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
+        module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
+        return ModelPart(
+            module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
+            summands=frozenset(module.summand_parameters()), tied=TIED_NAMES if self.spec.tied_embeddings else frozenset(),
+            enters="tokens", reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module),
+        )  # fmt: skip
+
+    def _entry(self, module: Transformer) -> Tensor:
+        return torch.empty(self.config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")
+
+    def _hidden(self, module: Transformer) -> Tensor:
+        tensor = module.part.tensor
+        tokens = len(module.places) // (tensor.size if tensor.sequence_parallel else 1)
+        shape = (self.config.micro_batch_size, tokens, self.spec.hidden_size)
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+
+class _Factory(Source):
+    """A module of the user's own, trained on its factory's batches."""
+
+    def __init__(self, model: FactoryModel, config: TrialConfig, workload: Workload) -> None:
+        super().__init__(config, workload)
+        self.reference = model.reference
+        self.first = self._make()
+        self.data = FactoryData(batch=self.first.batch, workload=workload)
+        self.survey = self._look() if config.pipeline_parallel_size > 1 else None
+
+    @property
+    def is_tied(self) -> bool:
+        return self.survey is not None and bool(self.survey.tied)
+
+    def parts(self, groups: ParallelGroups) -> list[ModelPart]:
+        if self.survey is None:
+            return [self._whole(self.first, groups)]
+        stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
+        # One module a stage: each loses what it does not need.
+        modules = itertools.chain([self.first], (self._make() for _ in itertools.count()))
+        return [self._stage(stage, user, groups, self.survey) for stage, user in zip(stages, modules, strict=False)]
+
+    def _make(self) -> UserModule:
+        torch.manual_seed(self.workload.seed)
+        user = load_factory(self.reference, self.workload)
+        user.module.to(self.dtype)
+        return user
+
+    def _whole(self, user: UserModule, groups: ParallelGroups) -> ModelPart:
+        division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
+        blocks = [user.module.get_submodule(name) for name in _blocks_or_none(user)]
+        return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
+
+    def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, found: Survey) -> ModelPart:
+        division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
+        names = tuple(self._micro_batch)
+        cuts = split_blocks(self.config, len(found.blocks), found.starts)
+        blocks = cut_stage(user.module, found, cuts[stage], enters=names[0])
+        return ModelPart(
+            module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands,
+            tied=found.tied, enters=names[0], reads=names, entry=self._micro_batch[names[0]].to("meta"),
+            hidden=found.hidden.detach().to(self.dtype).requires_grad_(),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _micro_batch(self) -> dict[str, Tensor]:
+        size, whole = self.config.micro_batch_size, self.data.global_batch(0)
+        for name, value in whole.items():
+            if not value.dim() or len(value) != self.workload.global_batch_size:
+                raise FactoryError(f"{self.reference}: batch entry {name!r} has no sample dimension first; a pipeline needs it")
+        return {
+            name: value[:size].to(self.dtype) if value.is_floating_point() else value[:size] for name, value in whole.items()
+        }
+
+    def _look(self) -> Survey:
+        try:
+            found = survey(self.first.module, self._micro_batch, self.first.plan)
+        except UndividedError as error:
+            raise EngineRefusalError("factory-shape", f"{self.reference} has no pipeline stages: {error}") from error
+        if len(found.tied) > 1:
+            told = f"{self.reference} has several weights at both ends of a pipeline: {', '.join(sorted(found.tied))}"
+            raise EngineRefusalError("factory-shape", told)
+        return found
+
+
+def _blocks_or_none(user: UserModule) -> Sequence[str]:
+    try:
+        return block_names(user.module, user.plan)
+    except UndividedError as error:
+        raise FactoryError(f"{user.reference}: {error}; name its ModuleList, or leave plan.blocks out") from error

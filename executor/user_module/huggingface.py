@@ -1,0 +1,97 @@
+"""Hugging Face models from their config.json, with random weights: `hf:CONFIG`. Needs the extra `transformers`."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.data import BatchFunction, read_text
+from executor.errors import FactoryError
+from search_spaces.trial import Workload
+
+PREFIX = "hf:"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+MASKED_SHARE = 0.15
+"""Of the tokens of a masked language model's sample [Devlin et al. 2019, BERT, 3.1]: as many in each, so that samples weigh
+alike."""
+IGNORED = -100
+"""Label of a token that has no part in the loss."""
+
+
+def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, BatchFunction]:
+    """The model of `hf:FOLDER` or `hf:FOLDER/config.json`, with the adapters of an adapter_config.json beside it.
+
+    It is trained on bytes of text: to predict the next one (`…ForCausalLM`), or masked ones (`…ForMaskedLM`).
+
+    Raises:
+        FactoryError: there is no such file, a package is missing, or the architecture is trained otherwise.
+    """
+    file = _find(reference)
+    transformers = _import("transformers", reference)
+    config = transformers.AutoConfig.from_pretrained(str(file))
+    named = (config.architectures or ["AutoModelForCausalLM"])[0]
+    kind = getattr(transformers, named, None)
+    if kind is None or not named.endswith(("ForCausalLM", "ForMaskedLM")):
+        raise FactoryError(
+            f"{reference}: architectures {named!r} is no …ForCausalLM or …ForMaskedLM of transformers "
+            f"{transformers.__version__}; write a factory that returns the model and its batches"
+        )
+    model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # of keys and values, for generation alone
+    adapter = file.parent / ADAPTER
+    if adapter.is_file():
+        model = _with_adapters(model, adapter, reference)
+    return model, _Text(workload, config.vocab_size, masked=named.endswith("ForMaskedLM")).draw
+
+
+class _Text:
+    """Bytes of text as samples of a language model."""
+
+    def __init__(self, workload: Workload, vocab_size: int, masked: bool) -> None:
+        self.length, self.vocab_size, self.masked = workload.sequence_length, vocab_size, masked
+        self.text = read_text(workload.data_path)
+
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """`input_ids` and `labels` [size, tokens], int64."""
+        starts = torch.randint(0, self.text.numel() - self.length, (size, 1), generator=generator)
+        tokens = self.text[starts + torch.arange(self.length)].long() % self.vocab_size
+        if not self.masked:
+            return {"input_ids": tokens, "labels": tokens.clone()}
+        count = max(round(MASKED_SHARE * self.length), 1)
+        places = torch.rand(size, self.length, generator=generator).argsort(dim=1)[:, :count]
+        labels = torch.full_like(tokens, IGNORED).scatter(1, places, tokens.gather(1, places))
+        return {"input_ids": tokens.scatter(1, places, 0), "labels": labels}
+
+
+def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:
+    peft = _import("peft", reference)
+    config = peft.PeftConfig.from_pretrained(str(file.parent))
+    config.inference_mode = False
+    adapted: nn.Module = peft.get_peft_model(model, config)
+    return adapted
+
+
+def _find(reference: str) -> Path:
+    """The config.json; a relative path is looked for where modules are, since ranks may run elsewhere."""
+    path = Path(reference.removeprefix(PREFIX)).expanduser()
+    for folder in ("", *sys.path):
+        file = Path(folder) / path
+        file = file / CONFIG if file.is_dir() else file
+        if file.is_file():
+            return file
+    raise FactoryError(f"{reference}: there is no {path}; give hf:FOLDER or hf:FOLDER/config.json of a Hugging Face model")
+
+
+def _import(package: str, reference: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        remedy = "pip install 'autotune[transformers]'"
+        raise FactoryError(f"{reference}: the package {package} is not installed here; {remedy}") from None

@@ -1,0 +1,119 @@
+"""How a module of the user's own may be divided: what its factory says, or a Hugging Face model says of itself."""
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from torch import nn
+
+from executor.errors import FactoryError
+
+KEYS = ("tensor", "heads", "blocks", "split_points")
+
+
+class Style(StrEnum):
+    """What tensor-parallel ranks hold of a module; the names are those of Hugging Face's tensor-parallel plans."""
+
+    COLWISE = "colwise"
+    """A slice of a Linear's outputs, which stay divided."""
+    COLWISE_GATHER = "colwise_gather_output"
+    """A slice of a Linear's outputs, which are gathered."""
+    ROWWISE = "rowwise"
+    """A slice of a Linear's inputs, or of an Embedding's rows: the ranks' results are summed."""
+    SUMMAND = "replicated_with_grad_allreduce"
+    """The whole, used on this rank's heads alone: the ranks' gradients are summed."""
+
+
+_SAME = {
+    "colwise_rep": Style.COLWISE_GATHER,
+    "embedding_rowwise": Style.ROWWISE,
+    "vocab_rowwise": Style.ROWWISE,
+    **{style.value: style for style in Style},
+}
+"""Every name of a style that is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """Where a module can be cut. Names are those of `named_modules`; `*` stands for any one part of a name."""
+
+    tensor: Mapping[str, Style] = field(default_factory=dict)
+    """Name of a Linear or an Embedding -> its style. Empty: tensor-parallel ranks have nothing to divide."""
+    heads: tuple[str, ...] = ()
+    """Names of whole numbers that a rank has its share of, such as `layers.*.attention.num_heads`."""
+    blocks: str = ""
+    """Name of the ModuleList or Sequential of the blocks; empty: what is repeated most outwardly."""
+    split_points: tuple[str, ...] = ()
+    """Names of the blocks before which a pipeline stage may begin; empty: before each."""
+    divides: tuple[int, ...] = ()
+    """Numbers that tensor-parallel ranks must divide beside the sizes of what is cut."""
+    skipped: tuple[str, ...] = ()
+    """Names in the module's own plan that this product does not divide: every rank has them whole."""
+
+
+def read_plan(plan: Any, reference: str) -> ParallelPlan:
+    """The plan that a factory returned beside module and batch.
+
+    Raises:
+        FactoryError: it is not a mapping of `KEYS`, or holds what no plan can say.
+    """
+    if not isinstance(plan, Mapping) or not set(plan) <= set(KEYS):
+        told = f"{sorted(set(plan) - set(KEYS))}" if isinstance(plan, Mapping) else type(plan).__name__
+        raise FactoryError(f"{reference}: its plan has {told}; return a dict of some of {', '.join(KEYS)}")
+    tensor = plan.get("tensor", {})
+    if not isinstance(tensor, Mapping):
+        raise FactoryError(f"{reference}: plan.tensor is a {type(tensor).__name__}; give a dict of module name -> style")
+    unknown = {str(style) for style in tensor.values()} - set(_SAME)
+    if unknown:
+        known = ", ".join(_SAME)
+        raise FactoryError(f"{reference}: plan.tensor has the style {sorted(unknown)[0]!r}; use one of {known}")
+    blocks = plan.get("blocks", "")
+    if not isinstance(blocks, str):
+        raise FactoryError(f"{reference}: plan.blocks is a {type(blocks).__name__}; give the name of one ModuleList")
+    return ParallelPlan(
+        tensor={name: _SAME[str(style)] for name, style in tensor.items()},
+        heads=_names(plan, "heads", reference),
+        blocks=blocks,
+        split_points=_names(plan, "split_points", reference),
+    )
+
+
+def own_plan(module: nn.Module) -> ParallelPlan:
+    """What a Hugging Face model says of itself (`tp_plan`); empty for any other module.
+
+    What stands beside a style that is not divided here stays whole too: its neighbours may rely on it.
+    """
+    said = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
+    if not isinstance(said, Mapping):
+        return ParallelPlan()
+    foreign = {name for name, style in said.items() if style not in _SAME}
+    owners = {name.rpartition(".")[0] for name in foreign} | foreign
+    skipped = {name for name in said if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
+    kept = {name: _SAME[style] for name, style in said.items() if name not in skipped | foreign}
+    config = getattr(module, "config", None)
+    heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    divides = tuple(number for number in heads if isinstance(number, int))
+    return ParallelPlan(tensor=kept, divides=divides, skipped=tuple(sorted(skipped | foreign)))
+
+
+def matched(module: nn.Module, plan: ParallelPlan) -> Iterator[tuple[str, nn.Module, Style]]:
+    """Every module that the plan divides, with its style, in the module's order."""
+    for name, inner in module.named_modules():
+        style = next((style for pattern, style in plan.tensor.items() if fits(pattern, name)), None)
+        if style is not None:
+            yield name, inner, style
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether the name is the pattern's, part by part."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _names(plan: Mapping[str, Any], key: str, reference: str) -> tuple[str, ...]:
+    names = plan.get(key, ())
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise FactoryError(f"{reference}: plan.{key} is not a list of names; give a list such as ['layers.2']")
+    return tuple(names)

@@ -1,0 +1,239 @@
+"""How a module runs through its blocks: found out by one forward on the meta device, where nothing is computed."""
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.user_module.plan import ParallelPlan
+
+LARGEST_RUN = 200_000_000
+"""Parameters of a module that is run on the CPU where the meta device cannot: some seconds."""
+
+
+class UndividedError(Exception):
+    """Why a module cannot be cut into stages, in one clause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a pipeline must know of a module. Names are those of `named_modules` and `named_parameters`."""
+
+    blocks: tuple[str, ...]
+    """In the order in which they run, each on what the one before has returned."""
+    starts: tuple[int, ...]
+    """Blocks before which a stage may begin, the first one included."""
+    before: frozenset[str]
+    """Parameters that the first block's input depends on."""
+    within: tuple[frozenset[str], ...]
+    """Parameters of each block."""
+    after: frozenset[str]
+    """Parameters that stand between the last block's output and the loss."""
+    hidden: Tensor
+    """On the meta device: the shape and type of what one block hands to the next."""
+    outputs: Mapping[str, Any]
+    """Module with parameters of its own that runs before the first block -> what it returns, on the meta device."""
+    later: frozenset[str]
+    """Modules with parameters of their own that run after the last block, and none before the first."""
+    wrapped: bool
+    """Whether a block returns a tuple around it."""
+
+    @property
+    def tied(self) -> frozenset[str]:
+        """Parameters that the first and the last stage need."""
+        return self.before & self.after
+
+
+def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -> Survey:
+    """Run the module once on `batch` and follow it through its blocks. The module stays as it is.
+
+    Raises:
+        UndividedError: it cannot be cut into stages, with the reason.
+    """
+    names = block_names(module, plan)
+    if len(names) < 2:
+        raise UndividedError("no blocks repeat in a ModuleList or Sequential of it")
+    run = _Run(_on_meta(module), names)
+    try:
+        return run.follow({name: value.to("meta") for name, value in batch.items()}, plan)
+    except UndividedError:
+        raise
+    except Exception as error:
+        # Some modules look at values, which a meta tensor has none of.
+        if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
+            raise UndividedError(f"it does not run on the meta device ({type(error).__name__}: {error})") from error
+    return _Run(copy.deepcopy(module), names).follow(batch, plan)
+
+
+def block_names(module: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
+    """The names of the blocks in order.
+
+    Raises:
+        UndividedError: the plan names something else than a ModuleList or Sequential.
+    """
+    names = {inner: name for name, inner in module.named_modules()}
+    if not plan.blocks:
+        return tuple(names[block] for block in repeated_blocks(module))
+    holder = next((inner for inner, name in names.items() if name == plan.blocks), None)
+    if not isinstance(holder, nn.ModuleList | nn.Sequential):
+        raise UndividedError(f"plan.blocks {plan.blocks!r} is no ModuleList or Sequential of it")
+    return tuple(f"{plan.blocks}.{name}" for name, _ in holder.named_children())
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that stand at least twice, of one class, in a ModuleList or Sequential, in order."""
+    for child in model.children():
+        entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
+        trainable = [entry for entry in entries if any(True for _ in entry.parameters())]
+        if len(trainable) > 1 and len({type(entry) for entry in trainable}) == 1:
+            others = [other for other in model.children() if other is not child]
+            return [*trainable, *(block for other in others for block in repeated_blocks(other))]
+    return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def first_tensor(value: object) -> Tensor | None:
+    """The value itself, or the first of a tuple or list, where that is a tensor."""
+    found = value[0] if isinstance(value, tuple | list) and value else value
+    return found if isinstance(found, Tensor) else None
+
+
+def loss_of(output: object) -> Tensor | None:
+    """The loss that a module returned: one number, or `.loss`."""
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+class _Run:
+    """One forward, in which each block's input is cut off from what made it, so that autograd's graph tells who made it."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self.module, self.names = module, names
+        self.blocks = [module.get_submodule(name) for name in names]
+        for parameter in module.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        self.parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.made_by: list[frozenset[str]] = []
+        self.returned: list[Tensor] = []
+        self.outputs: dict[str, Any] = {}
+        self.later: set[str] = set()
+        self.wrapped = False
+        self._next = 0
+
+    def follow(self, batch: Mapping[str, Tensor], plan: ParallelPlan) -> Survey:
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.enter_context(block.register_forward_pre_hook(self._enter, with_kwargs=True))
+                stack.enter_context(block.register_forward_hook(self._leave))
+            for name, inner in self._others():
+                stack.enter_context(inner.register_forward_hook(self._note(name)))
+            loss = loss_of(self.module(**batch))
+        if loss is None:
+            raise UndividedError("its call returns no loss")
+        if self._next != len(self.blocks):
+            raise UndividedError(f"{len(self.blocks) - self._next} of its {len(self.blocks)} blocks do not run")
+        self.made_by.append(frozenset(self._makers(loss)))
+        return self._survey(plan)
+
+    def _inside(self, block: str) -> frozenset[str]:
+        """The parameters of a block, those of branches that this batch did not take included."""
+        return frozenset(self.parameters[id(parameter)] for parameter in self.module.get_submodule(block).parameters())
+
+    def _others(self) -> Iterator[tuple[str, nn.Module]]:
+        """Modules with parameters of their own that are neither in a block nor around one."""
+        for name, inner in self.module.named_modules():
+            path = f"{name}." if name else ""
+            related = any(f"{block}.".startswith(path) or path.startswith(f"{block}.") for block in self.names)
+            if not related and any(True for _ in inner.parameters(recurse=False)):
+                yield name, inner
+
+    def _survey(self, plan: ParallelPlan) -> Survey:
+        before, *made_by_blocks, after = self.made_by
+        within = [made | self._inside(name) for name, made in zip(self.names, made_by_blocks, strict=True)]
+        for name, made in zip(self.names, within, strict=True):
+            elsewhere = sorted(made & (before | after))
+            if elsewhere:
+                raise UndividedError(f"its block {name} depends on {elsewhere[0]}, which is not the block's own")
+        if any(one & other for one, other in itertools.combinations(within, 2)):
+            raise UndividedError("its blocks share parameters")
+        known = before.union(after, *within)
+        idle = sorted(set(self.parameters.values()) - known)
+        if idle:
+            raise UndividedError(f"its parameter {idle[0]} has no part in the loss")
+        return Survey(
+            blocks=tuple(self.names), starts=_starts(self.names, plan), before=before, within=tuple(within), after=after,
+            hidden=self.returned[0].to("meta"), outputs=self.outputs, later=frozenset(self.later - set(self.outputs)),
+            wrapped=self.wrapped,
+        )  # fmt: skip
+
+    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._next == len(self.blocks) or block is not self.blocks[self._next]:
+            raise UndividedError("its blocks do not run once each, in order")
+        hidden = first_tensor(args)
+        if hidden is None or not hidden.is_floating_point():
+            raise UndividedError(f"its block {self.names[self._next]} does not get the hidden state as its first argument")
+        if self._next and hidden is not self.returned[-1]:
+            raise UndividedError(f"what its block {self.names[self._next - 1]} returns is changed before the next one gets it")
+        self.made_by.append(frozenset(self._makers(hidden)))
+        return (hidden.detach().requires_grad_(), *args[1:]), kwargs
+
+    def _leave(self, _block: nn.Module, _inputs: object, output: object) -> Any:
+        hidden = first_tensor(output)
+        if hidden is None or (self.returned and hidden.shape != self.returned[-1].shape):
+            raise UndividedError(f"its block {self.names[self._next]} does not return a hidden state as the others do")
+        self.wrapped = isinstance(output, tuple | list)
+        self._next += 1
+        if self._next < len(self.blocks):
+            self.returned.append(hidden)
+            return None
+        # What comes after the last block must not be taken for the block's own.
+        self.made_by.append(frozenset(self._makers(hidden)))
+        cut = hidden.detach().requires_grad_()
+        self.returned.append(cut)
+        return (cut, *output[1:]) if isinstance(output, tuple | list) else cut
+
+    def _note(self, name: str) -> Any:
+        def note(_module: nn.Module, _inputs: object, output: object) -> None:
+            if not self._next:
+                self.outputs[name] = output
+            elif self._next == len(self.blocks):
+                self.later.add(name)
+
+        return note
+
+    def _makers(self, value: Tensor) -> Iterator[str]:
+        """The parameters that the value was computed from, up to where the graph was cut."""
+        waiting, seen = [value.grad_fn], set()
+        if value.is_leaf and id(value) in self.parameters:
+            yield self.parameters[id(value)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) in self.parameters:
+                yield self.parameters[id(variable)]
+            waiting += [earlier for earlier, _ in node.next_functions]
+
+
+def _starts(names: Sequence[str], plan: ParallelPlan) -> tuple[int, ...]:
+    unknown = sorted(set(plan.split_points) - set(names))
+    if unknown:
+        raise UndividedError(f"plan.split_points names {unknown[0]!r}, which is none of its blocks ({names[0]} …)")
+    points = plan.split_points or names
+    return tuple(sorted({0, *(names.index(name) for name in points)}))
+
+
+def _on_meta(module: nn.Module) -> nn.Module:
+    """A copy without memory; tied parameters stay tied."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, memo)

@@ -1,0 +1,65 @@
+"""Modules that are not ours, in every dimension: losses, norms and weights after three steps against the module alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.parity import run
+from benchmarks.parity_cases import BRANCH, HUGGING_FACE, USER, Case, make_model
+from executor.user_module.description import describe
+from search_spaces.model import FactoryModel
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+BASE: dict[str, Any] = {"precision": "fp64", "param_persistence_threshold": 100, "micro_batch_size": 2}
+TENSOR: dict[str, Any] = {"tensor_parallel_size": 2}
+PIPELINE: dict[str, Any] = {"pipeline_parallel_size": 2}
+FOLDED: dict[str, Any] = {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "zbv"}
+CHECKPOINTED: dict[str, Any] = {"activation_checkpointing": "full"}
+
+
+def case(model: str, engine: str = "native", ranks: int = 2, **knobs: Any) -> Case:
+    return Case(engine=engine, ranks=ranks, model=model, config=TrialConfig().replace({**BASE, **knobs}))
+
+
+def wrong(ranks: int, cases: Sequence[Case]) -> list[str]:
+    return [f"{row.case.label()}: {row.error or row.off}" for row in run(ranks, cases) if not row.right]
+
+
+def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions() -> None:
+    stages = [case(USER, zero_stage=stage, **CHECKPOINTED) for stage in (0, 3)]
+    tensor = [case(USER, zero_stage=stage, **TENSOR) for stage in (0, 3)]
+    pipeline = [case(USER, zero_stage=stage, **PIPELINE) for stage in (0, 1, 2, 3)]
+    folded = [case(USER, zero_stage=2, **FOLDED), case(USER, zero_stage=0, **FOLDED, **CHECKPOINTED)]
+    branches = [case(BRANCH, zero_stage=stage, **PIPELINE) for stage in (0, 2)]
+    usual = {"param_persistence_threshold": TrialConfig().param_persistence_threshold}
+    others = [case(USER, "fsdp2", zero_stage=3, **usual, **knobs) for knobs in (TENSOR, PIPELINE)]
+    assert wrong(2, [*stages, *tensor, *pipeline, *folded, *branches, *others]) == []
+
+
+def test_a_module_with_a_plan_runs_in_both_at_once() -> None:
+    both = {**TENSOR, **PIPELINE}
+    interleaved = {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"}
+    assert wrong(4, [case(USER, ranks=4, zero_stage=3, **knobs) for knobs in (both, interleaved, PIPELINE, TENSOR)]) == []
+
+
+@pytest.mark.parametrize("model", [USER, BRANCH])
+def test_a_look_at_a_module_finds_what_the_matrix_states(model: str) -> None:
+    stated = make_model(model, 3)
+    assert isinstance(stated, FactoryModel)
+    assert describe(stated.reference, Workload(global_batch_size=4, sequence_length=16)) == stated
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+@pytest.mark.parametrize("model", HUGGING_FACE)
+def test_hugging_face_modules_train_as_they_do_alone(model: str) -> None:
+    pytest.importorskip("transformers", reason="needs the extra transformers")
+    if model == "hf-lora":
+        pytest.importorskip("peft", reason="needs the extra transformers")
+    stated = HUGGING_FACE[model]
+    found = describe(stated.reference, Workload(global_batch_size=4, sequence_length=16))
+    assert found == stated
+    layouts = [{}, {"zero_stage": 2, **CHECKPOINTED}, {"zero_stage": 3}, {**PIPELINE, "zero_stage": 1}]
+    layouts += [{**TENSOR, "zero_stage": 3}] if stated.tensor_divisor else []
+    assert wrong(2, [case(model, **layout) for layout in layouts]) == []
