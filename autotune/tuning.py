@@ -40,6 +40,8 @@ class TuneResult:
     """The document that `out` holds (docs/best-config.md)."""
     gain: Interval | None
     """Best over baseline; None where there is no baseline."""
+    traceback: str | None = None
+    """Of the error that every trial failed with, as its rank told it; None: there was no such error."""
 
     @property
     def found_nothing(self) -> bool:
@@ -169,7 +171,14 @@ def result_of(session: Session, book: Book) -> TuneResult:
         best=TrialConfig().replace(document["best"]["config"]) if document else None,
         best_config=document,
         gain=_gain(document),
+        traceback=_traceback(book) if book.job.state is JobState.FAILED else None,
     )
+
+
+def _traceback(book: Book) -> str | None:
+    """The first that any trial left."""
+    results = (book.whole(trial).result for trial in book.searched)
+    return next((result.traceback for result in results if result is not None and result.traceback), None)
 
 
 def _gain(document: dict[str, Any] | None) -> Interval | None:

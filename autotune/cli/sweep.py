@@ -185,6 +185,8 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
+    if result.traceback is not None:
+        _tell(console, result.traceback.rstrip())
     print_result(result.best_config, Console())
     if result.best_config is not None:
         Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)

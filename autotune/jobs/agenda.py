@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
-from autotune.jobs.stopping import stop_of
+from autotune.jobs.stopping import common_error, stop_of
 from autotune.objective import peak_bytes
 from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
 from search_spaces.fewer import fewer_micro_batches
@@ -69,7 +69,8 @@ def ending(session: Session, book: Book) -> Ending:
         outcomes = {trial.outcome for trial in book.searched}
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
             # Nothing was found out about what fits: the trials themselves are broken.
-            message = f"every one of {tried} failed{_why_none(session, book)}"
+            common = common_error(book)
+            message = f"every one of {tried} failed{f' alike: {common}' if common else _why_none(session, book)}"
             return Ending(state=JobState.FAILED, reason="EVERY_TRIAL_FAILED", message=message)
         return Ending(
             reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(session, book)}"

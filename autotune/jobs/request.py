@@ -18,7 +18,7 @@ from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 
 RUNNERS = ("ray", "local")
-SERIES = ("cost", "devices", "sequence")
+SERIES = ("cost", "devices", "sequence", "scale")
 """Objectives of `autotune.series`: no job has them."""
 
 
@@ -197,6 +197,9 @@ class JobRequest:
             if getattr(self, name) is not None and self.strategy not in FORESEEING:
                 remedy = "use --strategy guided, or leave it out"
                 raise RequestError(name, f"{self.strategy} does not predict what further trials bring", remedy)
+            if getattr(self, name) is not None and self.objective is Objective.PARETO:
+                problem = "asks whether anything is faster than the best, and the objective pareto has a front of them"
+                raise RequestError(name, problem, "leave it out, or use the objective throughput or memory")
 
     @staticmethod
     def _require(holds: bool, name: str, problem: str, remedy: str) -> None:

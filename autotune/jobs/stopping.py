@@ -1,18 +1,21 @@
 """When a search is over before its trials are spent: seconds, device-hours, and what further trials may still bring."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.jobs.book import Book
 from autotune.jobs.session import Session
 from autotune.strategies.strategy import Outlook
-from search_spaces.outcome import Purpose, StopReason
+from search_spaces.outcome import Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 
 FINALISTS = 3
 """Winner, runner-up and baseline: trials of one round of confirmation."""
 SURE = 0.95
 """How sure it must be that nothing untried is faster by more than the margin."""
+ALIKE = 3
+"""Trials, the baseline first, after whose one and the same error no other configuration is expected to run."""
 HOUR = 3600.0
 
 
@@ -28,6 +31,7 @@ class Stop:
 def stop_of(session: Session, book: Book) -> Stop | None:
     """Why no further search trial is wanted though there are trials left; None: the search goes on.
 
+    0. The baseline and those after it failed with one and the same error: it is the user's, not a configuration's.
     1. One that runs was all that was asked for.
     2. The seconds or the device-hours of the request are spent, but for one round of confirmation.
     3. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
@@ -36,6 +40,8 @@ def stop_of(session: Session, book: Book) -> Stop | None:
     The last two ask the strategy, where it predicts, and follow from the rows as its proposals do.
     """
     request = session.request
+    if fails_alike(book):
+        return Stop(reason=StopReason.EXHAUSTED, message=f"the first {ALIKE} trials failed alike")
     if request.stop_at_first and session.ranking.ranked(book.searched):
         return Stop(reason=StopReason.FOUND, message="a configuration runs")
     if request.max_seconds is not None and _spent_seconds(session, book) >= request.max_seconds:
@@ -46,6 +52,23 @@ def stop_of(session: Session, book: Book) -> Stop | None:
         return None
     expected = outlook_of(session, book)
     return None if expected is None else _not_worth_it(session, expected) or _sure(session, expected)
+
+
+def fails_alike(book: Book) -> bool:
+    """Whether every trial so far, and enough of them, FAILED with the same error."""
+    ended = [trial for trial in book.searched if trial.outcome is not None]
+    return len(ended) >= ALIKE and common_error(book) is not None
+
+
+def common_error(book: Book) -> str | None:
+    """The line of the first trial, where every one FAILED with the same but for its numbers; None: they differ.
+
+    Ranks, shapes and sizes are numbers, and differ by configuration.
+    """
+    ended = [trial for trial in book.searched if trial.outcome is not None]
+    lines = [trial.result.message if trial.result is not None else "" for trial in ended]
+    alike = len({re.sub(r"\d+", "", line) for line in lines}) == 1 and all(trial.outcome is Outcome.FAILED for trial in ended)
+    return lines[0] if alike and lines[0] else None
 
 
 def outlook_of(session: Session, book: Book) -> Outlook | None:

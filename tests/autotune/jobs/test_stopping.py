@@ -8,9 +8,11 @@ import table
 
 from autotune.errors import RequestError
 from autotune.jobs.book import read_book
-from autotune.jobs.request import request_to_row
+from autotune.jobs.request import JobRequest, Objective, request_to_row
 from autotune.loop import run_job
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, Outcome
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord
 from storage.sql import open_store
 
@@ -56,7 +58,45 @@ def test_who_does_not_predict_cannot_stop_by_it(tmp_path: Path, name: str) -> No
         table.session(tmp_path, strategy="random", **{name: 0.1})
 
 
+@pytest.mark.parametrize("name", ["stop_margin", "run_device_hours"])
+def test_what_asks_for_one_best_is_refused_where_a_front_is_sought(name: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name}: asks whether anything is faster .* front of them; leave it out"):
+        JobRequest(model="m", objective=Objective.PARETO, **{name: 0.5})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["device_hours", "stop_margin", "run_device_hours"])
 def test_what_is_not_positive_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestError, match=f"{name}: 0 is not a positive number"):
         table.session(tmp_path, strategy="guided", **{name: 0})
+
+
+def test_an_error_that_every_trial_has_ends_the_search_and_is_told(tmp_path: Path) -> None:
+    def broken(config: TrialConfig) -> TrialResult:
+        size = config.micro_batch_size
+        return table.ended(Outcome.FAILED, f"rank {size % 2}: RuntimeError: shapes cannot be multiplied ({size}x8)")
+
+    session = table.session(tmp_path, trials=20, confirm_repeats=0)
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        job = store.create_job(request_to_row(session.request))
+        ended = run_job(session, store, job.id, table.runner(broken))
+    assert (ended.state, ended.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
+    assert ended.message == "every one of 3 of 20 trials failed alike: rank 1: RuntimeError: shapes cannot be multiplied (1x8)"
+
+
+def test_errors_that_differ_do_not_end_the_search(tmp_path: Path) -> None:
+    def broken(config: TrialConfig) -> TrialResult:
+        return table.ended(
+            Outcome.FAILED, config.hash.translate({ord("0") + digit: "ghijklmnop"[digit] for digit in range(10)})
+        )
+
+    session = table.session(tmp_path, trials=8, confirm_repeats=0)
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        job = store.create_job(request_to_row(session.request))
+        ended = run_job(
+            session,
+            store,
+            job.id,
+            table.runner(lambda config: table.ended(Outcome.FAILED, "".join(chr(97 + ord(c) % 26) for c in config.hash))),
+        )
+        assert read_book(store, job.id).spent == 8
+    assert ended.message == "every one of 8 of 8 trials failed (8 FAILED); see `autotune show`"
