@@ -1,0 +1,53 @@
+"""`autotune verify`: a best configuration on the engine that it is for, delivered against promised."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.best_config import best_config_text, read_best_config
+from autotune.cli.rows import rate_text
+from autotune.cli.status import Status
+from autotune.output import require_writable, write_whole
+from autotune.runners import make_runner
+from autotune.verification import Verification, target_session, verified, verify
+from search_spaces.trial import Interval
+
+
+def verify_command(path: Path, engine: str, runner_name: str | None, rounds: int, write: bool, as_json: bool) -> Status:
+    """Status 0 where the best is not slower than the baseline on that engine."""
+    document = read_best_config(path)
+    if write:
+        require_writable(path)
+    session, best = target_session(document, engine, runner_name)
+    with Console(stderr=True).status(f"running {path} on {engine}"), make_runner(session) as runner:
+        found = verify(document, session, best, runner, rounds)
+    if write:
+        write_whole(path, best_config_text(verified(document, found)))
+    if as_json:
+        sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
+    else:
+        _tell(found, Console())
+    return Status.OK if found.holds else Status.FAILURE
+
+
+def _tell(found: Verification, console: Console) -> None:
+    share = found.delivered.mean / found.promised.mean
+    lines = [
+        f"promised  {rate_text(found.promised)} samples/s{_gain(found.promised_gain)}",
+        f"delivered {rate_text(found.delivered)} samples/s{_gain(found.delivered_gain)} on {found.engine}: {share:.0%} of it",
+        *(f"note: {item} has no place in {found.engine}, which ran as it does without" for item in found.left_out),
+        *([f"note: {found.message}"] if found.message else []),
+        *(
+            []
+            if found.holds
+            else [f"the best is SLOWER than the baseline on {found.engine}; sweep with --engine {found.engine}"]
+        ),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _gain(gain: Interval | None) -> str:
+    return "" if gain is None else f", {gain.mean:.2f}x the baseline [{gain.low:.2f}, {gain.high:.2f}]"
