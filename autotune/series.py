@@ -1,4 +1,5 @@
-"""Questions whose trials differ in size, as series of jobs: the cheapest size, the fewest devices, the longest sequence.
+"""Questions whose trials differ in size, as series of jobs: the cheapest size, the fewest devices, the longest sequence, and
+how the rate grows with the ranks.
 
 A job has one world size and one sequence length, so that its trials can be compared. A series runs one job after the other.
 """
@@ -30,6 +31,8 @@ class SeriesObjective(StrEnum):
     """The fewest ranks that reach a rate."""
     SEQUENCE = "sequence"
     """The longest samples of which some configuration runs."""
+    SCALE = "scale"
+    """How samples/s of the best configuration grow with the ranks, at one global batch (strong scaling)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,8 @@ class SeriesEntry:
     """Of the best; None: nothing may win."""
     cost: Interval | None = None
     """Of a million tokens; None: no price is known, or nothing may win."""
+    efficiency: Interval | None = None
+    """Objective `scale`: samples/s of a rank as a share of what a rank of the smallest size does; None: not known."""
     message: str = ""
     """Why the job ended, or why there was none."""
     result: TuneResult | None = None
@@ -115,6 +120,7 @@ class SeriesEntry:
             "job": self.job_id,
             "samples_per_second": to_plain(self.samples_per_second),
             "cost_per_million_tokens": to_plain(self.cost),
+            "efficiency": to_plain(self.efficiency),
             "message": self.message,
         }
 
@@ -177,6 +183,10 @@ def run_series(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> S
             return _cheapest(series, sweep, forecast)
         case SeriesObjective.DEVICES:
             return _fewest(series, sweep)
+        case SeriesObjective.SCALE:
+            from autotune.scaling import scale
+
+            return scale(series, sweep)
         case SeriesObjective.SEQUENCE:
             from autotune.longest import longest_sequence
 
@@ -205,7 +215,7 @@ def interrupted(series: SeriesRequest, entries: list[SeriesEntry]) -> SeriesResu
 def _fewest(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
     """Ascending sizes, until the low edge of the best rate's interval reaches what is wanted."""
     wanted, entries = series.rate or 0.0, list[SeriesEntry]()
-    for session in _sizes(series, entries):
+    for session in sizes(series, entries):
         entries.append(entry_of(series, session, sweep(session)))
         if stopped := interrupted(series, entries):
             return stopped
@@ -230,7 +240,7 @@ def _unreached(wanted: float, entries: list[SeriesEntry]) -> str:
 def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
     """Every size from the one that is predicted cheapest on, but those whose band of prediction is above what was measured."""
     entries = list[SeriesEntry]()
-    sessions = list(_sizes(series, entries))
+    sessions = list(sizes(series, entries))
     known = {session.world_size: _cost(series, session, forecast.rate(session)) for session in sessions}
     best: SeriesEntry | None = None
     for session in sorted(sessions, key=lambda each: (_mean(known[each.world_size]), each.world_size)):
@@ -252,7 +262,7 @@ def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> Se
     return SeriesResult(objective=series.objective, entries=tuple(entries), answer=best, message=message)
 
 
-def _sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session]:
+def sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session]:
     """The jobs, ascending, all checked before the first is given out; sizes at which the model cannot fit become entries."""
     sessions = []
     for count in sorted(series.ranks):

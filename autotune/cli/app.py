@@ -121,6 +121,54 @@ def sweep(
     )
 
 
+@app.command()
+def scale(
+    model: options.Model = None,
+    ranks: Annotated[str, typer.Option(metavar="N,N", help="Sizes that are swept, one after the other.")] = "1,2,4",
+    cluster: options.Cluster = None,
+    space: options.Space = None,
+    trials: options.Trials = None,
+    strategy: options.Strategy = None,
+    seed: options.Seed = None,
+    global_batch_size: options.GlobalBatchSize = None,
+    seq_len: options.SeqLen = None,
+    memory_limit: Bytes = None,
+    set_: Pins = None,
+    engine: options.Engine = None,
+    runner: options.Runner = None,
+    confirm_repeats: options.ConfirmRepeats = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fastest size's configuration is written.")] = Path(
+        "best-config.json"
+    ),
+    config: options.Config = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks are slower."""
+    from autotune.cli.sweep import SweepOptions, sweep_command
+
+    fields = options.given(
+        model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
+        global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit, engine=engine,
+        runner=runner, confirm_repeats=confirm_repeats,
+    )  # fmt: skip
+    end(
+        lambda: sweep_command(
+            SweepOptions(
+                fields=fields,
+                series={},
+                pins=tuple(set_ or ()),
+                baseline=None,
+                out=out,
+                config=config,
+                resume=None,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
 app.registered_commands += jobs_app.registered_commands  # here, because `--help` lists commands in this order
 
 
@@ -135,6 +183,21 @@ def reproduce(
     from autotune.cli.reproduce import reproduce_command
 
     end(lambda: reproduce_command(path, runner, repeats, json))
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
+    engine: Annotated[str, typer.Option(metavar="NAME", help="The engine that the configuration is for.")],
+    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, in turn.")] = 3,
+    write: Annotated[bool, typer.Option("--write", help="Enter what was found into FILE.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a best configuration on another engine: delivered against promised samples/s and gain."""
+    from autotune.cli.verify import verify_command
+
+    end(lambda: verify_command(path, engine, runner, rounds, write, json))
 
 
 @app.command()

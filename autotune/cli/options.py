@@ -31,18 +31,22 @@ Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the 
 
 # A tuning request: what `sweep` and `submit` share.
 
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")]
+Model = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.")
+]
 Cluster = Annotated[
     str | None, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]")
 ]
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
 SizedRanks = Annotated[
     str | None,
-    typer.Option(metavar="N[,N]", help="Ranks of a trial; several for cost and devices. [default: every GPU; on CPUs 2]"),
+    typer.Option(metavar="N[,N]", help="Ranks of a trial; several for a series. [default: every GPU; on CPUs 2]"),
 ]
 SweepObjective = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="throughput, memory, pareto; of a series cost, devices, sequence. [default: throughput]"),
+    typer.Option(
+        metavar="NAME", help="throughput, memory, pareto; of a series cost, devices, sequence, scale. [default: throughput]"
+    ),
 ]
 Price = Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour, with the objective cost.")]
 Rate = Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s to reach, with the objective devices.")]

@@ -1,4 +1,4 @@
-"""`autotune sweep --objective cost|devices|sequence`: one job after the other, and what they say together."""
+"""`autotune scale`, and `sweep` with a series as objective: one job after the other, and what they say together."""
 
 import json
 import sys
@@ -61,14 +61,21 @@ def _table(entries: tuple[SeriesEntry, ...]) -> Table:
     priced = any(entry.cost is not None for entry in entries)
     if priced:
         table.add_column("a million tokens", justify="right")
+    scaled = any(entry.efficiency is not None for entry in entries)
+    if scaled:
+        table.add_column("efficiency", justify="right")
     table.add_column("")
     for entry in entries:
-        costs = (_text(entry.cost),) if priced else ()
+        costs = (*((_text(entry.cost),) if priced else ()), *((_share(entry.efficiency),) if scaled else ()))
         job = f"job {entry.job_id}: " if entry.job_id is not None else ""
         table.add_row(
             str(entry.ranks), str(entry.sequence_length), _text(entry.samples_per_second), *costs, f"{job}{entry.message}"
         )
     return table
+
+
+def _share(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.mean:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
 
 
 def _text(interval: Interval | None) -> str:

@@ -114,6 +114,25 @@ def test_a_size_at_which_the_states_cannot_fit_is_skipped(tmp_path: Path) -> Non
     assert "skipped: memory_limit_bytes: every configuration" in found.entries[0].message
 
 
+def test_scale_tells_efficiency_and_where_more_ranks_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RATES, 4, 60.0)
+    found = run(tmp_path, Told(), objective="scale", ranks=(4, 1, 2))
+    assert [entry.ranks for entry in found.entries] == [1, 2, 4]
+    assert found.answer is not None
+    assert found.answer.ranks == 2
+    shares = [entry.efficiency for entry in found.entries]
+    assert [share and round(share.mean, 3) for share in shares] == [1.0, 1.25, 0.375]
+    rates = [entry.samples_per_second for entry in found.entries]
+    assert rates[0] is not None
+    assert rates[2] is not None
+    assert shares[2] is not None
+    assert shares[2].low == pytest.approx(rates[2].low / rates[0].high / 4)
+    assert found.message == (
+        "most samples/s on 2 ranks: 100, 2.50 times as many as 1 rank; "
+        "warning: 4 ranks are slower than 2 (60 against 100 samples/s); use 2"
+    )
+
+
 @pytest.mark.parametrize(("begin", "end"), [(None, 384), (4096, 384), (384, 384), (128, 384)])
 def test_the_longest_sequence_is_found_from_wherever_predictions_begin(tmp_path: Path, begin: int | None, end: int) -> None:
     lengths, trials = list[int](), list[int]()
@@ -187,7 +206,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"objective": "cost", "price": 1.0, "ranks": (0, 2)}, "ranks: 0,2 are not different whole numbers"),
     "several": ({"objective": "sequence", "ranks": (1, 2)}, "ranks: has several values for the objective sequence"),
     "no limit": ({"objective": "sequence"}, "memory_limit_bytes: is missing for the objective sequence"),
-    "unknown": ({"objective": "speed"}, "objective: 'speed' is no series; use one of cost, devices, sequence"),
+    "unknown": ({"objective": "speed"}, "objective: 'speed' is no series; use one of cost, devices, sequence, scale"),
     "no batch": ({"objective": "cost", "price": 1.0, "ranks": (1, 3)}, "space: zero has no legal configuration"),
     "for": ({"objective": "sequence", "fields": {"answer_for": "4x2"}}, "answer_for: does not go with the objective sequence"),
 }
