@@ -116,7 +116,7 @@ class ParallelSession(EngineSession):
         replica.begin_step()
         for index, batch in enumerate(self._batches):
             replica.begin_micro_batch(last=index == len(self._batches) - 1)
-            loss = _loss(replica.module(**batch))
+            loss = loss_from(replica.module(**batch))
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             replica.end_micro_batch()
             losses.append(loss.detach())
@@ -199,7 +199,12 @@ def _in_training(parts: list[ModelPart]) -> list[nn.Module]:
     return [module for part in parts for module in part.module.modules() if module.training]
 
 
-def _loss(output: object) -> Tensor:
+def loss_from(output: object) -> Tensor:
+    """The loss of what a module returned.
+
+    Raises:
+        FactoryError: there is none in it.
+    """
     loss = loss_of(output)
     if loss is None:
         raise FactoryError("the module's call must return the loss (one number) or an object with .loss")

@@ -13,7 +13,7 @@ from executor.engines.ddp.capability import DDP
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
-from executor.engines.session import ParallelSession, refuse
+from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
@@ -52,7 +52,9 @@ class DdpReplica(Replica):
     ) -> None:
         self.groups = groups
         bare = module.to(device=device, dtype=torch.promote_types(next(module.parameters()).dtype, torch.float32))
-        inner = _Autocast(bare, device.type) if DTYPES[config.precision] == torch.bfloat16 else bare
+        # Of an object of the user's DDP would not find the loss, and take every parameter for unused.
+        inner = _LossAlone(bare) if unused_parameters else bare
+        inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner
         self.bare, self.module = bare, inner
         if groups.shard.size > 1:
             bytes_per_element = next(bare.parameters()).element_size()
@@ -126,6 +128,17 @@ class DdpReplica(Replica):
         work: Any = dist.all_reduce(gradients, group=self.groups.shard.group, async_op=True)
         future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
         return future
+
+
+class _LossAlone(nn.Module):
+    """Gives the loss of what a user's module returns."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return loss_from(self.inner(*args, **kwargs))
 
 
 class _Autocast(nn.Module):
