@@ -121,8 +121,8 @@ def main() -> int:
         head = [
             "# How long guided search takes to decide", "",
             f"Written by `benchmarks/decision_time.py`: {FEATURES} features, {TAGS} tags of memory a candidate, made up.",
-            "A decision is everything between trials but describing the candidates, which is done once for a search and once more at",
-            "each [milestone](guided-search.md#how-it-chooses), when coefficients are fitted: 0.4 to 0.8 s for up to 350 trials.", "",
+            "A decision is everything between trials but describing the candidates, which is done once for a search and again",
+            "at each [milestone](guided-search.md#how-it-chooses), when coefficients are fitted: 0.4 to 0.8 s.", "",
         ]  # fmt: skip
         arguments.markdown.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
     return 0 if all(each.held for each in found) else 1
