@@ -5,17 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.objective import rate
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.trial_fit import fit_time
 from autotune.prediction.trial_history import Runs
 from autotune.strategies.guided.setting import Setting
+from autotune.strategies.guided.told import noise_of
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
 MILESTONES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Trials after which coefficients are fitted anew. In between what is left over is learned candidate by candidate."""
-HALF_WIDTHS = 1.96
 REPEATS = 0.08
 """Standard deviation of the logarithm of a rate from one trial to the next, beyond what each says of itself."""
 
@@ -28,7 +29,7 @@ def milestone(count: int) -> int:
 
 def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Those whose step time was measured."""
-    return [trial for trial in history if trial.outcome is Outcome.OK and _rate(trial) > 0]
+    return [trial for trial in history if trial.outcome is Outcome.OK and rate(trial) > 0]
 
 
 def fitted_to(timed: Sequence[TrialRecord], setting: Setting, before: Coefficients) -> Coefficients:
@@ -44,18 +45,6 @@ def _runs(trials: Sequence[TrialRecord], setting: Setting) -> Runs:
     return Runs(
         cases=cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs=tuple(configs),
         keys=tuple(config.hash for config in configs), peaks=np.full(len(trials), np.nan), repeats=np.ones(len(trials)),
-        seconds=np.array([setting.workload.global_batch_size / _rate(trial) for trial in trials]),
-        noise=np.array([np.hypot(_noise(trial), REPEATS) for trial in trials]),
+        seconds=np.array([setting.workload.global_batch_size / rate(trial) for trial in trials]),
+        noise=np.array([np.hypot(noise_of(trial), REPEATS) for trial in trials]),
     )  # fmt: skip
-
-
-def _rate(trial: TrialRecord) -> float:
-    found = trial.result.samples_per_second if trial.result is not None else None
-    return found.mean if found is not None else 0.0
-
-
-def _noise(trial: TrialRecord) -> float:
-    interval = trial.result.samples_per_second if trial.result is not None else None
-    if interval is None or not 0 < interval.low <= interval.high < float("inf"):
-        return 0.0
-    return float(np.log(interval.high / interval.low)) / (2 * HALF_WIDTHS)

@@ -83,7 +83,7 @@ def told_by(trials: Sequence[TrialRecord], described: Described, value: Value, s
     return Told(
         described=described,
         log_rate=np.array([_log_value(trial, value) for trial in trials], dtype=np.float64),
-        noise=np.array([_noise(trial) for trial in trials], dtype=np.float64),
+        noise=np.array([noise_of(trial) for trial in trials], dtype=np.float64),
         ran=ran,
         out_of_memory=np.array([trial.outcome is Outcome.INFEASIBLE for trial in trials], dtype=bool),
         peak=np.array([_peak(trial) for trial in trials], dtype=np.float64),
@@ -96,7 +96,8 @@ def _log_value(trial: TrialRecord, value: Value) -> float:
     return float(np.log(found)) if found > 0 else float("nan")
 
 
-def _noise(trial: TrialRecord) -> float:
+def noise_of(trial: TrialRecord) -> float:
+    """Standard deviation of the logarithm of a trial's rate that the trial tells of itself; 0: not told."""
     interval = trial.result.samples_per_second if trial.result is not None else None
     if interval is None or not 0 < interval.low <= interval.high < float("inf"):
         return 0.0
