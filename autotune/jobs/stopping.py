@@ -66,8 +66,10 @@ def common_error(book: Book) -> str | None:
     Ranks, shapes and sizes are numbers, and differ by configuration.
     """
     ended = [trial for trial in book.searched if trial.outcome is not None]
+    if not all(trial.outcome is Outcome.FAILED for trial in ended):
+        return None
     lines = [trial.result.message if trial.result is not None else "" for trial in ended]
-    alike = len({re.sub(r"\d+", "", line) for line in lines}) == 1 and all(trial.outcome is Outcome.FAILED for trial in ended)
+    alike = len({re.sub(r"\d+", "", line) for line in lines}) == 1
     return lines[0] if alike and lines[0] else None
 
 

@@ -144,7 +144,7 @@ class _Factory(Source):
 
     def _whole(self, user: UserModule, groups: ParallelGroups) -> ModelPart:
         division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
-        blocks = [user.module.get_submodule(name) for name in _blocks_or_none(user)]
+        blocks = [user.module.get_submodule(name) for name in _block_names(user)]
         return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, found: Survey) -> ModelPart:
@@ -170,16 +170,12 @@ class _Factory(Source):
 
     def _look(self) -> Survey:
         try:
-            found = survey(self.first.module, self._micro_batch, self.first.plan)
+            return survey(self.first.module, self._micro_batch, self.first.plan)
         except UndividedError as error:
             raise EngineRefusalError("factory-shape", f"{self.reference} has no pipeline stages: {error}") from error
-        if len(found.tied) > 1:
-            told = f"{self.reference} has several weights at both ends of a pipeline: {', '.join(sorted(found.tied))}"
-            raise EngineRefusalError("factory-shape", told)
-        return found
 
 
-def _blocks_or_none(user: UserModule) -> Sequence[str]:
+def _block_names(user: UserModule) -> Sequence[str]:
     try:
         return block_names(user.module, user.plan)
     except UndividedError as error:

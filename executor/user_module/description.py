@@ -43,6 +43,4 @@ def _stages(user: UserModule, workload: Workload) -> tuple[int, str]:
         # A module may run on an accelerator alone. What is wrong with it, its first trial tells.
         first = (str(error).strip().splitlines() or [""])[0]
         return 1, f"it does not run on the CPU ({type(error).__name__}: {first})"
-    if len(found.tied) > 1:
-        return 1, f"several of its weights are at both ends: {', '.join(sorted(found.tied))}"
     return len(found.starts), ""

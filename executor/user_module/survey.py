@@ -160,6 +160,8 @@ class _Run:
                 raise UndividedError(f"its block {name} depends on {elsewhere[0]}, which is not the block's own")
         if any(one & other for one, other in itertools.combinations(within, 2)):
             raise UndividedError("its blocks share parameters")
+        if len(before & after) > 1:
+            raise UndividedError(f"several of its weights are at both ends: {', '.join(sorted(before & after))}")
         known = before.union(after, *within)
         idle = sorted(set(self.parameters.values()) - known)
         if idle:
