@@ -48,6 +48,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
 	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
+	$(BIN)/python -m benchmarks.deepspeed_engine --markdown docs/deepspeed-engine.md
+	$(BIN)/python -m benchmarks.transfer --markdown docs/transfer.md
 	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)

@@ -2,11 +2,13 @@
 
 from autotune.errors import RequestError
 from executor.engines.ddp.capability import DDP
+from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
 from search_spaces.capability import Capability
+from search_spaces.refusal import Refusal
 
-CAPABILITIES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DDP, FSDP2)}
+CAPABILITIES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED)}
 """Engine -> what it honours and refuses."""
 
 
@@ -19,3 +21,19 @@ def capability_of(engine: str) -> Capability:
     if engine not in CAPABILITIES:
         raise RequestError("engine", f"{engine!r} is not known", f"use one of {', '.join(CAPABILITIES)}")
     return CAPABILITIES[engine]
+
+
+def why_unusable(engine: str) -> Refusal | None:
+    """What keeps an engine of others from running trials on this machine, with the remedy; None: nothing."""
+    return unusable(installed_version()) if engine == DEEPSPEED.engine else None
+
+
+def require_usable(engine: str) -> None:
+    """Refuse an engine whose package is missing on this machine.
+
+    Raises:
+        RequestError: it is not installed, or too old.
+    """
+    refusal = why_unusable(engine)
+    if refusal is not None:
+        raise RequestError(f"engine {engine}", refusal.message, refusal.remedy)

@@ -15,10 +15,11 @@ INTRODUCTION = """\
 
 Generated from `executor/engines/*/capability.py` by `autotune engines --markdown`.
 
-`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's own, for cross-checks, and are
-chosen with `--engine`. A cell lists the values of the knob that the engine honours: `any` is every number of its
-domain (see [knobs](knobs.md)), `only` says that the engine does not turn it. What is not honoured is refused by the rule
-`engine-honours` before any process starts. The rules that hold for every engine are among the [knobs](knobs.md#rules).
+`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's own, for cross-checks, and
+`deepspeed` is [DeepSpeed itself](deepspeed.md); they are chosen with `--engine`. A cell lists the values of the knob that the
+engine honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` says that the engine does not turn it. What
+is not honoured is refused by the rule `engine-honours` before any process starts. The rules that hold for every engine are
+among the [knobs](knobs.md#rules).
 """
 SCHEDULES_INTRODUCTION = """\
 `yes` runs with all that the engine honours beside it; `unless` names the rule below that refuses it with some of that.

@@ -7,6 +7,7 @@ import torch
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport
 from executor.engines.ddp.engine import DdpEngine
+from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
@@ -23,7 +24,12 @@ from executor.trial_state import Trial, Window
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
-ENGINES: dict[str, Engine] = {"native": NativeEngine(), "ddp": DdpEngine(), "fsdp2": Fsdp2Engine()}
+ENGINES: dict[str, Engine] = {
+    "native": NativeEngine(),
+    "ddp": DdpEngine(),
+    "fsdp2": Fsdp2Engine(),
+    "deepspeed": DeepSpeedEngine(),
+}
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 COUNTED_STEP = 1

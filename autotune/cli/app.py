@@ -220,7 +220,7 @@ def space(
     memory_limit: Bytes = None,
     set_: Pins = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="native, ddp or fsdp2; any to count what some engine may honour.")
+        str, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed; any to count what some engine may honour.")
     ] = "native",
     knobs: Annotated[bool, typer.Option("--knobs", help="List every knob instead.")] = False,
     json: Json = False,
@@ -301,6 +301,22 @@ def profile(
 app.registered_commands += planning_app.app.registered_commands
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
+
+
+@app.command()
+def lint(
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="deepspeed.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration, as JSON.")],
+    version: Annotated[
+        str | None, typer.Option("--for", metavar="VERSION", help="Of DeepSpeed. [default: the installed one, else 0.19.8]")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes against.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what a framework would ignore, change or stop at in its configuration; exit status 1 where it would stop."""
+    from autotune.cli.lint import lint_command
+
+    end(lambda: lint_command(format_, path, version, ranks, json))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
+from autotune.engines import CAPABILITIES, why_unusable
 from search_spaces.clusters import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store
@@ -37,7 +38,7 @@ class Finding:
 def doctor_command(database: str | None, as_json: bool) -> Status:
     """Look at everything; nothing is changed but that the database is opened."""
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _packages, _names, _machine, _shared_memory, lambda: _database(database),
+        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(database),
     ]  # fmt: skip
     findings = [finding for check in checks for finding in check()]
     if as_json:
@@ -66,6 +67,16 @@ def _package(name: str) -> Finding:
         return Finding(name=name, good=True, told=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name=name, good=False, told="is not installed", remedy=f"run pip install {name}")
+
+
+def _engines() -> list[Finding]:
+    """Engines of others. One that is not installed stops no sweep but its own."""
+    found = []
+    for engine in CAPABILITIES:
+        if refusal := why_unusable(engine):
+            told = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
+            found.append(Finding(name=f"engine {engine}", good=True, told=told))
+    return found
 
 
 def _names() -> list[Finding]:

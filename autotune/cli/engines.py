@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.cli.status import Status
+from autotune.engines import CAPABILITIES, why_unusable
 from autotune.reference import (
     Row,
     engines_page_markdown,
@@ -32,6 +33,11 @@ def engines_command(as_markdown: bool) -> Status:
         console.print()
     console.print("combinations that are refused", style="bold")
     _print(refused_head(), refused_rows(), console)
+    for engine in CAPABILITIES:
+        if refusal := why_unusable(engine):
+            console.print(
+                f"\nengine {engine}: {refusal.message}; {refusal.remedy}", markup=False, highlight=False, soft_wrap=True
+            )
     return Status.OK
 
 

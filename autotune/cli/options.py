@@ -91,7 +91,7 @@ TrialTimeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]")
 ]
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")]
-Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp or fsdp2. [default: native]")]
+Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed. [default: native]")]
 Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
 AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
 Racing = Annotated[
@@ -119,7 +119,7 @@ AnyLength = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, at most 128 for local."),
 ]
-NamedEngine = Annotated[str, typer.Option("--engine", metavar="NAME", help="native, ddp or fsdp2.")]
+NamedEngine = Annotated[str, typer.Option("--engine", metavar="NAME", help="native, ddp, fsdp2 or deepspeed.")]
 LoraRank = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Train low-rank adapters of this rank, all else frozen.")
 ]

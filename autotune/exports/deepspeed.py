@@ -5,13 +5,13 @@ from typing import Any
 
 from autotune.best_config import request_of
 from autotune.exports.export import Export
-from search_spaces.trial import Workload
+from search_spaces.deepspeed_config import deepspeed_config
 from search_spaces.trial_config import TrialConfig
 
 EXPRESSED = frozenset({
     "zero_stage", "micro_batch_size", "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size",
     "param_persistence_threshold", "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision",
-    "offload_optimizer", "offload_param", "offload_ratio", "fused_optimizer",
+    "offload_optimizer", "offload_param", "offload_ratio", "fused_optimizer", "reshard_after_forward",
 })  # fmt: skip
 """Knobs that have a place in the format."""
 
@@ -39,61 +39,13 @@ def export_deepspeed(best: dict[str, Any]) -> Export:
         BestConfigError: the document's request cannot be read.
     """
     config = TrialConfig().replace(best["best"]["config"])
-    workload, world_size = request_of(best).workload, best["launch"]["world_size"]
-    content = _batch(config, workload, world_size) | {
-        "zero_optimization": _zero(config, best["model"]["parameter_count"]),
-        "communication_data_type": config.reduce_dtype,
-        "bf16": {"enabled": config.precision == "bf16"},
-        "fp16": {"enabled": config.precision == "fp16"},
-        "gradient_clipping": workload.gradient_clipping,
-        "optimizer": _optimizer(config, workload),
-    }
-    return Export(text=json.dumps(content, indent=2) + "\n", notes=tuple(_notes(config, best["model"]["parameter_count"])))
-
-
-def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str, Any]:
-    return {
-        "train_batch_size": workload.global_batch_size,
-        "train_micro_batch_size_per_gpu": config.micro_batch_size,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps(workload.global_batch_size, world_size),
-    }
-
-
-def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
-    zero: dict[str, Any] = {
-        "stage": config.zero_stage,
-        "reduce_bucket_size": config.reduce_bucket_size,
-        "overlap_comm": config.overlap_comm,
-        "contiguous_gradients": config.contiguous_gradients,
-    }
-    if config.zero_stage in (1, 2):
-        zero["allgather_bucket_size"] = config.allgather_bucket_size
-    if config.zero_stage == 3:
-        zero |= _stage_3(config, parameter_count)
-    if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = {"device": config.offload_optimizer, "ratio": config.offload_ratio}
-    if config.offload_param != "none":
-        zero["offload_param"] = {"device": config.offload_param}
-    return zero
-
-
-def _stage_3(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
-    keys = {
-        "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
-        "stage3_param_persistence_threshold": config.param_persistence_threshold,
-        "stage3_max_live_parameters": config.max_live_parameters,
-    }
-    if config.max_live_parameters < parameter_count:
-        # DeepSpeed keeps what is used again soon beyond the limit, unless nothing counts as soon.
-        keys["stage3_max_reuse_distance"] = 0
-    return keys
-
-
-def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
-    if not config.fused_optimizer:
-        parameters["torch_adam"] = True
-    return {"type": "AdamW", "params": parameters}
+    workload, world_size, parameter_count = (
+        request_of(best).workload,
+        best["launch"]["world_size"],
+        best["model"]["parameter_count"],
+    )
+    content = deepspeed_config(config, workload, world_size, parameter_count)
+    return Export(text=json.dumps(content, indent=2) + "\n", notes=tuple(_notes(config, parameter_count)))
 
 
 def _notes(config: TrialConfig, parameter_count: int) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.engines import capability_of
+from autotune.engines import capability_of, require_usable
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.request import JobRequest, Objective, request_from_row
@@ -97,8 +97,8 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         live: the cluster that was found, for `ray`.
 
     Raises:
-        RequestError: a path does not exist, the engine is not known, the baseline is illegal, the cluster is not here, or the
-            samples are longer than the text or than the model has positions for.
+        RequestError: a path does not exist, the engine is not known or its package not installed, the baseline is illegal, the
+            cluster is not here, or the samples are longer than the text or than the model has positions for.
         DoesNotFitError: the model's states exceed the host's memory in every configuration.
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
@@ -111,6 +111,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     session = _resolve(request, live)
     if live is None:
         _require_here(session.cluster)
+        require_usable(request.engine)
     require_positions(session.model, request.sequence_length)
     _require_fit(session.space)
     return session

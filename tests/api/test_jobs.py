@@ -163,7 +163,7 @@ def test_the_catalog(client: TestClient) -> None:
     assert "llama-tiny" in client.get("/v1/models").json()["items"]
     assert "local" in client.get("/v1/clusters").json()["items"]
     assert {"zero", "3d"} <= {*client.get("/v1/spaces").json()["items"]}
-    assert {engine["engine"] for engine in client.get("/v1/engines").json()["items"]} == {"native", "ddp", "fsdp2"}
+    assert {engine["engine"] for engine in client.get("/v1/engines").json()["items"]} == {"native", "ddp", "fsdp2", "deepspeed"}
     assert "zero_stage" in {knob["name"] for knob in client.get("/v1/knobs").json()["items"]}
 
 

@@ -35,6 +35,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
     "fsdp2-bf16-alone": {"zero_stage": 3, "precision": "bf16", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "deepspeed-pipeline-stage": {"pipeline_parallel_size": 2, "zero_stage": 2},
+    "deepspeed-pipeline-tensor": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+    "deepspeed-pipeline-overlap": {"pipeline_parallel_size": 2, "zero_stage": 1, "overlap_comm": False},
+    "deepspeed-stage-0-reduction": {"overlap_comm": False},
+    "deepspeed-bf16-norm": {"precision": "bf16", "tensor_parallel_size": 2},
+    "deepspeed-offload-contiguous": {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": False},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -43,6 +49,12 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "fsdp2-offloads-both": {"offload_param": "cpu"},
     "fsdp2-copies-alone": {"hsdp_shard_size": 2},
     "fsdp2-bf16-alone": {"precision": "fp32"},
+    "deepspeed-pipeline-stage": {"zero_stage": 1},
+    "deepspeed-pipeline-tensor": {"tensor_parallel_size": 1},
+    "deepspeed-pipeline-overlap": {"overlap_comm": True},
+    "deepspeed-stage-0-reduction": {"zero_stage": 1},
+    "deepspeed-bf16-norm": {"zero_stage": 1},
+    "deepspeed-offload-contiguous": {"contiguous_gradients": True},
 }
 """What its remedy makes of that."""
 
@@ -138,8 +150,9 @@ def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> N
     page = engines_page_markdown()
     assert all(text in page for _, item in COMBINATIONS for text in (item.rule, item.problem, item.remedy))
     cells = {schedule: dict(zip(CAPABILITIES, told, strict=True)) for schedule, *told in schedule_rows()}
-    assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes"}
-    assert cells["zbv"] == {"native": "unless zero-bubble-reshard", "ddp": "no", "fsdp2": "unless fsdp2-zero-bubble"}
+    assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes", "deepspeed": "yes"}
+    unless = {"native": "unless zero-bubble-reshard", "fsdp2": "unless fsdp2-zero-bubble"}
+    assert cells["zbv"] == {**unless, "ddp": "no", "deepspeed": "no"}
 
 
 def test_4_ranks_have_many_layouts_to_try_in_3d() -> None:

@@ -94,7 +94,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),
     "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
-    "config.json --engine deepspeed": ("engine: 'deepspeed' is not known; use one of native, ddp, fsdp2",),
+    "config.json --engine megatron": ("engine: 'megatron' is not known; use one of native, ddp, fsdp2, deepspeed",),
     "config.json --engine ddp --set zero_stage=3": ("engine-honours: with zero_stage=3, the ddp engine does not honour", "; "),
     "config.json --engine fsdp2 --ranks 4 --space 3d --set pipeline_schedule=zbv --set pipeline_parallel_size=2 "
     "--set virtual_stages=2 --set zero_stage=2 --set tensor_parallel_size=1": ("zero-bubble", "; "),

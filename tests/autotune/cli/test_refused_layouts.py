@@ -39,6 +39,7 @@ Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 """The rule, the knobs, and the other words of the command (in place of `config.json`)."""
 
 PIPELINE = {"pipeline_parallel_size": 2}
+DEEPSPEED = ("config.json", "--engine", "deepspeed")
 ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
 CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
@@ -114,6 +115,20 @@ CASES: dict[str, Case] = {
         "fsdp2-bf16-alone",
         {"precision": "bf16", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 3},
         ("config.json", "--engine", "fsdp2"),
+    ),
+    "stage 2 in a pipeline of deepspeed": ("deepspeed-pipeline-stage", {**PIPELINE, "zero_stage": 2}, DEEPSPEED),
+    "AutoTP in a pipeline of deepspeed": ("deepspeed-pipeline-tensor", {**PIPELINE, "tensor_parallel_size": 2}, DEEPSPEED),
+    "a pipeline of deepspeed that does not overlap": (
+        "deepspeed-pipeline-overlap",
+        {**PIPELINE, "zero_stage": 1, "overlap_comm": "false"},
+        DEEPSPEED,
+    ),
+    "buckets of deepspeed at stage 0": ("deepspeed-stage-0-reduction", {"reduce_bucket_size": 100}, DEEPSPEED),
+    "a norm of a part of the model": ("deepspeed-bf16-norm", {"precision": "bf16", "tensor_parallel_size": 2}, DEEPSPEED),
+    "scattered gradients that deepspeed offloads": (
+        "deepspeed-offload-contiguous",
+        {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": "false"},
+        DEEPSPEED,
     ),
 }
 REMEDIES = {rule.name: rule.remedy for rule in RULES} | {

@@ -45,10 +45,8 @@ def test_stage_2_is_the_golden_file(tmp_path: Path) -> None:
 
 
 def test_nothing_is_dropped_in_silence(tmp_path: Path) -> None:
-    export = EXPORTERS["deepspeed"](document(tmp_path, tensor_parallel_size=2, loss_chunk_size=64, reshard_after_forward=False))
-    assert {note.split("=")[0] for note in export.notes} == {
-        "tensor_parallel_size", "loss_chunk_size", "reshard_after_forward",
-    }  # fmt: skip
+    export = EXPORTERS["deepspeed"](document(tmp_path, tensor_parallel_size=2, loss_chunk_size=64))
+    assert {note.split("=")[0] for note in export.notes} == {"tensor_parallel_size", "loss_chunk_size"}
 
 
 def test_what_model_parallelism_needs_elsewhere_is_told(tmp_path: Path) -> None:

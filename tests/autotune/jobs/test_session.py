@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import table
 
+from autotune import engines
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.jobs.request import request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare, read_baseline, session_of
@@ -26,6 +27,15 @@ def test_another_engine_begins_at_the_lowest_stage_that_it_honours(tmp_path: Pat
     pinned = table.session(tmp_path, engine=engine, pins={"zero_stage": stages[-1]})
     assert [config.zero_stage for config in pinned.baselines] == stages[-1:]
     assert session_of_row(session).space.hash == session.space.hash
+
+
+def test_an_engine_whose_package_is_missing_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "installed_version", lambda: "0.19.8")
+    assert table.session(tmp_path, engine="deepspeed").request.engine == "deepspeed"
+    monkeypatch.setattr(engines, "installed_version", lambda: None)
+    with pytest.raises(RequestError) as refused:
+        table.session(tmp_path, engine="deepspeed")
+    assert str(refused.value) == "engine deepspeed: the package is not installed; pip install autotune[deepspeed]"
 
 
 def session_of_row(session: Session) -> Session:

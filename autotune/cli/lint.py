@@ -1,0 +1,52 @@
+"""`autotune lint`: what a framework makes of a configuration file without a word, or stops at."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.cli.status import Status
+from autotune.errors import RequestError, UnknownFormatError
+from executor.engines.deepspeed.capability import installed_version
+from search_spaces.deepspeed_rules import Effect, Finding, findings
+from search_spaces.plain import to_plain
+
+CHECKED_VERSION = "0.19.8"
+"""The version that the rules are checked against: taken where none is installed or given."""
+STOPS = (Effect.REFUSED, Effect.FAILS)
+
+
+def lint_command(format_name: str, path: Path, version: str | None, ranks: int | None, as_json: bool) -> Status:
+    """Every finding; exit status 1 where DeepSpeed would stop."""
+    if format_name != "deepspeed":
+        raise UnknownFormatError("format", f"{format_name!r} is not known", "use deepspeed")
+    of = version or installed_version() or CHECKED_VERSION
+    found = findings(_read(path), of, ranks)
+    if as_json:
+        document = {"format": format_name, "version": of, "findings": to_plain(found)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        _print(path, of, found)
+    return Status.FAILURE if any(finding.effect in STOPS for finding in found) else Status.OK
+
+
+def _print(path: Path, version: str, found: list[Finding]) -> None:
+    console = Console()
+    for finding in found:
+        console.print(str(finding), markup=False, highlight=False, soft_wrap=True)
+    if not found:
+        console.print(
+            f"{path}: nothing that DeepSpeed {version} would ignore, change or stop at", highlight=False, soft_wrap=True
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError("file", f"{path} cannot be read as JSON ({error})", "give a DeepSpeed configuration") from error
+    if not isinstance(content, dict):
+        raise RequestError("file", f"{path} holds no JSON object", "give a DeepSpeed configuration")
+    return content

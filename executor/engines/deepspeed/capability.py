@@ -1,0 +1,131 @@
+"""What the deepspeed engine honours and refuses, and whether its package can be used. Imports neither torch nor DeepSpeed."""
+
+import importlib.metadata
+import re
+
+from search_spaces.capability import Capability, Combination
+from search_spaces.refusal import Refusal
+from search_spaces.trial_config import TrialConfig
+
+PACKAGE = "deepspeed"
+LEAST_VERSION = (0, 19)
+"""Before it AutoTP has no partition_config, and DeepSpeed no way to give back what an engine holds."""
+INSTALL = "pip install autotune[deepspeed]"
+_DEFAULTS = TrialConfig()
+_REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
+
+
+def installed_version() -> str | None:
+    """The version of the package that is installed; None: none is."""
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def unusable(version: str | None) -> Refusal | None:
+    """Why an installation of this version (None: there is none) cannot run trials; None: it can."""
+    if version is None:
+        return Refusal("deepspeed-installed", "the package is not installed", INSTALL)
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        return Refusal("deepspeed-version", f"the package is {version}, and {least} is the oldest that is supported", INSTALL)
+    return None
+
+
+def _shards_in_a_pipeline(config: TrialConfig, _: int) -> bool:
+    return config.pipeline_parallel_size > 1 and config.zero_stage >= 2
+
+
+def _divides_matrices_in_a_pipeline(config: TrialConfig, _: int) -> bool:
+    return config.pipeline_parallel_size > 1 and config.tensor_parallel_size > 1
+
+
+def _reduces_otherwise_at_stage_0(config: TrialConfig, _: int) -> bool:
+    return config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in _REDUCTION)
+
+
+def _waits_in_a_pipeline(config: TrialConfig, _: int) -> bool:
+    return config.pipeline_parallel_size > 1 and not config.overlap_comm
+
+
+def _clips_by_a_part(config: TrialConfig, _: int) -> bool:
+    divided = config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
+    return config.precision == "bf16" and config.zero_stage == 0 and divided
+
+
+def _scatters_what_it_offloads(config: TrialConfig, _: int) -> bool:
+    return config.offload_optimizer != "none" and not config.contiguous_gradients
+
+
+DEEPSPEED = Capability(
+    engine="deepspeed",
+    knobs={
+        "zero_stage": None,
+        "micro_batch_size": None,
+        "reduce_bucket_size": None,
+        "prefetch_bucket_size": None,
+        "param_persistence_threshold": None,
+        "max_live_parameters": None,
+        "overlap_comm": None,
+        "contiguous_gradients": None,
+        "reduce_dtype": ("fp32", "bf16"),
+        "reshard_after_forward": None,
+        "offload_optimizer": ("none", "cpu"),
+        "offload_param": ("none", "cpu"),
+        "tensor_parallel_size": None,
+        "pipeline_parallel_size": None,
+        "pipeline_split": None,
+        "activation_checkpointing": None,
+        "checkpoint_every_k": None,
+        "precision": ("fp32", "bf16"),
+        "loss_chunk_size": None,
+        "fused_optimizer": None,
+        "expandable_segments": None,
+    },
+    combinations=(
+        Combination(
+            rule="deepspeed-pipeline-stage",
+            reads=("pipeline_parallel_size", "zero_stage"),
+            problem="a PipelineModule runs with ZeRO stages 0 and 1 alone",
+            remedy="use zero_stage 0 or 1, or the native engine",
+            holds=_shards_in_a_pipeline,
+        ),
+        Combination(
+            rule="deepspeed-pipeline-tensor",
+            reads=("pipeline_parallel_size", "tensor_parallel_size"),
+            problem="AutoTP inside a PipelineModule never ends its first step",
+            remedy="use one of the two, or the native engine",
+            holds=_divides_matrices_in_a_pipeline,
+        ),
+        Combination(
+            rule="deepspeed-pipeline-overlap",
+            reads=("pipeline_parallel_size", "overlap_comm"),
+            problem="a PipelineModule never reduces beside backward, whatever overlap_comm says",
+            remedy="leave overlap_comm at true",
+            holds=_waits_in_a_pipeline,
+        ),
+        Combination(
+            rule="deepspeed-stage-0-reduction",
+            reads=("zero_stage", *_REDUCTION),
+            problem="at stage 0 DeepSpeed reduces after backward in buckets of its own, whatever these knobs say",
+            remedy="leave them at their defaults, or use a higher zero_stage",
+            holds=_reduces_otherwise_at_stage_0,
+        ),
+        Combination(
+            rule="deepspeed-bf16-norm",
+            reads=("precision", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size"),
+            problem="at stage 0 in bf16 DeepSpeed clips by a norm that leaves out what other tensor or pipeline ranks hold",
+            remedy="use zero_stage=1 or precision=fp32",
+            holds=_clips_by_a_part,
+        ),
+        Combination(
+            rule="deepspeed-offload-contiguous",
+            reads=("offload_optimizer", "contiguous_gradients"),
+            problem="offloading copies gradients into one buffer, whatever contiguous_gradients says",
+            remedy="leave contiguous_gradients at true",
+            holds=_scatters_what_it_offloads,
+        ),
+    ),
+)
+"""The deepspeed engine. What DeepSpeed accepts and never reads (`allgather_bucket_size`) is not honoured."""

@@ -1,0 +1,213 @@
+"""The deepspeed engine behind the contract."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from executor.data import micro_batches as cut_batch
+from executor.engine import Engine, EngineSession, RankContext, StepReport
+from executor.engines.deepspeed.capability import DEEPSPEED
+from executor.engines.deepspeed.communication import Account
+from executor.engines.deepspeed.layout import TENSOR_PLAN, pipeline_module, whole_module
+from executor.engines.deepspeed.memory import (
+    bucket_tensors,
+    follow_gathers,
+    follow_gradients,
+    held_tensors,
+    is_partitioned,
+)
+from executor.engines.deepspeed.package import Traces, load, quiet
+from executor.engines.native.collectives import accounting, mark
+from executor.engines.session import loss_from, refuse
+from executor.engines.sources import DTYPES
+from executor.errors import EngineRefusalError
+from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
+from search_spaces.mesh import DATA, PIPELINE, make_mesh
+from search_spaces.model import Model, ModelSpec
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+NEVER = 10**9
+"""Steps between two reports on standard output."""
+SETTLED_STEPS = 2
+"""Stage 3 records its trace in the first step and follows it from the second on; optimizer state is made in the first."""
+
+
+class DeepSpeedEngine(Engine):
+    """DeepSpeed's own engine, with torch's AdamW, so that nothing is compiled while a trial runs.
+
+    An offloaded optimizer of a CUDA device is DeepSpeed's own, for torch's is many times slower on the host: it is compiled
+    when it is first used, within that trial's time limit.
+    """
+
+    capability = DEEPSPEED
+
+    def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> EngineSession:
+        refuse(DEEPSPEED, context, config, workload)
+        return DeepSpeedSession(load(context), context, model, config, workload)
+
+
+class DeepSpeedSession(EngineSession):
+    """A model that DeepSpeed holds. It is told which micro-batch is the last, so that a step may have fewer of them."""
+
+    def __init__(self, package: Any, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> None:
+        self.package, self.context, self.config, self.workload = package, context, config, workload
+        mesh = make_mesh(config, context.world_size)
+        places = mesh.coordinates(context.rank)
+        self._replicas, self._replica = mesh.data, places[DATA]
+        self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
+        self._prepared = self.accumulation
+        self._dtype = DTYPES[config.precision]
+        self._batches: list[dict[str, Tensor]] = []
+        self._steps = 0
+        self.engine: Any = None
+        self._hooks: list[RemovableHandle] = []
+        self._traces: Traces | None = Traces()
+        self._account = Account(mesh)
+        try:
+            module, self.data = self._make_module(model, places[PIPELINE])
+            # Before DeepSpeed adds its own, which reduce a gradient and let go of it.
+            self._hooks = follow_gradients(module, self._mark_gradient)
+            with quiet():
+                self.engine = package.initialize(model=module, config=self._settings(model), dist_init_required=False)[0]
+        except BaseException:
+            self.close()
+            raise
+        if config.zero_stage == 3:
+            self._hooks += follow_gathers(module, self._mark_parameter)
+        _tell_norm(self.engine)
+        self._account.attach(importlib.import_module("deepspeed.comm.comm").cdb)
+
+    def prepare(self, step: int, micro_batches: int | None = None) -> None:
+        self._prepared = micro_batches or self.accumulation
+        mine = cut_batch(
+            self.data.global_batch(step),
+            rank=self._replica,
+            ranks=self._replicas,
+            micro_batch_size=self.config.micro_batch_size,
+            global_batch_size=self.workload.global_batch_size,
+        )[: self._prepared]
+        self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
+        # Losses are divided by the number of micro-batches that follows from it.
+        self.engine.set_train_batch_size(self._prepared * self.config.micro_batch_size * self._replicas)
+
+    def train_step(self) -> StepReport:
+        self._renew_parameters()
+        pipelined = self.config.pipeline_parallel_size > 1
+        loss = self._run_pipeline() if pipelined else self._accumulate()
+        self._steps += 1
+        norm = self.engine.get_global_grad_norm() if self.workload.gradient_clipping else None
+        return StepReport(loss=float(loss), gradient_norm=None if norm is None else float(norm))
+
+    def settled(self) -> bool:
+        return self._steps >= SETTLED_STEPS
+
+    def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
+        yield from held_tensors(self.engine, self.config, self.context.device)
+        for batch in self._batches:
+            yield from (("activations", value) for value in batch.values())
+
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        return self._account.sent
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """This rank's parameters, whole over data-parallel ranks, by name. Every rank must call it."""
+        named = dict(self.engine.module.named_parameters())
+        if self.config.zero_stage < 3:
+            return {name: value.detach().clone() for name, value in named.items()}
+        with self.package.zero.GatheredParameters(list(named.values())):
+            return {name: value.detach().clone() for name, value in named.items()}
+
+    def close(self) -> None:
+        traces, self._traces = self._traces, None
+        if traces is None:
+            return
+        self._account.detach()
+        while self._hooks:
+            self._hooks.pop().remove()
+        engine, self.engine, self._batches = self.engine, None, []
+        with quiet():
+            if engine is not None:
+                engine.destroy()
+            traces.remove(self.package)
+
+    def _make_module(self, model: Model, stage: int) -> tuple[nn.Module, Any]:
+        if self.config.pipeline_parallel_size == 1:
+            return whole_module(model, self.config, self.workload, self._dtype)
+        if not isinstance(model, ModelSpec):
+            raise EngineRefusalError("factory-shape", "the layers of a module:factory are not known; leave the degrees at 1")
+        with quiet():
+            return pipeline_module(self.package, model, self.config, self.workload, self._dtype, stage)
+
+    def _settings(self, model: Model) -> dict[str, Any]:
+        settings = deepspeed_config(self.config, self.workload, self.context.world_size, model.parameter_count)
+        if self.context.device.type == "cpu" or self.config.offload_optimizer == "none":
+            settings["optimizer"] = torch_optimizer(self.config, self.workload)
+        if self.config.tensor_parallel_size > 1:
+            settings["tensor_parallel"] = {
+                "autotp_size": self.config.tensor_parallel_size,
+                "partition_config": dict(TENSOR_PLAN),
+            }
+        return {**settings, "steps_per_print": NEVER}
+
+    def _accumulate(self) -> Tensor:
+        """Forward and backward of every micro-batch, then the update. Returns their mean loss."""
+        losses = []
+        for index, batch in enumerate(self._batches):
+            self.engine.set_gradient_accumulation_boundary(index == len(self._batches) - 1)
+            loss = loss_from(self.engine(**batch))
+            self.engine.backward(loss)
+            self._mark_gradients()
+            self.engine.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _run_pipeline(self) -> Tensor:
+        """The mean loss over every replica's micro-batches, the same on every rank."""
+        samples = iter([(batch["tokens"], batch["labels"]) for batch in self._batches])
+        loss: Tensor = self.engine.train_batch(samples)
+        return loss
+
+    def _renew_parameters(self) -> None:
+        """Where memory is accounted for, have the step make what stage 3 keeps whole, since the step also lets go of it."""
+        for parameter in self.engine.module.parameters() if accounting() else ():
+            if is_partitioned(parameter) and parameter.numel():
+                parameter.data = parameter.data.clone()
+                self._mark_parameter(parameter)
+
+    def _mark_parameter(self, parameter: Tensor) -> None:
+        if accounting() and parameter.numel():
+            mark("parameters", parameter.data)
+
+    def _mark_gradient(self, parameter: Tensor) -> None:
+        if accounting() and parameter.grad is not None:
+            mark("gradients", parameter.grad)
+            for value in bucket_tensors(self.engine):
+                mark("gradients", value)
+
+    def _mark_gradients(self) -> None:
+        """What the reductions of a backward have left."""
+        if accounting():
+            for tag, value in held_tensors(self.engine, self.config, self.context.device):
+                if tag == "gradients":
+                    mark(tag, value)
+
+    def _place(self, value: Tensor) -> Tensor:
+        """On the device, floating inputs in the model's type. A copy, so that no micro-batch keeps the whole batch alive."""
+        dtype = self._dtype if value.is_floating_point() else value.dtype
+        return value.to(device=self.context.device, dtype=dtype, copy=True)
+
+
+def _tell_norm(engine: Any) -> None:
+    """At stage 0 in fp32 DeepSpeed clips by the norm of the gradients and forgets it: keep it where the other stages do."""
+    clip = importlib.import_module("deepspeed.runtime.engine").clip_grad_norm_
+
+    def clip_and_tell() -> None:
+        parameters, most = engine.module.parameters(), engine.gradient_clipping()
+        engine._global_grad_norm = clip(parameters=parameters, max_norm=most, mpu=engine.mpu)
+
+    engine.clip_fp32_gradients = clip_and_tell

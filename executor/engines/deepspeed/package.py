@@ -1,0 +1,121 @@
+"""DeepSpeed as a rank uses it: loaded late, without its launcher, quiet, and put back as it was after each trial."""
+
+import contextlib
+import functools
+import importlib
+import io
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn import functional
+
+from executor.engine import RankContext
+from executor.engines.deepspeed.capability import installed_version, unusable
+from executor.engines.deepspeed.host import extensions_folder, remove_orphaned_memory
+from executor.errors import EngineRefusalError
+
+EXTENSIONS = Path(tempfile.gettempdir()) / f"autotune-extensions-{os.getuid()}"
+"""Outside of the user's own cache of extensions, where another program's stale lock would hold ranks for ever."""
+
+
+def load(context: RankContext) -> Any:
+    """The package, ready to initialize an engine on this rank, whose default process group is up.
+
+    Raises:
+        EngineRefusalError: it is not installed, or too old.
+    """
+    refusal = unusable(installed_version())
+    if refusal is not None:
+        raise EngineRefusalError(refusal.rule, f"engine deepspeed: {refusal.message}; {refusal.remedy}")
+    _set_environment(context)
+    package = _imported()
+    with quiet():
+        # Makes its backend the first time; the process group is the rank's own.
+        package.init_distributed(dist.get_backend(), dist_init_required=False, verbose=False)
+    return package
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let DeepSpeed print nothing: it tells layers, groups and settings on standard output."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Traces:
+    """What a trial changes in this process beyond its own objects, to be undone: the next trial may be another engine's.
+
+    Stage 3 puts a function of its own in the place of `torch.nn.functional.linear`; process groups, the mesh and AutoTP's mode
+    are global; and a cache and a list of stage 3 keep every module that they have seen, with all its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._linear = functional.linear
+        self._groups = set(_process_groups())
+
+    def remove(self, package: Any) -> None:
+        """Undo it. Every rank must call it, and nothing may be in flight."""
+        functional.linear = self._linear
+        for group in [group for group in _process_groups() if group not in self._groups]:
+            dist.destroy_process_group(group)
+        package.utils.groups._release_process_group_references()
+        package.set_autotp_mode(training=False)
+        _forget_modules()
+
+
+def _process_groups() -> list[dist.ProcessGroup]:
+    """Every process group of this process, in the order in which they were made."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def _forget_modules() -> None:
+    importlib.import_module("deepspeed.runtime.zero.parameter_offload").FWD_MODULE_STACK.clear()
+    coordinator = importlib.import_module(
+        "deepspeed.runtime.zero.partitioned_param_coordinator"
+    ).PartitionedParameterCoordinator
+    release = coordinator.__dict__.get("_PartitionedParameterCoordinator__params_to_release")
+    # The cache is inside of a wrapper that does not tell what it wraps.
+    for cell in getattr(release, "__closure__", None) or ():
+        if hasattr(cell.cell_contents, "cache_clear"):
+            cell.cell_contents.cache_clear()
+
+
+def _set_environment(context: RankContext) -> None:
+    """What its launcher would set; the rest the rank has from joining its gang."""
+    os.environ["DS_ACCELERATOR"] = context.device.type
+    os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", str(context.world_size))
+    if context.device.type == "cuda" and context.device.index is not None:
+        # It takes the device of this number; where each rank sees one device alone, all of them are number 0.
+        os.environ["LOCAL_RANK"] = str(context.device.index)
+    os.environ.setdefault("LOCAL_RANK", str(context.rank))
+
+
+@functools.lru_cache(maxsize=1)
+def _imported() -> Any:
+    """The package; the first time it is imported, without what it would compile for every rank."""
+    remove_orphaned_memory()
+    folder, _ = extensions_folder(EXTENSIONS)  # held until this process ends
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    with quiet():
+        package = importlib.import_module("deepspeed")
+        # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator compiles, leaves
+        # files of killed ranks behind, and goes around the network that a trial is to measure.
+        backend: Any = importlib.import_module("deepspeed.comm.torch")
+        backend.build_shm_op = lambda: None
+        # Seconds that the first trial of stage 1, 2 or 3 would take otherwise: its optimizers ask whether they are Muon.
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    package.logger.setLevel(logging.ERROR)
+    for handler in package.logger.handlers:
+        handler.setLevel(logging.ERROR)
+        handler.setStream(sys.stderr)
+    # torch renamed collectives that DeepSpeed calls by their old names, and says so at every call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed\.|torch\.distributed")
+    return package

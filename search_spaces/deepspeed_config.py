@@ -1,0 +1,78 @@
+"""The configuration that DeepSpeed (0.19.8) is given for a TrialConfig, by the engine and by the export."""
+
+from typing import Any
+
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+
+def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, parameter_count: int) -> dict[str, Any]:
+    """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer.
+
+    Tensor and pipeline parallelism are not part of it: they need the module.
+    """
+    return {
+        **_batch(config, workload, world_size),
+        "zero_optimization": _zero(config, parameter_count),
+        "communication_data_type": config.reduce_dtype,
+        "bf16": {"enabled": config.precision == "bf16"},
+        "fp16": {"enabled": config.precision == "fp16"},
+        "gradient_clipping": workload.gradient_clipping,
+        "optimizer": _optimizer(config, workload),
+    }
+
+
+def torch_optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    """AdamW as torch has it, fused or not. DeepSpeed's own is compiled where it is first used, which takes a minute."""
+    parameters = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
+    return {"type": "AdamW", "params": {**parameters, "torch_adam": True, "fused": config.fused_optimizer}}
+
+
+def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str, Any]:
+    sizes = {
+        "train_batch_size": workload.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps(workload.global_batch_size, world_size),
+    }
+    if config.tensor_parallel_size > 1:
+        # Where AutoTP divides the ranks, DeepSpeed still counts each of them as a replica when it checks the product.
+        del sizes["train_batch_size"]
+    return sizes
+
+
+def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {
+        "stage": config.zero_stage,
+        # DeepSpeed allocates the whole bucket, however few gradients there are.
+        "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count),
+        "overlap_comm": config.overlap_comm,
+        "contiguous_gradients": config.contiguous_gradients,
+    }
+    if config.zero_stage in (1, 2):
+        zero["allgather_bucket_size"] = config.allgather_bucket_size
+    if config.zero_stage == 3:
+        zero |= _stage_3(config)
+    if config.offload_optimizer != "none":
+        zero["offload_optimizer"] = {"device": config.offload_optimizer, "ratio": config.offload_ratio}
+    if config.offload_param != "none":
+        zero["offload_param"] = {"device": config.offload_param}
+    return zero
+
+
+def _stage_3(config: TrialConfig) -> dict[str, Any]:
+    keys = {
+        "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
+        "stage3_param_persistence_threshold": config.param_persistence_threshold,
+        "stage3_max_live_parameters": config.max_live_parameters,
+    }
+    if config.reshard_after_forward:
+        # Left to its default, DeepSpeed keeps whatever it needs again within the next 1e9 parameters, beyond any limit.
+        keys["stage3_max_reuse_distance"] = 0
+    return keys
+
+
+def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
+    if not config.fused_optimizer:
+        parameters["torch_adam"] = True
+    return {"type": "AdamW", "params": parameters}

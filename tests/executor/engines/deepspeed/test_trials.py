@@ -1,0 +1,152 @@
+"""DeepSpeed in warm ranks: it trains as the native engine does, tells what it holds and sends, and leaves nothing behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.engines.deepspeed.capability import installed_version, unusable
+from executor.runners.local import LocalRunner
+from search_spaces.huggingface import resolve_model
+from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+pytestmark = pytest.mark.skipif(
+    unusable(installed_version()) is not None, reason="DeepSpeed is not installed: pip install autotune[deepspeed]"
+)
+RANKS = 2
+WORK = Workload(global_batch_size=8, sequence_length=32)
+SHORT = Fidelity(max_warmup_steps=4, min_steps=3, max_steps=3)
+MODEL = ModelSpec(
+    name="tiny", family="llama", num_layers=3, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    ffn_hidden_size=64, vocab_size=128, sequence_length=64,
+)  # fmt: skip
+TIED = ModelSpec(
+    name="tied", family="gpt2", num_layers=3, hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+    ffn_hidden_size=64, vocab_size=128, sequence_length=64, norm=Norm.LAYERNORM, position=Position.LEARNED, gated_mlp=False,
+    activation="gelu_tanh", qkv_bias=True, attention_output_bias=True, mlp_bias=True, tied_embeddings=True,
+)  # fmt: skip
+FP32_BOUND, BF16_BOUND = 1e-5, 2e-2
+"""Relative, of losses and gradient norms after up to two updates."""
+CASES: dict[str, dict[str, Any]] = {
+    "stage 0": {"zero_stage": 0},
+    "stage 1, one micro-batch": {"zero_stage": 1, "micro_batch_size": 4},
+    "stage 2, small buckets": {"zero_stage": 2, "reduce_bucket_size": 3_000, "overlap_comm": False},
+    "stage 3, small sizes": {
+        "zero_stage": 3, "reduce_bucket_size": 3_000, "prefetch_bucket_size": 2_000, "param_persistence_threshold": 100,
+        "activation_checkpointing": "full",
+    },
+    "stage 2 in bf16": {"zero_stage": 2, "precision": "bf16"},
+    "offloaded optimizer": {"zero_stage": 2, "offload_optimizer": "cpu"},
+    "everything offloaded": {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    "AutoTP": {"zero_stage": 0, "tensor_parallel_size": 2},
+    "pipeline": {"zero_stage": 1, "pipeline_parallel_size": 2},
+    "pipeline, optimizer offloaded": {"zero_stage": 1, "pipeline_parallel_size": 2, "offload_optimizer": "cpu"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(RANKS, device="cpu") as local:
+        yield local
+
+
+def request(engine: str, knobs: dict[str, Any], model: ModelSpec = MODEL, **fields: Any) -> TrialRequest:
+    return TrialRequest(
+        attempt=f"{engine} {knobs}", model=model, config=TrialConfig(**{"micro_batch_size": 2, **knobs}), workload=WORK,
+        world_size=RANKS, engine=engine, **{"fidelity": SHORT, **fields},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def native(runner: LocalRunner) -> TrialResult:
+    return runner.run(request("native", {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_the_native_engine(runner: LocalRunner, native: TrialResult, name: str) -> None:
+    knobs = CASES[name]
+    result = runner.run(request("deepspeed", knobs, reference_losses=native.losses))
+    assert result.outcome is Outcome.OK, f"{result.message}\n{result.traceback}"
+    bound = BF16_BOUND if knobs.get("precision") == "bf16" else FP32_BOUND
+    assert result.losses == pytest.approx(native.losses, rel=bound)
+    assert result.gradient_norms == pytest.approx(native.gradient_norms, rel=bound)
+    assert result.warm
+
+
+def test_what_it_holds_and_sends_is_told(runner: LocalRunner) -> None:
+    whole = MODEL.parameter_count * 4
+    result = runner.run(request("deepspeed", {"zero_stage": 1, "micro_batch_size": 4}))
+    for rank in result.ranks:
+        assert rank.memory_by_tag["parameters"] == pytest.approx(whole, rel=0.01)
+        assert rank.tag_peak_bytes["optimizer_state"] == pytest.approx(
+            1.5 * whole, rel=0.05
+        )  # a half of master and two moments
+        assert rank.tag_peak_bytes["gradients"] > 0
+        assert sum(rank.memory_by_tag.values()) == rank.peak_memory_bytes
+        sent = {(sent.operation, sent.mesh_dimension): sent for sent in rank.collectives if sent.bytes > 1_000}
+        assert {dimension for _, dimension in sent} == {"data"}
+        assert sent["all_gather", "data"].bytes == pytest.approx(whole, rel=0.01)
+
+
+def test_offloading_moves_bytes_to_the_host(runner: LocalRunner) -> None:
+    kept, moved = (
+        runner.run(request("deepspeed", {"zero_stage": 2, "offload_optimizer": place})).ranks[0] for place in ("none", "cpu")
+    )
+    assert kept.host_memory_bytes == 0
+    assert (moved.host_memory_bytes or 0) > MODEL.parameter_count * 6
+    assert moved.tag_peak_bytes["optimizer_state"] == 0
+
+
+def test_tensor_and_pipeline_traffic_is_told_apart(runner: LocalRunner) -> None:
+    tensor = runner.run(request("deepspeed", {"tensor_parallel_size": 2}))
+    pipeline = runner.run(request("deepspeed", {"pipeline_parallel_size": 2}))
+    assert {sent.mesh_dimension for sent in tensor.ranks[0].collectives} == {"tensor"}
+    sends = [sent for sent in pipeline.ranks[0].collectives if sent.operation == "send"]
+    micro_batches, hidden = WORK.global_batch_size // 2, 2 * WORK.sequence_length * MODEL.hidden_size * 4
+    assert [(sent.mesh_dimension, sent.count, sent.bytes) for sent in sends] == [
+        ("pipeline", micro_batches, micro_batches * hidden)
+    ]
+
+
+def test_fewer_micro_batches_are_timed_where_that_is_asked_for(runner: LocalRunner) -> None:
+    fidelity = Fidelity(max_warmup_steps=4, min_steps=3, max_steps=8, most_micro_batches=2)
+    result = runner.run(request("deepspeed", {"zero_stage": 2, "micro_batch_size": 1}, fidelity=fidelity))
+    assert result.outcome is Outcome.OK, f"{result.message}\n{result.traceback}"
+
+
+def test_the_native_engine_is_itself_after_stage_3(runner: LocalRunner, native: TrialResult) -> None:
+    """Stage 3 replaces `torch.nn.functional.linear`, and tensor parallelism leaves groups that the next trial would find."""
+    for knobs in ({"zero_stage": 3}, {"tensor_parallel_size": 2}):
+        assert runner.run(request("deepspeed", knobs)).outcome is Outcome.OK
+        after = runner.run(request("native", {}))
+        assert (after.losses, after.gradient_norms) == (native.losses, native.gradient_norms)
+        assert [rank.peak_memory_bytes for rank in after.ranks] == [rank.peak_memory_bytes for rank in native.ranks]
+
+
+def test_one_weight_at_both_ends_of_a_pipeline_is_refused(runner: LocalRunner) -> None:
+    result = runner.run(request("deepspeed", {"pipeline_parallel_size": 2}, model=TIED))
+    assert (result.outcome, result.rule) == (Outcome.INVALID, "deepspeed-tied-pipeline")
+    assert runner.run(request("deepspeed", {"zero_stage": 3}, model=TIED)).outcome is Outcome.OK
+
+
+def test_a_preset_in_a_sweep_of_the_engine(runner: LocalRunner) -> None:
+    model = resolve_model("llama-tiny")
+    assert isinstance(model, ModelSpec)
+    assert runner.run(request("deepspeed", {"zero_stage": 3}, model=model)).outcome is Outcome.OK
+
+
+def test_what_is_refused_is_wrong_or_fails(native: TrialResult) -> None:
+    here = str(Path(__file__).parent)
+    with LocalRunner(
+        RANKS, device="cpu", trial_function="unguarded:run_unguarded", environment={"PYTHONPATH": here}
+    ) as unguarded:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            part = unguarded.run(request("deepspeed", {"precision": "bf16", name: 2}))
+            assert part.gradient_norms[0] < 0.95 * native.gradient_norms[0], "clips by the whole norm now: let it run"
+        sharded = unguarded.run(request("deepspeed", {"zero_stage": 2, "pipeline_parallel_size": 2}))
+    assert sharded.outcome is Outcome.FAILED
+    assert "incompatible with pipeline parallelism" in sharded.message

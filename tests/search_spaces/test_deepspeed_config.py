@@ -1,0 +1,46 @@
+"""The configuration that DeepSpeed is given."""
+
+from typing import Any
+
+from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
+from search_spaces.deepspeed_rules import findings
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+WORK = Workload(global_batch_size=16, sequence_length=128)
+PARAMETERS = 1_000_000
+
+
+def made(**knobs: Any) -> dict[str, Any]:
+    return deepspeed_config(TrialConfig(**knobs), WORK, 4, PARAMETERS)
+
+
+def test_a_bucket_is_not_larger_than_the_model() -> None:
+    assert made(zero_stage=2)["zero_optimization"]["reduce_bucket_size"] == PARAMETERS
+    assert made(zero_stage=2, reduce_bucket_size=1_000)["zero_optimization"]["reduce_bucket_size"] == 1_000
+
+
+def test_the_product_of_the_batch_is_left_out_where_deepspeed_would_count_every_rank() -> None:
+    assert made(micro_batch_size=2)["train_batch_size"] == 16
+    divided = made(micro_batch_size=2, tensor_parallel_size=2)
+    assert "train_batch_size" not in divided
+    assert (divided["train_micro_batch_size_per_gpu"], divided["gradient_accumulation_steps"]) == (2, 4)
+
+
+def test_releasing_after_forward_is_a_reuse_distance_of_nothing() -> None:
+    assert made(zero_stage=3)["zero_optimization"]["stage3_max_reuse_distance"] == 0
+    assert "stage3_max_reuse_distance" not in made(zero_stage=3, reshard_after_forward=False)["zero_optimization"]
+
+
+def test_torchs_optimizer_is_fused_or_not() -> None:
+    told = [torch_optimizer(TrialConfig(fused_optimizer=fused), WORK)["params"] for fused in (True, False)]
+    assert [(one["torch_adam"], one["fused"]) for one in told] == [(True, True), (True, False)]
+
+
+def test_what_is_made_has_no_finding_but_the_dead_knob() -> None:
+    for stage in range(4):
+        for offload in ("none", "cpu") if stage else ("none",):
+            config = made(zero_stage=stage, offload_optimizer=offload, precision="bf16")
+            told = {finding.key for finding in findings(config, "0.19.8", 4)}
+            stage_0 = {f"zero_optimization.{key}" for key in ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")}
+            assert told <= {"zero_optimization.allgather_bucket_size"} | (stage_0 if stage == 0 else set())
