@@ -8,6 +8,8 @@ AutotuneError
 ├── NoBestError           (LookupError)  the job has no configuration that may win yet
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
+├── MeasurementsError     (ValueError)   a table of measurements, or of labels, cannot be read
+├── ExportRefusedError    (ValueError)   a format cannot say a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
 """
 
@@ -55,6 +57,10 @@ class OutputError(AutotuneError, OSError):
 
 class MeasurementsError(AutotuneError, ValueError):
     """A table of measurements, or of labels, is no CSV file or lacks a column that nothing can do without."""
+
+
+class ExportRefusedError(AutotuneError, ValueError):
+    """A format has no place for a degree of the layout, without which the ranks would do something else."""
 
 
 class UnknownFormatError(AutotuneError, LookupError):

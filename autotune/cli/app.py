@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import database_app, options, planning_app, service_app
+from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Bytes, Database, Job, Json, Pins
 from autotune.cli.status import PROGRAM, Status, end, exit_status
@@ -79,6 +79,8 @@ def sweep(
     ] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
     baseline: options.Baseline = None,
+    from_: options.From = None,
+    history: options.History = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the best configuration is written.")] = Path(
         "best-config.json"
     ),
@@ -111,6 +113,8 @@ def sweep(
                 series=options.given(price=price, rate=rate, step=step),
                 pins=tuple(set_ or ()),
                 baseline=baseline,
+                imported=from_,
+                history=history,
                 out=out,
                 config=config,
                 resume=resume,
@@ -162,6 +166,8 @@ def scale(
                 out=out,
                 config=config,
                 resume=None,
+                imported=None,
+                history=None,
                 database=db,
                 json=json,
             )
@@ -301,6 +307,7 @@ def profile(
 app.registered_commands += planning_app.app.registered_commands
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
+app.add_typer(study_app.app, name="study")
 
 
 @app.command()

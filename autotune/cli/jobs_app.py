@@ -9,6 +9,12 @@ from autotune.cli import options
 from autotune.cli.options import Database, Job, Json, OneJob, Url
 from autotune.cli.status import end
 
+FORMATS = (
+    "json", "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning",
+    "torch", "ray", "slurm", "torchrun",
+)  # fmt: skip
+"""Of `autotune.exports`, which is not loaded for the help."""
+
 jobs_app = typer.Typer()
 
 
@@ -33,6 +39,7 @@ def submit(
     stop_margin: options.StopMargin = None,
     trial_timeout: options.TrialTimeout = None,
     baseline: options.Baseline = None,
+    from_: options.From = None,
     engine: options.Engine = None,
     runner: options.Runner = None,
     allow_unstable: options.AllowUnstable = False,
@@ -58,8 +65,8 @@ def submit(
     end(
         lambda: submit_command(
             SubmitOptions(
-                fields=fields, pins=tuple(set_ or ()), baseline=baseline, config=config, priority=priority, watch=watch,
-                url=url, database=db, json=json,
+                fields=fields, pins=tuple(set_ or ()), baseline=baseline, imported=from_, config=config, priority=priority,
+                watch=watch, url=url, database=db, json=json,
             )
         )
     )  # fmt: skip
@@ -117,7 +124,7 @@ def explain(
 @jobs_app.command()
 def export(
     job: Job = None,
-    format_: Annotated[str, typer.Option("--format", metavar="NAME", help="json or deepspeed.")] = "json",
+    format_: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}.")] = "json",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out.")] = None,
     url: Url = None,
     db: Database = None,

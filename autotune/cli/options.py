@@ -91,6 +91,14 @@ TrialTimeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]")
 ]
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")]
+From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="A DeepSpeed JSON or Accelerate YAML that you have: becomes trial 0."),
+]
+History = Annotated[
+    str | None,
+    typer.Option("--history", metavar="STUDY", help="Earlier trials to learn from: a CSV file, or an Optuna storage[#study]."),
+]
 Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed. [default: native]")]
 Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
 AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]

@@ -1,5 +1,6 @@
 """`autotune submit`: a job for the workers."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ class SubmitOptions:
     """Fields of the request that were given as options."""
     pins: tuple[str, ...]
     baseline: Path | None
+    imported: Path | None
+    """A configuration of another framework: the baseline."""
     config: Path | None
     priority: int
     watch: bool
@@ -33,6 +36,11 @@ def submit_command(options: SubmitOptions) -> Status:
     if options.watch and options.json:
         raise RequestError("json", "is one document, and --watch prints what happens", "leave one of them out")
     fields = request_fields(options.fields, options.pins, options.baseline, options.config)
+    if options.imported is not None:
+        from autotune.cli.imported import with_imported
+
+        ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
+        fields = with_imported(fields, options.imported, ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
     with open_desk(options.url, options.database) as desk:
         job = desk.submit(fields, options.priority)
         if options.watch:

@@ -44,6 +44,10 @@ class SweepOptions:
     """What was given of a series of jobs: price, rate, step."""
     pins: tuple[str, ...]
     baseline: Path | None
+    imported: Path | None
+    """A configuration of another framework: the baseline."""
+    history: str | None
+    """An Optuna study, or a table, of earlier trials."""
     out: Path
     config: Path | None
     resume: str | None
@@ -60,11 +64,20 @@ def sweep_command(options: SweepOptions) -> Status:
     else:
         fields = request_fields(options.fields, options.pins, options.baseline, options.config)
         ranks = ranks_of(fields)
+        if options.imported is not None:
+            from autotune.cli.imported import with_imported
+
+            fields = with_imported(fields, options.imported, ranks, lambda line: _tell(console, line))
         if fields.get("objective") in SERIES:
             from autotune.cli.series import series_command
 
+            _require_no_history(options)
             return series_command(options, with_import_folders(fields), ranks)
         session = prepare(_request(options, fields, ranks))
+        if options.history is not None:
+            from autotune.cli.history import with_history
+
+            session = with_history(session, options.history, lambda line: _tell(console, line))
         result = run_new(session, options, console, options.out)
     _print(result, options, console)
     return _status(result)
@@ -78,7 +91,8 @@ def run_new(session: Session, options: SweepOptions, console: Console, out: Path
 
 
 def _resumed(options: SweepOptions, console: Console) -> TuneResult:
-    if options.fields or options.series or options.pins or options.baseline or options.config:
+    given = (options.fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
+    if any(given):
         raise RequestError("resume", "a job goes on with its own request", "leave out MODEL and all options but --out and --db")
     with open_store(options.database or default_database_url()) as store:
         job, session = resume_job(store, _wanted_job(options))
@@ -132,6 +146,11 @@ def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
         return tuple(item if isinstance(item, int) else int(item.strip()) for item in items)
     except (AttributeError, ValueError) as error:
         raise RequestError("ranks", f"{given!r} is no number of ranks", "write 2, or 1,2,4 for a series") from error
+
+
+def _require_no_history(options: SweepOptions) -> None:
+    if options.history is not None:
+        raise RequestError("history", "is of one job, and this is a series of them", "leave it out, or choose one size")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class ResultCalls:
         return document
 
     def export(self, job: str | Job, format: str = "json") -> Export:
-        """The best configuration as the file of a framework: json or deepspeed.
+        """The best configuration as the file of a framework; docs/exports.md has the formats.
 
         Raises:
             NotFoundError: there is no such format, or nothing may win yet.

@@ -1,23 +1,50 @@
 """The best configuration in the formats of the frameworks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import UnknownFormatError
+from autotune.exports.accelerate import export_accelerate_deepspeed, export_accelerate_fsdp
 from autotune.exports.deepspeed import export_deepspeed
 from autotune.exports.document import export_json
 from autotune.exports.export import Export
+from autotune.exports.launch import export_slurm, export_torchrun
+from autotune.exports.lightning import export_lightning
+from autotune.exports.megatron import export_megatron
+from autotune.exports.ray_train import export_ray
+from autotune.exports.torch_code import export_torch
+from autotune.exports.torchtitan import export_torchtitan
+from autotune.exports.transformers import export_transformers
+from autotune.exports.winner import Winner, winner_of
 
 Exporter = Callable[[dict[str, Any]], Export]
 
-EXPORTERS: dict[str, Exporter] = {"json": export_json, "deepspeed": export_deepspeed}
+
+def _reading(make: Callable[[Winner], Export]) -> Exporter:
+    return lambda document: make(winner_of(document))
+
+
+EXPORTERS: Mapping[str, Exporter] = {
+    "json": export_json,
+    "deepspeed": _reading(export_deepspeed),
+    "accelerate-fsdp": _reading(export_accelerate_fsdp),
+    "accelerate-deepspeed": _reading(export_accelerate_deepspeed),
+    "transformers": _reading(export_transformers),
+    "torchtitan": _reading(export_torchtitan),
+    "megatron": _reading(export_megatron),
+    "lightning": _reading(export_lightning),
+    "torch": _reading(export_torch),
+    "ray": _reading(export_ray),
+    "slurm": _reading(export_slurm),
+    "torchrun": _reading(export_torchrun),
+}
 """Format -> what makes it from a best-config document."""
 
 __all__ = ["EXPORTERS", "Export", "Exporter", "exporter"]
 
 
 def exporter(name: str) -> Exporter:
-    """The exporter of that name.
+    """The exporter of that name. It raises what `winner_of` raises, and ExportRefusedError.
 
     Raises:
         UnknownFormatError: there is none.

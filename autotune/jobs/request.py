@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
+from autotune.jobs.earlier import EarlierTrial
 from autotune.jobs.shape import parse_shape
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
@@ -104,6 +105,8 @@ class JobRequest:
     """What `space` and `pins` named when the job was opened: knob -> the values that are searched."""
     resolved_base: TrialConfig | None = None
     """The values of the knobs that are not searched."""
+    resolved_history: tuple[EarlierTrial, ...] = ()
+    """Trials from outside of the database, of the same model, batch and hardware, that predictions learn from."""
 
     def __post_init__(self) -> None:
         self._require_text("model", "cluster", "space", "strategy", "engine", "runner")

@@ -34,6 +34,7 @@ from storage.store import Store
 
 if TYPE_CHECKING:
     from autotune.extrapolation import Extrapolation
+    from autotune.prediction.trial_history import Runs
     from autotune.strategies.guided.prior import Prior
 
 DIVIDES_ALL = math.factorial(16)
@@ -163,10 +164,21 @@ def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, s
 
     kept = store.prior(lease.job_id)
     if kept is None:
-        kept = store.set_prior(lease, to_plain(learn_prior(store, session.cluster, session.request.engine)))
+        learned = learn_prior(store, session.cluster, session.request.engine, _earlier(session))
+        kept = store.set_prior(lease, to_plain(learned))
     prior = from_plain(Prior, kept)
     strategy = _strategy(session.request, session.space, session.model, session.ranking, prior)
     return dataclasses.replace(session, strategy=strategy), prior.note
+
+
+def _earlier(session: Session) -> "list[Runs]":
+    """What was measured outside of the database."""
+    from autotune.prediction.trial_history import earlier_runs
+
+    request, model = session.request, session.model
+    if not isinstance(model, ModelSpec):
+        return []
+    return earlier_runs(request.resolved_history, model, request.workload, session.cluster, request.engine)
 
 
 def session_of(job: JobRecord) -> Session:

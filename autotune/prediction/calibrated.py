@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +41,22 @@ class Calibrated:
         return " and ".join(parts) or SHIPPED
 
 
-def calibrated(store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients) -> Calibrated:
-    """What is known of the cluster: `shipped`, then its newest micro-benchmark, then its trials, each the next one's prior."""
+def calibrated(
+    store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
+) -> Calibrated:
+    """What is known of the cluster: `shipped`, then its newest micro-benchmark, then its trials, each the next one's prior.
+
+    Args:
+        store: the database.
+        cluster: where is predicted for.
+        engine: what runs there.
+        shipped: what is known without a database.
+        earlier: trials on the cluster that the database has not.
+    """
     newest = store.calibrations(fingerprint(cluster), limit=1)
     record = newest[0] if newest else None
     rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
-    history = trial_history(store, cluster, engine)
+    history = [*earlier, *trial_history(store, cluster, engine)]
     rates, trials = fit_runs(history, rates)
     return Calibrated(rates=rates, benchmark=record, trials=trials, history=tuple(history))
 

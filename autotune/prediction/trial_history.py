@@ -1,12 +1,13 @@
 """Trials of the database that ran on the same hardware: what they were, and what they took."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from autotune.errors import AutotuneError
+from autotune.jobs.earlier import EarlierTrial
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.config_cases import cases_of
@@ -72,6 +73,19 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
             gathered = found.setdefault(key, _Gathered(model, workload))
             count += config.hash not in gathered.trials
             gathered.trials.setdefault(config.hash, []).append((config, *figures))
+    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+
+
+def earlier_runs(
+    trials: Sequence[EarlierTrial], model: ModelSpec, workload: Workload, cluster: ClusterSpec, engine: str
+) -> list[Runs]:
+    """Trials from outside of the database, of one model and workload."""
+    found: dict[tuple[object, ...], _Gathered] = {}
+    for trial in trials[:MOST_CONFIGURATIONS]:
+        config = trial.config
+        gathered = found.setdefault((config.precision, config.attention_backend == "math"), _Gathered(model, workload))
+        seconds, peak = workload.global_batch_size / trial.samples_per_second, float(trial.peak_memory_bytes or math.nan)
+        gathered.trials.setdefault(config.hash, []).append((config, seconds, peak, trial.noise))
     return [_runs(gathered, cluster, engine) for gathered in found.values()]
 
 

@@ -3,6 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
+from autotune.exports import EXPORTERS
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.store import Store
@@ -152,6 +153,15 @@ def test_results(client: TestClient, store: Store) -> None:
     assert exported.status_code == 200
     assert "zero_optimization" in exported.text
     problem_of(client.get(f"/v1/jobs/{job_id}/export", params={"format": "abacus"}), 404)
+
+
+def test_every_format(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    measure(store, job_id, trials=5)
+    for name in EXPORTERS:
+        exported = client.get(f"/v1/jobs/{job_id}/export", params={"format": name})
+        assert (exported.status_code, bool(exported.text)) == (200, True), name
+        assert ("verified: native-only" in exported.headers.get("autotune-note", "")) is (name != "json")
 
 
 @pytest.mark.parametrize("verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream"])

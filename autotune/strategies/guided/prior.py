@@ -60,9 +60,16 @@ class Prior:
         return told
 
 
-def learn_prior(store: Store, cluster: ClusterSpec, engine: str) -> Prior:
-    """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine."""
-    known = calibrated(store, cluster, engine, rates_for(cluster, engine))
+def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
+    """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine.
+
+    Args:
+        store: the database.
+        cluster: where the job runs.
+        engine: what runs it.
+        earlier: trials from elsewhere; they count before those of the database.
+    """
+    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier)
     lessons: list[Lesson] = []
     for setting, runs in enumerate(known.history):
         lessons += _lessons(runs, setting, known.rates)

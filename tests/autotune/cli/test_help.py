@@ -15,7 +15,7 @@ SWEEPS = (
     "predict", "plan", "calibrate", "lint", "doctor", "clean",
 )  # fmt: skip
 JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend")
-SERVICE = ("serve", "worker", "keys", "db")
+SERVICE = ("serve", "worker", "keys", "db", "study")
 
 
 @pytest.mark.parametrize("name", ["", *SWEEPS, *JOBS, *SERVICE])

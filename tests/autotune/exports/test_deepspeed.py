@@ -1,69 +1,85 @@
-"""The DeepSpeed export against a golden file, and its notes."""
+"""What a DeepSpeed configuration says, key by key, and its notes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-import table
+import exported
 
 from autotune.exports import EXPORTERS
-from autotune.jobs.request import request_to_row
-from search_spaces.trial_config import TrialConfig
+from autotune.exports.export import Export
 
-GOLDEN = Path(__file__).parent / "golden"
-
-
-def document(folder: Path, **knobs: Any) -> dict[str, Any]:
-    """As much of a best-config document as the exporter reads."""
-    session = table.session(folder)
-    return {
-        "job": {"request": request_to_row(session.request)},
-        "model": {"parameter_count": session.model.parameter_count},
-        "best": {"config": TrialConfig(**knobs).values()},
-        "launch": {"world_size": session.world_size},
-    }
+REMARKS = ("checkpoints: ", "verified: ")
 
 
-def test_stage_3_is_the_golden_file(tmp_path: Path) -> None:
-    best = document(
+def export(folder: Path, **knobs: Any) -> Export:
+    return EXPORTERS["deepspeed"](exported.document(exported.small(folder), **knobs))
+
+
+def knob_notes(made: Export) -> list[str]:
+    return [note for note in made.notes if not note.startswith(REMARKS)]
+
+
+def test_stage_3(tmp_path: Path) -> None:
+    made = export(
         tmp_path, zero_stage=3, micro_batch_size=2, reduce_bucket_size=20_000, prefetch_bucket_size=10_000,
         param_persistence_threshold=1_000, max_live_parameters=50_000, precision="bf16", activation_checkpointing="full",
     )  # fmt: skip
-    export = EXPORTERS["deepspeed"](best)
-    assert export.text == (GOLDEN / "deepspeed-stage-3.json").read_text(encoding="utf-8")
-    assert len(export.notes) == 1
-    assert export.notes[0].startswith("activation_checkpointing=full")
+    content = json.loads(made.text)
+    assert content["zero_optimization"] == {
+        "stage": 3, "reduce_bucket_size": 20_000, "overlap_comm": True, "contiguous_gradients": True,
+        "stage3_prefetch_bucket_size": 10_000, "stage3_param_persistence_threshold": 1_000,
+        "stage3_max_live_parameters": 50_000, "stage3_max_reuse_distance": 0,
+    }  # fmt: skip
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert [content[name] for name in batch] == [8, 2, 2]
+    assert (content["bf16"], content["fp16"]) == ({"enabled": True}, {"enabled": False})
+    (told,) = knob_notes(made)
+    assert told.startswith("activation_checkpointing=full")
 
 
-def test_stage_2_is_the_golden_file(tmp_path: Path) -> None:
-    best = document(
+def test_stage_2(tmp_path: Path) -> None:
+    made = export(
         tmp_path, zero_stage=2, allgather_bucket_size=10_000, overlap_comm=False, defer_gradient_reduction=True,
         offload_optimizer="cpu", fused_optimizer=False,
     )  # fmt: skip
-    export = EXPORTERS["deepspeed"](best)
-    assert export.text == (GOLDEN / "deepspeed-stage-2.json").read_text(encoding="utf-8")
-    assert [note.split("=")[0] for note in export.notes] == ["allgather_bucket_size", "defer_gradient_reduction"]
+    content = json.loads(made.text)
+    assert content["zero_optimization"]["allgather_bucket_size"] == 10_000
+    assert content["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "ratio": 1.0}
+    assert content["optimizer"]["params"]["torch_adam"] is True
+    assert [note.split("=")[0] for note in knob_notes(made)] == ["allgather_bucket_size", "defer_gradient_reduction"]
 
 
-def test_nothing_is_dropped_in_silence(tmp_path: Path) -> None:
-    export = EXPORTERS["deepspeed"](document(tmp_path, tensor_parallel_size=2, loss_chunk_size=64))
-    assert {note.split("=")[0] for note in export.notes} == {"tensor_parallel_size", "loss_chunk_size"}
+def test_copies_of_the_shards_are_the_nearest(tmp_path: Path) -> None:
+    made = EXPORTERS["deepspeed"](exported.document(exported.small(tmp_path, ranks=4), zero_stage=3, hsdp_shard_size=2))
+    assert json.loads(made.text)["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert knob_notes(made)[0].startswith("hsdp_shard_size=2: as zero_hpz_partition_size")
 
 
-def test_what_model_parallelism_needs_elsewhere_is_told(tmp_path: Path) -> None:
-    best = document(
-        tmp_path, zero_stage=3, tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, virtual_stages=2,
-        pipeline_schedule="zbv", pipeline_split="even", context_parallel_size=2, rank_order="tp-cp-pp-dp",
+def test_tensor_parallelism_is_auto_tp(tmp_path: Path) -> None:
+    made = export(tmp_path, tensor_parallel_size=2, loss_chunk_size=64)
+    assert json.loads(made.text)["tensor_parallel"] == {"autotp_size": 2}
+    assert "train_batch_size" not in json.loads(made.text)
+    assert {note.split("=")[0] for note in knob_notes(made)} == {"tensor_parallel_size", "loss_chunk_size"}
+
+
+def test_what_model_parallelism_needs_elsewhere_is_told() -> None:
+    best = exported.document(
+        exported.large(), zero_stage=3, reshard_after_forward=False, tensor_parallel_size=2, sequence_parallel=True,
+        pipeline_parallel_size=2, virtual_stages=2, pipeline_schedule="zbv", pipeline_split="even", context_parallel_size=2,
+        rank_order="tp-cp-pp-dp",
     )  # fmt: skip
-    notes = EXPORTERS["deepspeed"](best).notes
+    made = EXPORTERS["deepspeed"](best)
+    assert "tensor_parallel" not in json.loads(made.text)
     for knob in (
         "tensor_parallel_size=2", "sequence_parallel=True", "pipeline_parallel_size=2", "virtual_stages=2",
         "pipeline_schedule=zbv", "pipeline_split=even", "context_parallel_size=2", "rank_order=tp-cp-pp-dp",
     ):  # fmt: skip
-        (told,) = [note for note in notes if note.startswith(f"{knob}: ")]
+        (told,) = [note for note in made.notes if note.startswith(f"{knob}: ")]
         assert not told.endswith("it is left out")
-    assert any("refuses stages 2 and 3" in note for note in notes)
-    assert any("AutoTP hangs" in note for note in notes)
+    assert any("refuses stages 2 and 3" in note for note in made.notes)
+    assert any("AutoTP hangs" in note for note in made.notes)
 
 
-def test_json_is_the_document_itself(tmp_path: Path) -> None:
+def test_json_is_the_document_itself() -> None:
     assert EXPORTERS["json"]({"schema_version": 1}).text == '{\n  "schema_version": 1\n}\n'

@@ -1,0 +1,48 @@
+"""`--from`: a configuration of another framework becomes the baseline of a sweep."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.imports.imported import Imported
+from autotune.imports.read import read_imported
+from search_spaces.knob import Numerics
+from search_spaces.knobs import KNOBS, value_text
+from search_spaces.trial_config import TrialConfig
+
+Tell = Callable[[str], None]
+
+
+def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...], tell: Tell) -> dict[str, Any]:
+    """The fields with what the file says, where nothing else says it; what is no knob is told.
+
+    What changes results (precision, the type of reductions) is pinned too: every trial then computes as the user's runs do.
+
+    Raises:
+        RequestError: the file cannot be read, or has a value that cannot be.
+    """
+    found = read_imported(path)
+    for note in found.notes:
+        tell(f"{path.name}: {note}")
+    pins = dict(fields.get("pins", {}))
+    for name, value in found.knobs.items():
+        if KNOBS[name].numerics is Numerics.CHANGES:
+            pins.setdefault(name, value)
+    if found.ranks is not None and ranks not in ((), (found.ranks,)):
+        tell(f"{path.name}: is written for {found.ranks} processes, and trials run on {', '.join(map(str, ranks))}")
+    baseline = {**found.knobs, **(fields.get("baseline") or {})}
+    told = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
+    tell(f"{path.name}: the baseline is {told or 'the defaults'}")
+    return _with_batch({**fields, "baseline": baseline, "pins": pins}, found, ranks, tell)
+
+
+def _with_batch(fields: dict[str, Any], found: Imported, ranks: tuple[int, ...], tell: Tell) -> dict[str, Any]:
+    if "global_batch_size" in fields:
+        return fields
+    batch = found.global_batch_size
+    if batch is None and found.samples_per_rank is not None and len(ranks) == 1:
+        batch = found.samples_per_rank * max(TrialConfig().replace(found.knobs).data_parallel_size(ranks[0]), 1)
+    if batch is None:
+        tell("global_batch_size: the file does not say it; give --global-batch-size, or the default is taken")
+        return fields
+    return {**fields, "global_batch_size": batch}

@@ -1,0 +1,84 @@
+"""What a format can say of a configuration, and what to do about the rest."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from autotune.errors import ExportRefusedError
+from autotune.exports.winner import Winner
+from search_spaces.trial_config import TrialConfig
+
+ANYWHERE: Mapping[str, str] = {
+    "activation_checkpointing": "switch it on in the model",
+    "checkpoint_every_k": "set it in the model",
+    "attention_backend": "choose it around the model, with torch.nn.attention.sdpa_kernel",
+    "loss_chunk_size": "compute the loss of so many tokens at a time in the model",
+    "rank_order": "give the mesh these axes",
+    "expandable_segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True",
+    "reduce_bucket_size": "it has no bucket of so many elements",
+    "allgather_bucket_size": "it gathers parameter by parameter, or module by module",
+    "prefetch_bucket_size": "it prefetches whole modules",
+    "param_persistence_threshold": "it shards every parameter",
+    "max_live_parameters": "it frees each module after its use",
+    "overlap_comm": "it always overlaps",
+    "contiguous_gradients": "it lays gradients out itself",
+    "defer_gradient_reduction": "it decides by itself when gradients are reduced",
+    "offload_ratio": "it offloads all or nothing",
+    "fused_optimizer": "choose it where the optimizer is made",
+}
+"""Knobs that many formats have no place for -> what to do about them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A format, and which knobs have a place in it."""
+
+    format: str
+    """As it is asked for."""
+    name: str
+    """As notes call it: `a DeepSpeed configuration`."""
+    expressed: frozenset[str]
+    """Knobs that have a place in it, or of which the exporter tells itself."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Knobs without a place -> what to do about them, where that is not as ANYWHERE says."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Degrees without which the ranks would do something else -> formats that have a place for them."""
+
+    def require(self, config: TrialConfig) -> None:
+        """Refuse a layout that the format cannot say at all.
+
+        Raises:
+            ExportRefusedError: a degree of `refused` is not 1.
+        """
+        for name, others in self.refused.items():
+            value = getattr(config, name)
+            if value != 1:
+                problem = f"{self.format} has no place for {name}={value}, without which the ranks would do something else"
+                raise ExportRefusedError("format", problem, f"use {others}")
+
+    def unexpressed(self, config: TrialConfig) -> list[str]:
+        """A line for each knob that is not at its default and has no place here."""
+        lines = []
+        for name, value in config.differences(TrialConfig()).items():
+            if name not in self.expressed:
+                remedy = self.elsewhere.get(name) or ANYWHERE.get(name, "it is left out")
+                lines.append(f"{name}={value}: not part of {self.name}; {remedy}")
+        return lines
+
+
+def verified_note(winner: Winner, same: Collection[str]) -> str:
+    """Whether the figures were measured in the framework of the export.
+
+    Args:
+        winner: what is exported.
+        same: engines of ours that run this framework itself.
+    """
+    if winner.verified == "target" or winner.engine in same:
+        return "verified: target, measured in this framework itself"
+    return f"verified: native-only, measured by the engine {winner.engine}; measure it in this framework before you rely on it"
+
+
+def size_note(winner: Winner) -> list[str]:
+    """Of an answer for a larger cluster: which of the two is written."""
+    if winner.answer_for is None:
+        return []
+    return [f"written for the {winner.world_size} ranks that were measured; the answer for {winner.answer_for} is extrapolated"]

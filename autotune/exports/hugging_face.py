@@ -1,0 +1,14 @@
+"""What Transformers calls the parts of the models that are known by their shape."""
+
+from collections.abc import Mapping
+
+DECODER_LAYERS: Mapping[str, str] = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "gpt2": "GPT2Block",
+    "opt": "OPTDecoderLayer",
+    "gpt_neox": "GPTNeoXLayer",
+    "mixtral": "MixtralDecoderLayer",
+}
+"""Family -> the class of its layers: what is gathered together."""

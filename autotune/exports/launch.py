@@ -1,0 +1,106 @@
+"""Where ranks run: launch lines of torchrun, and a job for Slurm."""
+
+from autotune.exports.export import Export, header, remarks
+from autotune.exports.winner import Winner
+from search_spaces.knobs import value_text
+from search_spaces.mesh import DIMENSIONS, make_mesh
+from search_spaces.trial_config import TrialConfig
+
+PORT = 29500
+ALLOCATOR = "expandable_segments"
+"""The one knob that is an environment variable, and so a launcher's to set."""
+
+
+def export_torchrun(winner: Winner) -> Export:
+    """Return a shell script with the line of each node."""
+    notes = remarks(winner, layout_notes(winner), None)
+    script = f"#!/bin/bash\n{header(winner, 'torchrun', notes)}{_usage(winner)}{environment(winner)}{_lines(winner)}"
+    return Export(text=script, notes=notes)
+
+
+def export_slurm(winner: Winner) -> Export:
+    """Return a script for sbatch: a torchrun on each node, nodes in Slurm's order."""
+    notes = remarks(winner, layout_notes(winner), None)
+    gpus = f"#SBATCH --gpus-per-node={winner.ranks_per_node}\n" if winner.on_gpus else ""
+    inner = " ".join(["exec", *torchrun_words(winner, "$SLURM_NODEID", "$MASTER_ADDR"), '"$@"'])
+    script = (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=autotuned\n"
+        f"#SBATCH --nodes={winner.nodes}\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        f"{gpus}"
+        "#SBATCH --exclusive\n"
+        "#SBATCH --distribution=block\n"
+        f"{header(winner, 'Slurm (sbatch FILE train.py …)', notes)}"
+        f"{_places(winner)}"
+        "set -euo pipefail\n"
+        f"{environment(winner)}"
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        "export MASTER_ADDR\n"
+        f"srun bash -c '{inner}' bash \"$@\"\n"
+    )
+    return Export(text=script, notes=notes)
+
+
+def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str = "${MASTER_ADDR:-127.0.0.1}") -> list[str]:
+    """The launcher's words. Node ranks are given, not agreed upon: ranks stand where the layout has them."""
+    return [
+        "torchrun",
+        f"--nnodes={winner.nodes}",
+        f"--nproc-per-node={winner.ranks_per_node}",
+        f'--node-rank="{node}"' if node.startswith("$") else f"--node-rank={node}",
+        f'--master-addr="{address}"',
+        f"--master-port={PORT}",
+    ]
+
+
+def layout_notes(winner: Winner) -> list[str]:
+    """What a launcher leaves to the program that it starts, on one line."""
+    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name != ALLOCATOR}
+    if not knobs:
+        return ["a launcher says where ranks run; every knob stands at its default"]
+    told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items())
+    return [f"a launcher says where ranks run; the knobs are the program's to set, from another export: {told}"]
+
+
+def rank_places(winner: Winner) -> list[str]:
+    """A line for each node: its ranks, and where they stand along the dimensions that have several."""
+    mesh = make_mesh(winner.config, winner.world_size)
+    lines = []
+    for node in range(winner.nodes):
+        first, after = node * winner.ranks_per_node, min((node + 1) * winner.ranks_per_node, winner.world_size)
+        places = [mesh.coordinates(rank) for rank in range(first, after)]
+        along = [f"{name} {_span([place[name] for place in places])}" for name in DIMENSIONS if mesh.size(name) > 1]
+        lines.append(f"node {node}: ranks {_span([first, after - 1])}" + (f" ({', '.join(along)})" if along else ""))
+    return lines
+
+
+def _span(numbers: list[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _places(winner: Winner) -> str:
+    order = f"# mesh, innermost first: {winner.config.rank_order}\n"
+    return order + "".join(f"# {line}\n" for line in rank_places(winner))
+
+
+def _usage(winner: Winner) -> str:
+    how = "NODE_RANK=0 MASTER_ADDR=first-node bash FILE train.py …" if winner.nodes > 1 else "bash FILE train.py …"
+    return f"# {how}\n{_places(winner)}"
+
+
+def environment(winner: Winner) -> str:
+    """Lines that export the launch's variables."""
+    return "".join(f"export {name}={value}\n" for name, value in winner.env.items())
+
+
+def _lines(winner: Winner) -> str:
+    if winner.nodes == 1:
+        return " ".join(["exec", *torchrun_words(winner, "0"), '"$@"']) + "\n"
+    address = "${MASTER_ADDR:?the first node}"
+    lines = [
+        f"  {node}) " + " ".join(["exec", *torchrun_words(winner, str(node), address), '"$@"', ";;\n"])
+        for node in range(winner.nodes)
+    ]
+    return 'case "${NODE_RANK:?0 to ' + str(winner.nodes - 1) + '}" in\n' + "".join(lines) + "esac\n"

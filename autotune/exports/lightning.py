@@ -1,0 +1,186 @@
+"""A strategy for Lightning's Trainer, as Python text."""
+
+from dataclasses import dataclass
+
+from autotune.exports.checkpoints import Checkpoints
+from autotune.exports.coverage import Target
+from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
+from autotune.exports.export import Export, header, remarks
+from autotune.exports.hugging_face import DECODER_LAYERS
+from autotune.exports.python_text import python_text
+from autotune.exports.winner import Winner
+
+_SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})
+_REFUSED = {
+    "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
+    "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
+    "expert_parallel_size": "megatron",
+}
+DDP = Target(format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=_REFUSED)
+FSDP = Target(
+    format="lightning",
+    name="Lightning's FSDPStrategy",
+    expressed=_SHARED | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "activation_checkpointing"},
+    refused=_REFUSED,
+)
+MODEL_PARALLEL = Target(
+    format="lightning",
+    name="Lightning's ModelParallelStrategy",
+    expressed=_SHARED | {"tensor_parallel_size"},
+    elsewhere={
+        "sequence_parallel": "parallelize with SequenceParallel in configure_model",
+        "activation_checkpointing": "wrap the layers in configure_model, before fully_shard",
+        "reshard_after_forward": "give it to fully_shard in configure_model",
+        "hsdp_shard_size": "its mesh has data_parallel and tensor_parallel alone",
+    },
+    refused=_REFUSED,
+)
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BATCH = ("train_batch_size", "gradient_accumulation_steps")
+TRAINER = '"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n'
+LOADER = '"""The batch_size of the DataLoader."""\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strategy:
+    """What is written, and what of it has to be told."""
+
+    imports: tuple[str, ...]
+    made: str
+    """The expression that makes it."""
+    notes: tuple[str, ...]
+    checkpoints: Checkpoints = Checkpoints.DISTRIBUTED
+    same: tuple[str, ...] = ()
+    """Engines of ours that run what is under it."""
+    before: str = ""
+    """Lines that it needs before it."""
+
+
+def export_lightning(winner: Winner) -> Export:
+    """Return a module with `strategy`, and the arguments of the Trainer around it."""
+    strategy = _strategy(winner)
+    notes = remarks(winner, [*_shared_notes(winner), *strategy.notes], strategy.checkpoints, strategy.same)
+    parts = [
+        header(winner, "Lightning", notes),
+        "\n".join(sorted(strategy.imports)) + "\n",
+        f"{strategy.before}strategy = {strategy.made}\n",
+        f"trainer = {python_text(_trainer(winner, strategy))}\n{TRAINER}",
+        f"micro_batch_size = {winner.config.micro_batch_size}\n{LOADER}",
+    ]
+    return Export(text="\n".join(parts), notes=notes)
+
+
+def _strategy(winner: Winner) -> _Strategy:
+    """DDP without sharding; DTensors for tensor parallelism; FSDP for what it alone says; else DeepSpeed, which has buckets."""
+    config = winner.config
+    if config.tensor_parallel_size > 1:
+        return _model_parallel(winner)
+    if config.zero_stage == 0:
+        return _ddp(winner)
+    if config.zero_stage == 3 and (winner.engine == "fsdp2" or config.hsdp_shard_size or not config.reshard_after_forward):
+        return _fsdp(winner)
+    return _deepspeed(winner)
+
+
+def _ddp(winner: Winner) -> _Strategy:
+    DDP.require(winner.config)
+    megabytes = max(winner.config.reduce_bucket_size * BYTES[winner.config.reduce_dtype] // 2**20, 1)
+    return _Strategy(
+        imports=("from lightning.pytorch.strategies import DDPStrategy",),
+        made=f"DDPStrategy(bucket_cap_mb={megabytes}, gradient_as_bucket_view=True)",
+        notes=tuple(DDP.unexpressed(winner.config)),
+        same=("ddp",),
+    )
+
+
+def _fsdp(winner: Winner) -> _Strategy:
+    FSDP.require(winner.config)
+    config, layer = winner.config, _layer(winner)
+    arguments = [
+        f'sharding_strategy="{_sharding(winner)}"',
+        f"cpu_offload={config.offload_param == 'cpu'}",
+        'state_dict_type="sharded"',
+    ]
+    if winner.shard_size < winner.zero_ranks:
+        arguments.append(f"device_mesh=({winner.zero_ranks // winner.shard_size}, {winner.shard_size})")
+    if layer is not None:
+        arguments.append(f"auto_wrap_policy={{{layer}}}")
+        if config.activation_checkpointing != "none":
+            arguments.append(f"activation_checkpointing_policy={{{layer}}}")
+    imports = ["from lightning.pytorch.strategies import FSDPStrategy"]
+    if layer is not None and winner.shape is not None:
+        imports.append(f"from transformers.models.{winner.shape.family}.modeling_{winner.shape.family} import {layer}")
+    return _Strategy(imports=tuple(imports), made=_call("FSDPStrategy", arguments), notes=tuple(_fsdp_notes(winner)))
+
+
+def _sharding(winner: Winner) -> str:
+    hybrid = winner.shard_size < winner.zero_ranks
+    if winner.config.reshard_after_forward:
+        return "HYBRID_SHARD" if hybrid else "FULL_SHARD"
+    return "_HYBRID_SHARD_ZERO2" if hybrid else "SHARD_GRAD_OP"
+
+
+def _fsdp_notes(winner: Winner) -> list[str]:
+    config = winner.config
+    notes = ["this is FSDP1, Lightning's own; for FSDP2 use its ModelParallelStrategy"]
+    if _layer(winner) is None:
+        notes.append("give auto_wrap_policy (and activation_checkpointing_policy) your model's layer class")
+    if config.activation_checkpointing == "selective":
+        notes.append("activation_checkpointing=selective: FSDPStrategy knows full alone, which is switched on")
+    return notes + FSDP.unexpressed(config)
+
+
+def _model_parallel(winner: Winner) -> _Strategy:
+    MODEL_PARALLEL.require(winner.config)
+    config = winner.config
+    arguments = [f"data_parallel_size={winner.data_parallel_size}", f"tensor_parallel_size={config.tensor_parallel_size}"]
+    notes = ["write configure_model of your LightningModule: parallelize_module, then fully_shard, over self.device_mesh"]
+    if config.zero_stage != 3 and winner.data_parallel_size > 1:
+        notes.append(f"zero_stage={config.zero_stage}: fully_shard with reshard_after_forward=False is the nearest")
+    return _Strategy(
+        imports=("from lightning.pytorch.strategies import ModelParallelStrategy",),
+        made=_call("ModelParallelStrategy", arguments),
+        notes=(*notes, *MODEL_PARALLEL.unexpressed(config)),
+    )
+
+
+def _deepspeed(winner: Winner) -> _Strategy:
+    FSDP.require(winner.config)
+    # Lightning fills the batch in from the Trainer and the DataLoader, and refuses to be told of accumulation here.
+    config = {name: value for name, value in deepspeed_document(winner).items() if name not in BATCH}
+    return _Strategy(
+        imports=("from lightning.pytorch.strategies import DeepSpeedStrategy",),
+        before=f"config = {python_text(config)}\n",
+        made="DeepSpeedStrategy(config=config)",
+        notes=tuple(deepspeed_notes(winner)),
+        checkpoints=Checkpoints.DEEPSPEED,
+        same=SAME,
+    )
+
+
+def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
+    trainer: dict[str, object] = {
+        "accelerator": "gpu" if winner.on_gpus else "cpu",
+        "devices": winner.ranks_per_node,
+        "num_nodes": winner.nodes,
+        "precision": PRECISIONS[winner.config.precision],
+        "accumulate_grad_batches": winner.gradient_accumulation_steps,
+    }
+    if strategy.checkpoints is not Checkpoints.DEEPSPEED:  # which clips by itself
+        trainer["gradient_clip_val"] = winner.workload.gradient_clipping
+    return trainer
+
+
+def _shared_notes(winner: Winner) -> list[str]:
+    if winner.on_gpus or winner.config.zero_stage == 0:
+        return []
+    return ["measured on CPUs: Lightning runs sharded strategies on GPUs alone"]
+
+
+def _layer(winner: Winner) -> str | None:
+    return DECODER_LAYERS.get(winner.shape.family) if winner.shape else None
+
+
+def _call(name: str, arguments: list[str]) -> str:
+    return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"

@@ -1,0 +1,191 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py (names as in commit 000c4ac24f61, see tests)."""
+
+from autotune.exports.checkpoints import Checkpoints
+from autotune.exports.coverage import Target
+from autotune.exports.export import Export, header, remarks
+from autotune.exports.launch import environment, torchrun_words
+from autotune.exports.winner import Winner
+from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.pipeline import split_layers
+from search_spaces.trial_config import TrialConfig
+
+TARGET = Target(
+    format="megatron",
+    name="Megatron-LM's arguments",
+    expressed=frozenset({
+        "zero_stage", "micro_batch_size", "reduce_bucket_size", "overlap_comm", "reduce_dtype", "hsdp_shard_size",
+        "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
+        "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
+        "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
+    }),
+    elsewhere={
+        "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
+        "reshard_after_forward": "Megatron-FSDP always frees parameters after forward",
+        "offload_param": "Megatron-LM keeps parameters on the device",
+        "loss_chunk_size": "--cross-entropy-loss-fusion saves some of that memory",
+        "allgather_bucket_size": "parameters are gathered in the buckets of --ddp-bucket-size",
+    },
+)  # fmt: skip
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""ZeRO stage -> the strategy of Megatron-FSDP."""
+ATTENTION = {"flash": "flash", "cudnn": "fused", "efficient": "fused", "math": "unfused"}
+LOOPED = ("1f1b", "interleaved_1f1b")
+"""Schedules that Megatron-LM has."""
+
+
+def export_megatron(winner: Winner) -> Export:
+    """Return a shell script: the arguments as an array, and the line that launches them."""
+    notes = remarks(winner, _notes(winner), Checkpoints.MEGATRON)
+    sections = {"the layout": _layout(winner), "the model": _model(winner)}
+    body = "".join(f"  # {title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items() if lines)
+    launch = " ".join([*torchrun_words(winner), 'pretrain_gpt.py "${ARGUMENTS[@]}" "$@"'])
+    text = f"#!/bin/bash\n{header(winner, 'Megatron-LM', notes)}{_environment(winner)}ARGUMENTS=(\n{body})\nexec {launch}\n"
+    return Export(text=text, notes=notes)
+
+
+def _environment(winner: Winner) -> str:
+    # Megatron-LM asks for one hardware queue where it overlaps tensor or context parallel communication.
+    overlaps = winner.config.tensor_parallel_size > 1 or winner.config.context_parallel_size > 1
+    return environment(winner) + ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if overlaps else "")
+
+
+def _layout(winner: Winner) -> list[str]:
+    config, workload = winner.config, winner.workload
+    lines = [
+        f"--tensor-model-parallel-size {config.tensor_parallel_size}",
+        f"--pipeline-model-parallel-size {config.pipeline_parallel_size}",
+        f"--context-parallel-size {config.context_parallel_size}",
+        f"--micro-batch-size {config.micro_batch_size}",
+        f"--global-batch-size {workload.global_batch_size}",
+        f"--seq-length {workload.sequence_length}",
+        f"--lr {workload.learning_rate}",
+        f"--weight-decay {workload.weight_decay}",
+        f"--clip-grad {workload.gradient_clipping}",
+    ]
+    if not winner.on_gpus:
+        lines.append("--distributed-backend gloo")
+    return [*lines, *_parallel(winner), *_sharded(winner), *_precision(config), *_recomputed(config)]
+
+
+def _parallel(winner: Winner) -> list[str]:
+    config, lines = winner.config, []
+    if config.sequence_parallel:
+        lines.append("--sequence-parallel")
+    if config.expert_parallel_size > 1:
+        lines.append(f"--expert-model-parallel-size {config.expert_parallel_size}")
+    if config.rank_order == "tp-cp-pp-dp":
+        lines.append("--use-tp-pp-dp-mapping")
+    if config.attention_backend in ATTENTION:
+        lines.append(f"--attention-backend {ATTENTION[config.attention_backend]}")
+    if config.pipeline_parallel_size > 1 and winner.shape is not None and config.pipeline_schedule in LOOPED:
+        layout = pipeline_layout(winner.shape, config, winner.workload.sequence_length)
+        lines.append(f"--pipeline-model-parallel-layout '{layout}'")
+    return lines
+
+
+def pipeline_layout(shape: ModelSpec, config: TrialConfig, sequence_length: int) -> str:
+    """The layers of every stage, E being the embedding, t a layer and L the loss: `Ett|tt|tt|tL`.
+
+    Megatron-LM deals the stages out to the ranks in turn, as the schedules of `LOOPED` do.
+    """
+    parts = ["t" * len(layers) for layers in split_layers(shape, config, sequence_length)]
+    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}L"
+    return "|".join(parts)
+
+
+def _sharded(winner: Winner) -> list[str]:
+    config, lines = winner.config, [f"--ddp-bucket-size {winner.config.reduce_bucket_size}"]
+    if config.overlap_comm:
+        lines.append("--overlap-grad-reduce")
+    if config.zero_stage >= 1:
+        lines += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if config.overlap_comm else [])]
+    if config.zero_stage >= 2:
+        lines += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {SHARDING[config.zero_stage]}"]
+        lines.append("--ckpt-format fsdp_dtensor")
+    if (copies := winner.zero_ranks // winner.shard_size) > 1:
+        lines.append(f"--num-distributed-optimizer-instances {copies}")
+    if config.offload_optimizer == "cpu":
+        lines += ["--optimizer-cpu-offload", f"--optimizer-offload-fraction {config.offload_ratio}"]
+    return lines
+
+
+def _precision(config: TrialConfig) -> list[str]:
+    lines = [f"--{config.precision}"] if config.precision in ("bf16", "fp16") else []
+    if config.reduce_dtype == "bf16":
+        return [*lines, "--grad-reduce-in-bf16"]
+    return [*lines, "--accumulate-allreduce-grads-in-fp32"] if lines else lines
+
+
+def _recomputed(config: TrialConfig) -> list[str]:
+    match config.activation_checkpointing:
+        case "selective":
+            return ["--recompute-granularity selective"]
+        case "full":
+            return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+        case _:
+            return []
+
+
+def _model(winner: Winner) -> list[str]:
+    shape = winner.shape
+    if shape is None:
+        return []
+    lines = [
+        f"--num-layers {shape.num_layers}",
+        f"--hidden-size {shape.hidden_size}",
+        f"--ffn-hidden-size {shape.ffn_hidden_size}",
+        f"--num-attention-heads {shape.num_attention_heads}",
+        f"--kv-channels {shape.head_dim}",
+        f"--max-position-embeddings {max(shape.sequence_length, winner.workload.sequence_length)}",
+        f"--vocab-size {shape.vocab_size}",
+        f"--norm-epsilon {shape.norm_epsilon}",
+        "--attention-dropout 0",
+        "--hidden-dropout 0",
+    ]
+    return [*lines, *_kinds(shape)]
+
+
+def _kinds(shape: ModelSpec) -> list[str]:
+    wanted = {
+        f"--group-query-attention --num-query-groups {shape.num_key_value_heads}": (
+            shape.num_key_value_heads != shape.num_attention_heads
+        ),
+        "--normalization RMSNorm": shape.norm is Norm.RMSNORM,
+        f"--position-embedding-type rope --rotary-base {int(shape.rope_theta)} --rotary-percent {shape.rotary_fraction}": (
+            shape.position is Position.ROTARY
+        ),
+        "--swiglu": shape.gated_mlp and shape.activation == "silu",
+        "--untie-embeddings-and-output-weights": not shape.tied_embeddings,
+        "--disable-bias-linear": not (shape.mlp_bias or shape.attention_output_bias),
+        "--add-qkv-bias": shape.qkv_bias and not shape.attention_output_bias,
+        f"--num-experts {shape.num_experts} --moe-router-topk {shape.experts_per_token}": shape.num_experts > 0,
+    }
+    return [line for line, holds in wanted.items() if holds]
+
+
+def _notes(winner: Winner) -> list[str]:
+    config, shape = winner.config, winner.shape
+    notes = ["add your data and tokenizer: --data-path, --tokenizer-type, --train-iters"]
+    if shape is None:
+        notes.append(f"{winner.model.name}: its shape is not known; add --num-layers, --hidden-size and the rest")
+    if shape is not None and not _has_activation(shape):
+        notes.append(f"the model's activation {shape.activation} is not one of pretrain_gpt.py's")
+    if config.pipeline_parallel_size > 1 and config.pipeline_schedule not in LOOPED:
+        notes.append(f"pipeline_schedule={config.pipeline_schedule}: Megatron-LM has 1f1b and its interleaved form alone")
+        if config.virtual_stages > 1:
+            notes.append(f"virtual_stages={config.virtual_stages}: left out with the schedule")
+    if config.checkpoint_every_k > 1:
+        notes.append(
+            f"checkpoint_every_k={config.checkpoint_every_k}: Megatron-LM recomputes every layer, or the first of a stage"
+        )
+    if config.offload_optimizer == "nvme":
+        notes.append("offload_optimizer=nvme: Megatron-LM offloads to main memory alone")
+    if config.precision == "fp64" or config.reduce_dtype == "fp16":
+        notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
+    if config.zero_stage >= 2 and config.pipeline_parallel_size > 1:
+        notes.append(f"zero_stage={config.zero_stage} in a pipeline: look whether your version composes Megatron-FSDP with it")
+    return notes + TARGET.unexpressed(config)
+
+
+def _has_activation(shape: ModelSpec) -> bool:
+    return (shape.activation == "silu") == shape.gated_mlp and shape.activation in ("silu", "gelu", "gelu_tanh")

@@ -1,0 +1,125 @@
+"""A job as a study of Optuna's: its knobs are the parameters, samples/s the value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import DuplicatedStudyError
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotune.errors import RequestError
+from autotune.optuna_storage import optuna_storage
+from search_spaces.knob import Kind
+from search_spaces.knobs import KNOBS
+from search_spaces.outcome import Outcome
+from search_spaces.trial_config import TrialConfig, Value
+from storage.records import JobRecord, TrialRecord
+
+FITS = "fits"
+"""The constraint: 1 of a configuration that can never run (out of memory, refused), else 0."""
+STATES = {Outcome.OK: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}
+"""All other outcomes are FAIL: Optuna knows no more of them."""
+IMPOSSIBLE = (Outcome.INFEASIBLE, Outcome.INVALID)
+
+
+def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialRecord]) -> str:
+    """Write the job's trials that have an outcome, in their order; return the study's name.
+
+    Raises:
+        RequestError: the storage cannot be used, or has a study of that name.
+    """
+    with optuna_storage(storage, "storage") as opened:
+        try:
+            study = optuna.create_study(storage=opened, study_name=name, direction="maximize")
+        except DuplicatedStudyError as error:
+            raise RequestError("name", f"{storage} has a study {name!r} already", "give another --name") from error
+        for key, value in _about(job).items():
+            study.set_user_attr(key, value)
+        study.add_trials(study_trials(job, trials))
+    return name
+
+
+def study_trials(job: JobRecord, trials: Iterable[TrialRecord]) -> list[FrozenTrial]:
+    """Each trial that has an outcome as Optuna keeps it."""
+    ended = [trial for trial in trials if trial.outcome is not None]
+    distributions = _distributions(job, [trial.config for trial in ended])
+    return [_frozen(trial, distributions) for trial in ended]
+
+
+def _distributions(job: JobRecord, configs: Sequence[TrialConfig]) -> dict[str, BaseDistribution]:
+    """Of the knobs that are searched, as far as that is known, and of all that differ between trials."""
+    domains: Mapping[str, Sequence[Value]] = job.request.get("resolved_domains") or {}
+    found = {}
+    for name in KNOBS:
+        values = dict.fromkeys([*domains.get(name, ()), *(getattr(config, name) for config in configs)])
+        if len(values) > 1:
+            found[name] = _distribution(name, list(values))
+    return found
+
+
+def _distribution(name: str, values: list[Value]) -> BaseDistribution:
+    kind, numbers = KNOBS[name].kind, [value for value in values if not isinstance(value, str)]
+    if kind is Kind.INT:
+        least, most = int(min(numbers)), int(max(numbers))
+        return IntDistribution(least, most, log=least >= 1 and most > 8)
+    if kind is Kind.FLOAT:
+        return FloatDistribution(float(min(numbers)), float(max(numbers)))
+    return CategoricalDistribution(sorted(values, key=str))
+
+
+def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    state = STATES.get(trial.outcome, TrialState.FAIL) if trial.outcome else TrialState.FAIL
+    measured = trial.result.samples_per_second if trial.result else None
+    if measured is None:
+        state = TrialState.FAIL
+    rate = measured.mean if measured is not None and state is not TrialState.FAIL else None
+    frozen = create_trial(
+        state=state,
+        value=rate,
+        params={name: getattr(trial.config, name) for name in distributions},
+        distributions=distributions,
+        user_attrs=_attributes(trial),
+        # Where Optuna looks for what a pruned trial had reached.
+        intermediate_values={0: rate} if rate is not None and state is TrialState.PRUNED else {},
+        constraints={FITS: 1.0 if trial.outcome in IMPOSSIBLE else 0.0},
+    )
+    frozen.datetime_start = _naive(trial.started or trial.created)
+    frozen.datetime_complete = _naive(trial.finished or trial.created)
+    return frozen
+
+
+def _attributes(trial: TrialRecord) -> dict[str, Any]:
+    """What Optuna has no place for."""
+    result = trial.result
+    attributes: dict[str, Any] = {
+        "trial": trial.number,
+        "purpose": trial.purpose.value,
+        "repeat": trial.repeat,
+        "outcome": trial.outcome.value if trial.outcome else "",
+        "config_hash": trial.config_hash,
+    }
+    if trial.number == 0:
+        attributes["baseline"] = True
+    if result is None:
+        return attributes
+    if result.message:
+        attributes["message"] = result.message
+    if result.samples_per_second is not None:
+        attributes |= {"low": result.samples_per_second.low, "high": result.samples_per_second.high}
+    if result.peak_memory_bytes is not None:
+        attributes["peak_memory_bytes"] = result.peak_memory_bytes
+    return attributes
+
+
+def _about(job: JobRecord) -> dict[str, Any]:
+    request = job.request
+    names = ("model", "cluster", "engine", "space", "strategy", "seed", "global_batch_size", "sequence_length", "ranks")
+    told = {"job": job.id, "state": job.state.value, "value": "samples_per_second"}
+    return {**told, **{name: request.get(name) for name in names}}
+
+
+def _naive(time: datetime) -> datetime:
+    """Optuna keeps local times without a zone."""
+    return time.astimezone().replace(tzinfo=None)

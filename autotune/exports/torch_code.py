@@ -1,0 +1,162 @@
+"""Plain torch code: FSDP2, tensor parallelism and pipelines, which runs as written."""
+
+import importlib.resources
+
+from autotune.errors import ExportRefusedError
+from autotune.exports.checkpoints import Checkpoints
+from autotune.exports.coverage import Target
+from autotune.exports.export import Export, header, remarks
+from autotune.exports.fsdp2 import fsdp2_notes
+from autotune.exports.launch import torchrun_words
+from autotune.exports.python_text import python_text
+from autotune.exports.winner import Winner
+from search_spaces.mesh import ABBREVIATIONS
+from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank
+from search_spaces.trial_config import TrialConfig
+
+TARGET = Target(
+    format="torch",
+    name="plain torch code",
+    expressed=frozenset({
+        "zero_stage", "micro_batch_size", "reduce_bucket_size", "reduce_dtype", "hsdp_shard_size", "reshard_after_forward",
+        "offload_optimizer", "offload_param", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
+        "virtual_stages", "pipeline_schedule", "pipeline_split", "activation_checkpointing", "checkpoint_every_k", "precision",
+        "fused_optimizer", "rank_order",
+    }),
+    refused={"context_parallel_size": "torchtitan or megatron", "expert_parallel_size": "megatron"},
+)  # fmt: skip
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS", "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
+}  # fmt: skip
+SAME = ("fsdp2", "ddp")
+"""The engines that run torch's own."""
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+SMALL = ModelSpec(
+    name="small", family="llama", num_layers=8, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
+    ffn_hidden_size=256, vocab_size=512, sequence_length=128,
+)  # fmt: skip
+"""Stands where the model's shape is not known."""
+
+
+def export_torch(winner: Winner) -> Export:
+    """Return the script.
+
+    Raises:
+        ExportRefusedError: torch has no place for the layout, or would train it wrong.
+    """
+    TARGET.require(winner.config)
+    _require_right(winner)
+    notes = remarks(winner, _notes(winner), Checkpoints.DISTRIBUTED, SAME)
+    template = importlib.resources.files("autotune.exports").joinpath("templates/torch_train.txt").read_text(encoding="utf-8")
+    script = template.replace("{{command}}", _command(winner)).replace("{{constants}}", _constants(winner))
+    return Export(text=header(winner, "torch", notes) + script, notes=notes)
+
+
+def _require_right(winner: Winner) -> None:
+    """FSDP2 under zero-bubble schedules runs, and trains wrong weights (torch 2.13)."""
+    config = winner.config
+    if config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES and config.zero_stage > 0:
+        problem = f"torch's FSDP2 trains wrong weights under pipeline_schedule={config.pipeline_schedule}"
+        raise ExportRefusedError("format", problem, "use json, or a best configuration with another schedule or zero_stage=0")
+
+
+def _command(winner: Winner) -> str:
+    return " ".join([*torchrun_words(winner), "FILE --steps 10"])
+
+
+def _constants(winner: Winner) -> str:
+    config, workload, shape = winner.config, winner.workload, winner.shape or SMALL
+    stages = split_layers(shape, config, workload.sequence_length)
+    names = _mesh_names(config)
+    sizes = {
+        "pipeline": config.pipeline_parallel_size, "replicate": _replicas(winner),
+        "shard": winner.data_parallel_size // _replicas(winner), "tensor": config.tensor_parallel_size,
+    }  # fmt: skip
+    values: dict[str, object] = {
+        "WORLD_SIZE": winner.world_size,
+        "MESH_NAMES": names,
+        "MESH_SIZES": tuple(sizes[name] for name in names),
+        "STAGES": tuple(tuple(layers) for layers in stages),
+        "STAGES_OF": tuple(stages_of_rank(config, rank) for rank in range(config.pipeline_parallel_size)),
+        "SCHEDULE": SCHEDULES[config.pipeline_schedule],
+        "ZERO_STAGE": config.zero_stage,
+        "RESHARD_AFTER_FORWARD": config.zero_stage == 3 and config.reshard_after_forward,
+        "SEQUENCE_PARALLEL": config.sequence_parallel,
+        "ACTIVATION_CHECKPOINTING": config.activation_checkpointing,
+        "CHECKPOINT_EVERY_K": config.checkpoint_every_k,
+        "PRECISION": config.precision,
+        "REDUCE_DTYPE": config.reduce_dtype,
+        "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,
+        "BUCKET_MEGABYTES": max(config.reduce_bucket_size * BYTES[config.reduce_dtype] // 2**20, 1),
+        "OFFLOAD": config.offload_param == "cpu",
+        "FUSED_OPTIMIZER": config.fused_optimizer,
+        "GLOBAL_BATCH_SIZE": workload.global_batch_size,
+        "MICRO_BATCH_SIZE": config.micro_batch_size,
+        "SEQUENCE_LENGTH": workload.sequence_length,
+        "LEARNING_RATE": workload.learning_rate,
+        "WEIGHT_DECAY": workload.weight_decay,
+        "GRADIENT_CLIPPING": workload.gradient_clipping,
+        "MODEL": _model(shape),
+    }
+    return "\n".join(f"{name} = {python_text(value)}" for name, value in values.items())
+
+
+def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
+    """Outermost first; of the data-parallel ranks those that share one copy are neighbours."""
+    dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
+    order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
+    return tuple(name for dimension in order for name in dimensions[dimension])
+
+
+def _replicas(winner: Winner) -> int:
+    return winner.data_parallel_size if winner.config.zero_stage == 0 else winner.zero_ranks // winner.shard_size
+
+
+def _model(shape: ModelSpec) -> dict[str, object]:
+    return {
+        "hidden": shape.hidden_size,
+        "heads": shape.num_attention_heads,
+        "kv_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "ffn": shape.ffn_hidden_size,
+        "vocab": shape.vocab_size,
+        "positions": shape.sequence_length,
+        "learned_positions": shape.position is Position.LEARNED,
+        "rotary_fraction": shape.rotary_fraction,
+        "rope_theta": shape.rope_theta,
+        "rms_norm": shape.norm is Norm.RMSNORM,
+        "epsilon": shape.norm_epsilon,
+        "activation": shape.activation,
+        "gated": shape.gated_mlp,
+        "qkv_bias": shape.qkv_bias,
+        "output_bias": shape.attention_output_bias,
+        "mlp_bias": shape.mlp_bias,
+    }
+
+
+def _notes(winner: Winner) -> list[str]:
+    config = winner.config
+    notes = fsdp2_notes(config, "reshard_after_forward=False")
+    if config.zero_stage > 0:
+        notes.append(f"reduce_bucket_size={config.reduce_bucket_size}: FSDP2 reduces block by block")
+    return [*notes, *_model_notes(winner.shape), *TARGET.unexpressed(config)]
+
+
+def _model_notes(shape: ModelSpec | None) -> list[str]:
+    """What of the model's shape the built-in one has not."""
+    if shape is None:
+        return ["the model's shape is not known: a small Llama stands in its place; put your own there"]
+    missing = {
+        "experts": shape.num_experts > 0,
+        "tied embeddings": shape.tied_embeddings,
+        "norms after the sub-layers": not shape.pre_norm,
+        "parallel residuals": shape.parallel_residual,
+        "a sliding window": shape.sliding_window > 0,
+        "projected embeddings": shape.embedding_size > 0,
+        "adapters": shape.lora_rank > 0,
+    }
+    lacking = [what for what, has in missing.items() if has]
+    return [f"the model that is built in has no {', no '.join(lacking)}: put your own there"] if lacking else []

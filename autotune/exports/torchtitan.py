@@ -1,0 +1,122 @@
+"""The command line of torchtitan (checked against torchtitan 0.3.0)."""
+
+from autotune.exports.checkpoints import Checkpoints
+from autotune.exports.coverage import Target
+from autotune.exports.export import Export, header, remarks
+from autotune.exports.fsdp2 import fsdp2_notes
+from autotune.exports.launch import environment, torchrun_words
+from autotune.exports.winner import Winner
+from search_spaces.pipeline import split_layers
+from search_spaces.trial_config import TrialConfig
+
+TARGET = Target(
+    format="torchtitan",
+    name="torchtitan's command line",
+    expressed=frozenset({
+        "zero_stage", "micro_batch_size", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param",
+        "offload_optimizer", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
+        "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
+        "reduce_dtype", "expandable_segments",
+    }),
+    elsewhere={"rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost"},
+)  # fmt: skip
+SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zero_bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
+}  # fmt: skip
+REGISTRY = {"llama-3-8b": "llama3_8b", "llama-3-70b": "llama3_70b", "llama-3.1-405b": "llama3_405b"}
+"""Model -> the function of torchtitan's llama3 registry that has its shape."""
+DEBUG = "llama3_debugmodel"
+
+
+def export_torchtitan(winner: Winner) -> Export:
+    """Return the command as a shell script."""
+    notes = remarks(winner, _notes(winner), Checkpoints.DISTRIBUTED)
+    program = ["-m torchtitan.train", "--module llama3", f"--config {_registry(winner)}"]
+    # The choice of recomputation is a subcommand: what a user adds must come before it.
+    last = ['"$@"', f"activation-checkpoint:{winner.config.activation_checkpointing}"]
+    words = [*torchrun_words(winner), *program, *_pipeline(winner), *_overrides(winner), *last]
+    start = f"#!/bin/bash\n{header(winner, 'torchtitan', notes)}{environment(winner)}"
+    script = f"{start}exec " + " \\\n  ".join(words) + "\n"
+    return Export(text=script, notes=notes)
+
+
+def _registry(winner: Winner) -> str:
+    return REGISTRY.get(winner.model.name, DEBUG)
+
+
+def _overrides(winner: Winner) -> list[str]:
+    config, workload = winner.config, winner.workload
+    # In a pipeline the micro-batches are the schedule's; else torchtitan accumulates to the global batch by itself.
+    local = config.micro_batch_size * (winner.gradient_accumulation_steps if config.pipeline_parallel_size > 1 else 1)
+    values: dict[str, object] = {
+        "training.local_batch_size": local,
+        "training.global_batch_size": workload.global_batch_size,
+        "training.seq_len": workload.sequence_length,
+        "training.max_norm": workload.gradient_clipping,
+        "training.mixed_precision_param": "bfloat16" if config.precision == "bf16" else "float32",
+        "parallelism.data_parallel_replicate_degree": _replicas(winner),
+        "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),
+        "parallelism.fsdp_reshard_after_forward": _reshard(config),
+        "parallelism.tensor_parallel_degree": config.tensor_parallel_size,
+        "parallelism.context_parallel_degree": config.context_parallel_size,
+        "parallelism.pipeline_parallel_degree": config.pipeline_parallel_size,
+        "parallelism.expert_parallel_degree": config.expert_parallel_size,
+    }
+    words = [f"--{name} {value}" for name, value in values.items()]
+    if config.offload_param == "cpu":
+        words.append("--training.enable_cpu_offload")
+    if config.tensor_parallel_size > 1 and not config.sequence_parallel:
+        words.append("--parallelism.no-enable-sequence-parallel")
+    return words
+
+
+def _replicas(winner: Winner) -> int:
+    """Copies of the states: without sharding every data-parallel rank has one."""
+    return winner.data_parallel_size if winner.config.zero_stage == 0 else winner.zero_ranks // winner.shard_size
+
+
+def _reshard(config: TrialConfig) -> str:
+    return "always" if config.zero_stage == 3 and config.reshard_after_forward else "never"
+
+
+def _pipeline(winner: Winner) -> list[str]:
+    """What only pipelines need. A list takes every word up to the next option, so that others follow these."""
+    config = winner.config
+    if config.pipeline_parallel_size == 1:
+        return []
+    words = [
+        "--training.disable_cuda_graphs",  # which it refuses in pipelines
+        f"--parallelism.pipeline_parallel_schedule {SCHEDULES[config.pipeline_schedule]}",
+        f"--parallelism.pipeline_parallel_microbatch_size {config.micro_batch_size}",
+    ]
+    if winner.shape is not None and _registry(winner) != DEBUG:
+        stages = split_layers(winner.shape, config, winner.workload.sequence_length)
+        words += ["--parallelism.module_fqns_per_model_part", *_modules(stages)]
+    return words
+
+
+def _modules(stages: tuple[range, ...]) -> list[str]:
+    """The modules of each stage, as torchtitan's Llama names them."""
+    parts = [[f"layers.{layer}" for layer in layers] for layers in stages]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return [",".join(part) for part in parts]
+
+
+def _notes(winner: Winner) -> list[str]:
+    config = winner.config
+    notes = fsdp2_notes(config, "reshard_after_forward never")
+    if _registry(winner) == DEBUG:
+        notes.append(
+            f"{winner.model.name}: torchtitan has shapes by name alone; put your own registry function in the place of {DEBUG}"
+        )
+    if config.activation_checkpointing == "selective":
+        notes.append("activation_checkpointing=selective: torchtitan computes every second matrix product again too")
+    if config.reduce_dtype != "fp32":
+        notes.append(f"reduce_dtype={config.reduce_dtype}: torchtitan reduces in float32 alone")
+    if config.precision not in ("fp32", "bf16"):
+        notes.append(f"precision={config.precision}: torchtitan trains in float32 and bfloat16 alone")
+    if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
+        notes.append("virtual_stages, pipeline_split: give parallelism.module_fqns_per_model_part your model's modules")
+    return notes + TARGET.unexpressed(config)

@@ -1,0 +1,81 @@
+"""Keyword arguments of `transformers.TrainingArguments`, as JSON."""
+
+import json
+from typing import Any
+
+from autotune.exports.checkpoints import Checkpoints
+from autotune.exports.coverage import Target
+from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
+from autotune.exports.export import Export, remarks
+from autotune.exports.winner import Winner
+from search_spaces.trial_config import TrialConfig
+
+TARGET = Target(
+    format="transformers",
+    name="TrainingArguments",
+    expressed=frozenset({
+        "zero_stage", "micro_batch_size", "precision", "activation_checkpointing", "fused_optimizer", "reduce_bucket_size",
+    }),
+    elsewhere={"attention_backend": "give from_pretrained an attn_implementation"},
+    refused={
+        "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
+        "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
+        "expert_parallel_size": "megatron",
+    },
+)  # fmt: skip
+HERE = frozenset({"activation_checkpointing"})
+"""Knobs that a DeepSpeed configuration has no place for and TrainingArguments have."""
+MEGABYTE = 2**20
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def export_transformers(winner: Winner) -> Export:
+    """Return the JSON object for `TrainingArguments(**…)`: ZeRO and tensor parallelism by DeepSpeed, else DDP."""
+    config = winner.config
+    TARGET.require(config)
+    content = _common(winner)
+    if _by_deepspeed(config):
+        content["deepspeed"] = deepspeed_document(winner)
+    else:
+        content["ddp_bucket_cap_mb"] = max(config.reduce_bucket_size * BYTES[config.reduce_dtype] // MEGABYTE, 1)
+    notes = remarks(winner, _notes(winner), Checkpoints.TRAINER, SAME if _by_deepspeed(config) else ("ddp",))
+    return Export(text=json.dumps(content, indent=2) + "\n", notes=notes)
+
+
+def _by_deepspeed(config: TrialConfig) -> bool:
+    return config.zero_stage > 0 or config.tensor_parallel_size > 1
+
+
+def _common(winner: Winner) -> dict[str, Any]:
+    config, workload = winner.config, winner.workload
+    content: dict[str, Any] = {
+        "output_dir": "output",
+        "per_device_train_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": winner.gradient_accumulation_steps,
+        "bf16": config.precision == "bf16",
+        "fp16": config.precision == "fp16",
+        "gradient_checkpointing": config.activation_checkpointing != "none",
+        "optim": "adamw_torch_fused" if config.fused_optimizer else "adamw_torch",
+        "learning_rate": workload.learning_rate,
+        "weight_decay": workload.weight_decay,
+        "max_grad_norm": workload.gradient_clipping,
+    }
+    if content["gradient_checkpointing"]:
+        content["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if not winner.on_gpus and not _by_deepspeed(config):  # which it would then leave aside
+        content["use_cpu"] = True
+    return content
+
+
+def _notes(winner: Winner) -> list[str]:
+    config, notes = winner.config, []
+    if config.activation_checkpointing == "selective":
+        notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
+    if config.precision == "fp64":
+        notes.append("precision=fp64: load the model with dtype=torch.float64")
+    if config.zero_stage == 3:
+        notes.append("zero_stage=3: make the TrainingArguments before the model, so that it is divided while it is loaded")
+    if _by_deepspeed(config):
+        told = deepspeed_notes(winner)
+        return notes + [note for note in told if note.split("=")[0] not in HERE]
+    return notes + TARGET.unexpressed(config)

@@ -1,0 +1,92 @@
+"""What exporters read of a best-config document."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.best_config import request_of
+from autotune.errors import BestConfigError
+from search_spaces.model import Model, ModelSpec
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """The best configuration, what it trains, where, and what stood before it."""
+
+    job: str
+    """The job's id; empty: not told."""
+    config: TrialConfig
+    baseline: TrialConfig | None
+    """None: no baseline was measured."""
+    model: Model
+    workload: Workload
+    engine: str
+    """What measured it."""
+    world_size: int
+    ranks_per_node: int
+    on_gpus: bool
+    verified: str
+    """target or native-only: see docs/best-config.md."""
+    env: Mapping[str, str]
+    """Environment variables of the launch."""
+    answer_for: str | None
+    """The larger cluster that the answer was extrapolated to, as NODESxDEVICES; None: there is none."""
+
+    @property
+    def shape(self) -> ModelSpec | None:
+        """The model's shape; None: it is a factory's, and not known."""
+        return self.model if isinstance(self.model, ModelSpec) else None
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the ranks fill."""
+        return -(-self.world_size // self.ranks_per_node)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas of the model."""
+        return self.config.data_parallel_size(self.world_size)
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks that divide the states among them: data x context."""
+        return self.config.zero_ranks(self.world_size)
+
+    @property
+    def shard_size(self) -> int:
+        """Ranks that share one copy of sharded parameters, out of `zero_ranks`."""
+        chosen = self.config.hsdp_shard_size if self.config.zero_stage == 3 else 0
+        return chosen or self.zero_ranks
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of each replica in one optimizer step."""
+        return self.config.gradient_accumulation_steps(self.workload.global_batch_size, self.world_size)
+
+
+def winner_of(document: Mapping[str, Any]) -> Winner:
+    """Read a best-config document.
+
+    Raises:
+        BestConfigError: its request cannot be read, or does not say which model and cluster it resolved to.
+    """
+    request, launch = request_of(dict(document)), document["launch"]
+    model, cluster, baseline = request.resolved_model, request.resolved_cluster, document.get("baseline")
+    if model is None or cluster is None:
+        raise BestConfigError("job.request", "names no model and cluster", "write the file again with `autotune export`")
+    return Winner(
+        job=document["job"].get("id", ""),
+        config=TrialConfig().replace(document["best"]["config"]),
+        baseline=TrialConfig().replace(baseline["config"]) if baseline else None,
+        model=model,
+        workload=request.workload,
+        engine=request.engine,
+        world_size=launch["world_size"],
+        ranks_per_node=min(cluster.devices_per_node, launch["world_size"]),
+        on_gpus=cluster.device.kind == "cuda",
+        verified=document.get("verified", "native-only"),
+        env=launch.get("env", {}),
+        answer_for=request.answer_for,
+    )

@@ -1,0 +1,1 @@
+"""Configurations that people have in other frameworks, as knobs."""

@@ -1,0 +1,125 @@
+"""An Accelerate file as knobs: DeepSpeed, FSDP, Megatron-LM, or plain data parallelism."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.imports.deepspeed import from_deepspeed
+from autotune.imports.imported import Imported, Table
+from search_spaces.trial_config import Value
+
+SETTINGS = (
+    "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function",
+    "rdzv_backend", "same_network", "use_cpu", "gpu_ids", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
+    "tpu_use_sudo", "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
+    "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_use_orig_params", "deepspeed_config.zero3_init_flag",
+    "deepspeed_config.zero3_save_16bit_model", "deepspeed_config.deepspeed_multinode_launcher",
+)  # fmt: skip
+"""Of how a run is started and saved: no knob, and of no effect on a step."""
+PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
+SHARDING: Mapping[str, Value] = {
+    "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
+    "hybrid_shard_zero2": 2, "5": 2,
+}  # fmt: skip
+"""FSDP1's strategies, by name and by number -> ZeRO stage."""
+HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+ReadFile = Callable[[Path], Mapping[str, Any]]
+
+
+def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile) -> Imported:
+    """Read the file.
+
+    Args:
+        content: as YAML has it.
+        path: of the file; what it names lies beside it.
+        read_file: reads a DeepSpeed configuration that it names.
+
+    Raises:
+        RequestError: a value is not one that Accelerate takes, or outside its knob's domain; or a file that it names cannot be
+            read.
+    """
+    table = Table(content, path.name)
+    kind = str(table.take("distributed_type") or "NO").upper()
+    ranks, machines = table.whole("num_processes"), table.whole("num_machines") or 1
+    table.drop(*SETTINGS)
+    if kind == "DEEPSPEED" and (beside := table.take("deepspeed_config.deepspeed_config_file")) is not None:
+        table.drop("mixed_precision")
+        return _with_file(table, path.parent / str(beside), ranks, read_file)
+    table.set("precision", table.choice("mixed_precision", PRECISIONS))
+    match kind:
+        case "DEEPSPEED":
+            _deepspeed(table)
+        case "FSDP":
+            _fsdp(table, ranks, machines)
+        case "MEGATRON_LM":
+            _megatron(table)
+        case _:
+            table.set("zero_stage", 0)
+    _mesh(table)
+    steps = table.whole("gradient_accumulation_steps") or table.whole("deepspeed_config.gradient_accumulation_steps")
+    if steps is not None:
+        table.notes.append(f"gradient_accumulation_steps={steps}: follows from the batches; give --global-batch-size")
+    table.notes.append(
+        'micro_batch_size: the file does not say it, so that it is 1; add --baseline FILE with {"micro_batch_size": N}'
+    )
+    return table.imported(ranks=ranks)
+
+
+def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
+    inner = from_deepspeed(read_file(path), path.name)
+    notes = (*table.imported().notes, *inner.notes)
+    return Imported(
+        knobs=inner.knobs,
+        global_batch_size=inner.global_batch_size,
+        samples_per_rank=inner.samples_per_rank,
+        ranks=ranks,
+        notes=notes,
+    )
+
+
+def _deepspeed(table: Table) -> None:
+    table.knob("deepspeed_config.zero_stage", "zero_stage")
+    table.knobs.setdefault("zero_stage", 2)  # Accelerate's default
+    table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
+    table.knob("deepspeed_config.offload_param_device", "offload_param")
+
+
+def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
+    strategy = str(table.take("fsdp_config.fsdp_sharding_strategy") or "").lower()
+    reshard = table.take("fsdp_config.fsdp_reshard_after_forward")
+    if isinstance(reshard, str):  # FSDP1 keeps its strategy here
+        strategy, reshard = strategy or reshard.lower(), None
+    table.set("zero_stage", SHARDING.get(strategy, 3))
+    if reshard is not None:
+        table.set("reshard_after_forward", bool(reshard))
+    if strategy in HYBRID and ranks is not None and machines > 1:
+        table.set("hsdp_shard_size", ranks // machines)
+    if table.switch("fsdp_config.fsdp_offload_params"):
+        table.set("offload_param", "cpu")
+        table.set("offload_optimizer", "cpu")
+    if table.switch("fsdp_config.fsdp_activation_checkpointing"):
+        table.set("activation_checkpointing", "full")
+
+
+def _megatron(table: Table) -> None:
+    table.knob("megatron_lm_config.megatron_lm_tp_degree", "tensor_parallel_size")
+    table.knob("megatron_lm_config.megatron_lm_pp_degree", "pipeline_parallel_size")
+    table.set("sequence_parallel", table.switch("megatron_lm_config.megatron_lm_sequence_parallelism"))
+    table.set("zero_stage", 1 if table.switch("megatron_lm_config.megatron_lm_use_distributed_optimizer") else 0)
+    if table.switch("megatron_lm_config.megatron_lm_recompute_activations"):
+        table.set("activation_checkpointing", "selective")
+
+
+def _mesh(table: Table) -> None:
+    """The degrees of Accelerate's ParallelismConfig."""
+    sizes = {name: table.whole(f"parallelism_config.parallelism_config_{name}_size") or 1 for name in _DIMENSIONS}
+    if sizes["tp"] > 1:
+        table.set("tensor_parallel_size", sizes["tp"])
+    if sizes["cp"] > 1:
+        table.set("context_parallel_size", sizes["cp"])
+    if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1:
+        table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"])
+
+
+_DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp")

@@ -1,0 +1,76 @@
+"""A DeepSpeed configuration as knobs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.imports.imported import Imported, Table
+from search_spaces.trial import Workload
+
+ZERO = "zero_optimization."
+SAME = {
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    f"{ZERO}stage": "zero_stage",
+    f"{ZERO}reduce_bucket_size": "reduce_bucket_size",
+    f"{ZERO}allgather_bucket_size": "allgather_bucket_size",
+    f"{ZERO}stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    f"{ZERO}stage3_param_persistence_threshold": "param_persistence_threshold",
+    f"{ZERO}stage3_max_live_parameters": "max_live_parameters",
+    f"{ZERO}overlap_comm": "overlap_comm",
+    f"{ZERO}contiguous_gradients": "contiguous_gradients",
+    f"{ZERO}offload_optimizer.device": "offload_optimizer",
+    f"{ZERO}offload_optimizer.ratio": "offload_ratio",
+    f"{ZERO}offload_param.device": "offload_param",
+    "tensor_parallel.autotp_size": "tensor_parallel_size",
+}
+"""Key -> the knob of the same values."""
+NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
+"""What DeepSpeed reads without `stage3_` too."""
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
+
+
+def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
+    """Read the configuration.
+
+    Args:
+        content: as JSON has it.
+        source: the file's name, for messages.
+
+    Raises:
+        RequestError: a value is not one that DeepSpeed takes, or outside its knob's domain.
+    """
+    table = Table(content, source)
+    for key, name in SAME.items():
+        table.knob(key, name)
+    for name in NEWER_NAMES:
+        table.knob(f"{ZERO}{name}", name)
+    _precision(table)
+    _optimizer(table)
+    clipping = table.take("gradient_clipping")
+    if clipping is not None and clipping != Workload(global_batch_size=1, sequence_length=1).gradient_clipping:
+        table.notes.append(f"gradient_clipping={clipping}: trials clip at 1.0, which costs the same")
+    steps, batch = table.whole("gradient_accumulation_steps"), table.whole("train_batch_size")
+    micro = table.knobs.get("micro_batch_size")
+    if micro is None and batch is not None and steps is not None:
+        table.notes.append(
+            "train_micro_batch_size_per_gpu is not stated: it follows from the number of ranks; the default is 1"
+        )
+    samples = int(micro) * steps if micro is not None and steps is not None else None
+    return table.imported(global_batch_size=batch, samples_per_rank=samples)
+
+
+def _precision(table: Table) -> None:
+    """bf16 and fp16 are tables with a switch each; neither: fp32."""
+    bf16, fp16 = table.switch("bf16.enabled"), table.switch("fp16.enabled")
+    if bf16 or fp16:
+        table.set("precision", "bf16" if bf16 else "fp16")
+    elif bf16 is False or fp16 is False:
+        table.set("precision", "fp32")
+    table.set("reduce_dtype", table.choice("communication_data_type", DTYPES))
+
+
+def _optimizer(table: Table) -> None:
+    kind = table.take("optimizer.type")
+    if kind is not None and str(kind).lower() not in ("adam", "adamw"):
+        table.notes.append(f"optimizer.type={kind}: trials train with AdamW, whose state may be larger or smaller")
+    if table.switch("optimizer.params.torch_adam"):
+        table.set("fused_optimizer", False)

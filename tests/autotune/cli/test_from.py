@@ -1,0 +1,102 @@
+"""`--from`, `--history` and `study export` on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import table
+from called import Command
+
+from autotune.cli.imported import with_imported
+from autotune.jobs.request import request_from_fields, request_to_row
+from autotune.jobs.session import Session, prepare
+from autotune.loop import run_job
+from storage.sql import open_store
+from tests.autotune.cli.test_bad_input import refused
+
+PRESENT: dict[str, Any] = {
+    "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
+}  # fmt: skip
+
+
+def imported(folder: Path, content: dict[str, Any], ranks: tuple[int, ...] = (2,), **fields: Any) -> tuple[Session, list[str]]:
+    """The session of a sweep that begins with the file, and what it told."""
+    (folder / "ds.json").write_text(json.dumps(content))
+    (folder / "config.json").write_text(table.MODEL_CONFIG)
+    told: list[str] = []
+    given = {"model": str(folder / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", **fields}
+    return prepare(request_from_fields(with_imported(given, folder / "ds.json", ranks, told.append))), told
+
+
+def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
+    session, told = imported(tmp_path, PRESENT | {"zero_allow_untested_optimizer": True})
+    baseline = session.baselines[0]
+    assert (baseline.zero_stage, baseline.micro_batch_size, baseline.precision) == (2, 4, "bf16")
+    assert session.request.global_batch_size == 16
+    # Every trial computes in their precision: a gain is of the layout alone.
+    assert {config.precision for config in session.space.enumerate()} == {"bf16"}
+    assert told == [
+        "ds.json: zero_allow_untested_optimizer=true: is no knob here; trials do without it",
+        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 precision=bf16",
+    ]
+
+
+def test_what_is_given_besides_wins(tmp_path: Path) -> None:
+    session, _ = imported(
+        tmp_path,
+        PRESENT,
+        global_batch_size=32,
+        baseline={"micro_batch_size": 8},
+        pins={"precision": "fp32", "zero_stage": (1, 2)},
+    )
+    assert session.request.global_batch_size == 32
+    assert (session.baselines[0].zero_stage, session.baselines[0].micro_batch_size) == (2, 8)
+    assert {config.precision for config in session.space.enumerate()} == {"fp32"}
+
+
+def test_the_batch_follows_from_the_ranks(tmp_path: Path) -> None:
+    content = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "zero_optimization": {"stage": 1}}
+    assert imported(tmp_path, content)[0].request.global_batch_size == 12
+    told = imported(tmp_path, content, ranks=())[1]
+    assert told[-1].startswith("global_batch_size: the file does not say it; give --global-batch-size")
+
+
+@pytest.mark.parametrize("command_name", ["sweep", "submit"])
+def test_bad_files(command: Command, folder: Path, command_name: str) -> None:
+    (folder / "stage.json").write_text('{"zero_optimization": {"stage": 7}}')
+    words = (command_name, "config.json", "--ranks", "2", "--from")
+    refused(command, *words, "none.json", says=("from: none.json cannot be read", "give a DeepSpeed configuration"))
+    refused(command, *words, "stage.json", says=("zero_optimization.stage: 7 in stage.json", "give 0, 1, 2 or 3"))
+
+
+def test_bad_histories(command: Command, folder: Path) -> None:
+    (folder / "earlier.csv").write_text("zero_stage,samples_per_second\n1,10\n")
+    sweep = ("sweep", "config.json", "--ranks", "2", "--history")
+    refused(command, *sweep, "none.csv", says=("history: none.csv cannot be read", "give a CSV file"))
+    refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("history: tpe learns nothing", "use --strategy guided"))
+    words = ("--objective", "devices", "--rate", "1")
+    refused(command, *sweep, "earlier.csv", *words, says=("history: is of one job", "leave it out"))
+
+
+def test_a_job_as_a_study(command: Command, folder: Path) -> None:
+    session = table.session(folder, trials=4, confirm_repeats=0)
+    with open_store(str(folder / "jobs.db")) as store:
+        job = store.create_job(request_to_row(session.request)).id
+        run_job(session, store, job, table.runner())
+    answer = command("study", "export", job[:-1], "--storage", "sqlite:///studies.db", "--name", "mine")
+    assert (answer.status, answer.out, answer.err) == (0, "mine\n", "")
+    study = optuna.load_study(study_name="mine", storage="sqlite:///studies.db")
+    assert len(study.trials) == 4
+    refused(
+        command,
+        "study",
+        "export",
+        job,
+        "--storage",
+        "sqlite:///studies.db",
+        "--name",
+        "mine",
+        says=("name: ", "another --name"),
+    )

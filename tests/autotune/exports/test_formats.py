@@ -1,0 +1,155 @@
+"""Every format against its golden files, and what holds for all of them."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import export_cases as cases
+import exported
+import pytest
+
+from autotune.cli.jobs_app import FORMATS
+from autotune.errors import ExportRefusedError, UnknownFormatError
+from autotune.exports import EXPORTERS, Export, exporter
+from search_spaces.trial_config import TrialConfig, Value
+
+GOLDEN = Path(__file__).parent / "golden"
+NEW = tuple(name for name in EXPORTERS if name != "json")
+
+
+@pytest.mark.parametrize(("name", "case"), cases.WRITTEN)
+def test_the_file_is_golden(tmp_path: Path, name: str, case: str) -> None:
+    """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
+    made = exporter(name)(cases.best(case, tmp_path))
+    path = GOLDEN / f"{name}-{case}.{cases.SUFFIXES[name]}"
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        path.write_text(made.text, encoding="utf-8")
+    assert made.text == path.read_text(encoding="utf-8")
+    assert all("\n" not in note for note in made.notes)
+
+
+@pytest.mark.parametrize(("name", "case"), sorted(cases.REFUSED))
+def test_a_layout_that_the_format_cannot_say_is_refused(tmp_path: Path, name: str, case: str) -> None:
+    with pytest.raises(ExportRefusedError, match=r"format: .* no place for pipeline_parallel_size=2.*; use "):
+        exporter(name)(cases.best(case, tmp_path))
+
+
+def test_the_help_lists_the_formats() -> None:
+    assert tuple(EXPORTERS) == FORMATS
+    with pytest.raises(UnknownFormatError, match="use one of json, deepspeed, accelerate-fsdp"):
+        exporter("nemo")
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_whether_it_was_measured_there_is_told_last(tmp_path: Path, name: str) -> None:
+    document = cases.best("ddp", tmp_path)
+    assert exporter(name)(document).notes[-1].startswith("verified: native-only, measured by the engine native")
+    told = exporter(name)(document | {"verified": "target"})
+    assert told.notes[-1] == "verified: target, measured in this framework itself"
+    if cases.SUFFIXES[name] != "json":
+        assert f"# {told.notes[-1]}\n" in told.text
+
+
+def test_an_engine_that_is_the_framework_has_measured_there(tmp_path: Path) -> None:
+    best = exported.document(exported.small(tmp_path, engine="fsdp2"), zero_stage=3)
+    measured = {name for name in NEW if exporter(name)(best).notes[-1].startswith("verified: target")}
+    assert measured == {"torch"}
+
+
+SHARDED: dict[str, Value] = {"zero_stage": 3}
+PIPELINED: dict[str, Value] = {"pipeline_parallel_size": 2, "micro_batch_size": 1}
+MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
+    "zero_stage": (2, {}),
+    "micro_batch_size": (4, {}),
+    "reduce_bucket_size": (3_000_000, {}),
+    "allgather_bucket_size": (3_000_000, {"zero_stage": 2}),
+    "prefetch_bucket_size": (3_000_000, SHARDED),
+    "param_persistence_threshold": (3_000_000, SHARDED),
+    "max_live_parameters": (3_000_000, SHARDED),
+    "overlap_comm": (False, {}),
+    "contiguous_gradients": (False, {}),
+    "defer_gradient_reduction": (True, {"zero_stage": 2}),
+    "reduce_dtype": ("bf16", {}),
+    "hsdp_shard_size": (8, SHARDED),
+    "reshard_after_forward": (False, SHARDED),
+    "offload_optimizer": ("cpu", {"zero_stage": 2}),
+    "offload_param": ("cpu", SHARDED),
+    "offload_ratio": (0.5, {"zero_stage": 2, "offload_optimizer": "cpu"}),
+    "tensor_parallel_size": (2, {}),
+    "sequence_parallel": (True, {"tensor_parallel_size": 2}),
+    "pipeline_parallel_size": (2, {}),
+    "virtual_stages": (4, PIPELINED | {"virtual_stages": 2, "pipeline_schedule": "looped_bfs"}),
+    "pipeline_schedule": ("gpipe", PIPELINED),
+    "pipeline_split": ("even", PIPELINED),
+    "context_parallel_size": (2, {}),
+    "activation_checkpointing": ("full", {}),
+    "checkpoint_every_k": (2, {"activation_checkpointing": "full"}),
+    "precision": ("bf16", {}),
+    "attention_backend": ("math", {}),
+    "loss_chunk_size": (1024, {}),
+    "fused_optimizer": (False, {}),
+    "rank_order": ("tp-cp-pp-dp", PIPELINED),
+    "expandable_segments": (True, {}),
+}
+"""Knob -> another value than where it stands, and what it needs beside it."""
+
+
+@pytest.fixture(scope="module")
+def session() -> Any:
+    return exported.large()
+
+
+def test_every_knob_is_moved() -> None:
+    assert {*TrialConfig().values()} - {*MOVES} == {"expert_parallel_size"}  # which no engine of ours honours
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("knob", MOVES)
+def test_nothing_is_dropped_in_silence(session: Any, name: str, knob: str) -> None:
+    """A knob that moves changes the file, is told, or is refused."""
+    value, beside = MOVES[knob]
+
+    def made(**knobs: Value) -> Export | None:
+        document = exported.document(session, **knobs)
+        try:
+            found = exporter(name)(document)
+        except ExportRefusedError:
+            return None
+        beside = exporter("deepspeed")(document).text if name == "accelerate-deepspeed" else ""
+        return Export(text=found.text + beside, notes=found.notes)
+
+    before, after = made(**beside), made(**beside | {knob: value})
+    if before is None or after is None:
+        return
+    told = any(re.search(rf"\b{knob}={value}\b", note, re.IGNORECASE) for note in after.notes)
+    assert told or body(after.text) != body(before.text), after.notes
+
+
+def body(text: str) -> str:
+    """The file without its comments."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_module_of_the_users_own(name: str) -> None:
+    made = exporter(name)(exported.document(exported.unknown(), zero_stage=3, micro_batch_size=2))
+    assert made.text
+    assert "LlamaDecoderLayer" not in made.text
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "slurm", "torchrun"])
+@pytest.mark.parametrize("case", cases.CASES)
+def test_shell_scripts_are_bash(tmp_path: Path, name: str, case: str) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text(exporter(name)(cases.best(case, tmp_path)).text)
+    checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["lightning", "torch", "ray"])
+@pytest.mark.parametrize("case", cases.CASES)
+def test_python_texts_are_python(tmp_path: Path, name: str, case: str) -> None:
+    if (name, case) not in cases.REFUSED:
+        compile(exporter(name)(cases.best(case, tmp_path)).text, name, "exec")

@@ -1,0 +1,76 @@
+"""Megatron-LM's arguments: every name is one of a committed list, and the layout is spelled as it reads it."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import export_cases as cases
+import exported
+import pytest
+
+from autotune.exports import exporter
+from autotune.exports.megatron import pipeline_layout
+from search_spaces.trial_config import TrialConfig
+
+LISTED = Path(__file__).parent / "megatron_arguments.txt"
+
+
+def arguments(best: dict[str, Any]) -> dict[str, str]:
+    """Name -> value, as bash hands them over; empty: a switch."""
+    text = exporter("megatron")(best).text
+    (array,) = re.findall(r"^ARGUMENTS=\(\n(.*?)^\)$", text, re.DOTALL | re.MULTILINE)
+    words = shlex.split(array, comments=True)
+    found: dict[str, str] = {}
+    for word in words:
+        if word.startswith("--"):
+            found[word] = ""
+        else:
+            found[list(found)[-1]] = word
+    return found
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"zero_stage": 1, "reduce_dtype": "bf16", "overlap_comm": False},
+    {"zero_stage": 3, "hsdp_shard_size": 8, "offload_optimizer": "cpu", "precision": "bf16"},
+    {"tensor_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2, "attention_backend": "flash"},
+    {"pipeline_parallel_size": 4, "rank_order": "tp-cp-pp-dp", "activation_checkpointing": "full", "micro_batch_size": 1},
+    {"pipeline_parallel_size": 2, "virtual_stages": 4, "pipeline_schedule": "interleaved_1f1b"},
+]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "opt-1.3b", "gpt-neox-20b"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_name_is_listed(model: str, layout: dict[str, Any]) -> None:
+    length = {"gpt2": 1024}.get(model, 2048)
+    if model in ("gpt2",) and layout.get("tensor_parallel_size", 1) > 1:
+        pytest.skip("its vocabulary is not divided by two ranks")
+    listed = set(re.findall(r"--\S+", LISTED.read_text(encoding="utf-8")))
+    made = arguments(exported.document(exported.large(model, sequence_length=length), **layout))
+    assert set(made) <= listed
+
+
+def test_the_layout(tmp_path: Path) -> None:
+    made = arguments(cases.best("3d", tmp_path))
+    sizes = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size", "--micro-batch-size")
+    assert [made[name] for name in sizes] == ["4", "2", "1", "2"]
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--overlap-param-gather", "--bf16"} <= made.keys()
+    assert made["--recompute-granularity"] == "selective"
+    assert (made["--num-layers"], made["--num-query-groups"]) == ("32", "8")
+    stages = made["--pipeline-model-parallel-layout"].split("|")
+    assert (len(stages), sum(stage.count("t") for stage in stages)) == (4, 32)
+    assert (stages[0][0], stages[-1][-1]) == ("E", "L")
+
+
+def test_a_pipeline_is_laid_out_stage_by_stage() -> None:
+    shape = exported.large("gpt2", sequence_length=1024).model
+    config = TrialConfig(pipeline_parallel_size=2, pipeline_split="even")
+    assert pipeline_layout(shape, config, 1024) == "Etttttt|ttttttL"  # type: ignore[arg-type]
+
+
+def test_a_schedule_that_it_has_not_is_told() -> None:
+    best = exported.document(exported.large(), pipeline_parallel_size=2, virtual_stages=2, pipeline_schedule="zbv")
+    made = exporter("megatron")(best)
+    assert "--pipeline-model-parallel-layout" not in made.text
+    assert any(note.startswith("pipeline_schedule=zbv: ") for note in made.notes)

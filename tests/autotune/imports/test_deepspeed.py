@@ -1,0 +1,122 @@
+"""DeepSpeed configurations as knobs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import exported
+import pytest
+
+from autotune.errors import RequestError
+from autotune.exports import exporter
+from autotune.imports.read import read_imported
+from search_spaces.trial_config import TrialConfig
+
+PRESENT: dict[str, Any] = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "zero_optimization": {
+        "stage": 3, "reduce_bucket_size": 5e7, "stage3_prefetch_bucket_size": "auto", "overlap_comm": False,
+        "stage3_gather_16bit_weights_on_model_save": True, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "torch_adam": True}},
+    "communication_data_type": "bfp16",
+    "gradient_clipping": 0.5,
+    "steps_per_print": 10,
+}  # fmt: skip
+
+
+def read(folder: Path, content: Any, name: str = "ds.json") -> Any:
+    path = folder / name
+    path.write_text(json.dumps(content))
+    return read_imported(path)
+
+
+def test_what_is_a_knob_and_what_is_not(tmp_path: Path) -> None:
+    found = read(tmp_path, PRESENT)
+    assert found.knobs == {
+        "zero_stage": 3, "micro_batch_size": 4, "reduce_bucket_size": 50_000_000, "overlap_comm": False, "reduce_dtype": "bf16",
+        "offload_optimizer": "cpu", "precision": "bf16", "fused_optimizer": False,
+    }  # fmt: skip
+    assert (found.global_batch_size, found.samples_per_rank) == (64, 8)
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "zero_optimization.stage3_prefetch_bucket_size=auto", "fp16.enabled=auto", "gradient_clipping=0.5",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save=true",
+        "zero_optimization.offload_optimizer.pin_memory=true", "optimizer.params.lr=3e-05", "steps_per_print=10",
+    ]  # fmt: skip
+
+
+def test_all_of_it_may_be_auto(tmp_path: Path) -> None:
+    automatic = {
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+    }  # fmt: skip
+    found = read(tmp_path, automatic)
+    assert found.knobs == {"zero_stage": 2}
+    assert (found.global_batch_size, found.samples_per_rank) == (None, None)
+    assert len(found.notes) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"zero_optimization": {"stage": 4}},
+            r"zero_optimization.stage: 4 in ds.json is not in the domain of zero_stage; give 0",
+        ),
+        ({"zero_optimization": {"reduce_bucket_size": 0.5}}, "zero_optimization.reduce_bucket_size: 0.5 in ds.json"),
+        ({"train_batch_size": "many"}, "train_batch_size: 'many' in ds.json is no count; give a whole number"),
+        ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps' in ds.json is no switch; give true or false"),
+        ({"communication_data_type": "int8"}, "communication_data_type: 'int8' in ds.json is not known; use one of fp32"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as found:
+        read(tmp_path, {"train_micro_batch_size_per_gpu": 1, **change})
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("none.json", None, "from: .*none.json cannot be read"),
+        ("list.json", "[]", "from: .*list.json holds no table"),
+        ("words.json", "{words", "from: .*words.json is neither JSON nor YAML"),
+        ("words.yaml", "a: [", "from: .*words.yaml is neither JSON nor YAML"),
+        ("other.json", '{"model_type": "llama"}', "from: .*other.json has none of the keys of DeepSpeed or Accelerate; give"),
+    ],
+)
+def test_a_file_that_is_neither(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(RequestError, match=says) as found:
+        read_imported(tmp_path / name)
+    assert "\n" not in str(found.value)
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"micro_batch_size": 2, "reduce_bucket_size": 30_000},
+    {"zero_stage": 2, "overlap_comm": False, "precision": "bf16", "reduce_dtype": "bf16", "fused_optimizer": False},
+    {
+        "zero_stage": 3, "prefetch_bucket_size": 9_000, "param_persistence_threshold": 50, "max_live_parameters": 60_000,
+        "offload_optimizer": "cpu", "offload_ratio": 0.5, "offload_param": "cpu",
+    },
+    {"tensor_parallel_size": 2, "zero_stage": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_what_is_exported_comes_back(tmp_path: Path, layout: dict[str, Any]) -> None:
+    session = exported.small(tmp_path)
+    path = tmp_path / "ds_config.json"
+    path.write_text(exporter("deepspeed")(exported.document(session, **layout)).text)
+    found = read_imported(path)
+    assert TrialConfig().replace(found.knobs) == TrialConfig(**layout)
+    if "tensor_parallel_size" in layout:
+        assert (found.global_batch_size, found.samples_per_rank) == (None, 8)
+    else:
+        assert found.global_batch_size == session.request.global_batch_size
