@@ -5,11 +5,14 @@ from typing import Any
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+KEEP_ALL = 10**12
+"""As `stage3_max_reuse_distance`: farther than any step reaches, so that gathered parameters are kept until backward."""
+
 
 def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, parameter_count: int) -> dict[str, Any]:
     """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer.
 
-    Tensor and pipeline parallelism are not part of it: they need the module.
+    Tensor and pipeline parallelism are not part of it: they need the module. A `parameter_count` of 0 is not known.
     """
     return {
         **_batch(config, workload, world_size),
@@ -44,35 +47,43 @@ def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": config.zero_stage,
         # DeepSpeed allocates the whole bucket, however few gradients there are.
-        "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count),
+        "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size),
         "overlap_comm": config.overlap_comm,
         "contiguous_gradients": config.contiguous_gradients,
     }
     if config.zero_stage in (1, 2):
-        zero["allgather_bucket_size"] = config.allgather_bucket_size
+        # DeepSpeed never reads it, and stops where it is odd.
+        zero["allgather_bucket_size"] = max(config.allgather_bucket_size // 2 * 2, 2)
     if config.zero_stage == 3:
         zero |= _stage_3(config)
     if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = {"device": config.offload_optimizer, "ratio": config.offload_ratio}
+        zero["offload_optimizer"] = {"device": config.offload_optimizer, **_ratio(config)}
     if config.offload_param != "none":
         zero["offload_param"] = {"device": config.offload_param}
     return zero
 
 
+def offloads_a_part(config: TrialConfig) -> bool:
+    """Whether DeepSpeed can leave a part of the optimizer state on the device, and is to: at stage 3 alone."""
+    return config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage == 3
+
+
+def _ratio(config: TrialConfig) -> dict[str, Any]:
+    return {"ratio": config.offload_ratio} if offloads_a_part(config) else {}
+
+
 def _stage_3(config: TrialConfig) -> dict[str, Any]:
-    keys = {
+    return {
         "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
         "stage3_param_persistence_threshold": config.param_persistence_threshold,
         "stage3_max_live_parameters": config.max_live_parameters,
+        # DeepSpeed keeps what it needs again within so many parameters, beyond any limit; left to its default, within 1e9.
+        "stage3_max_reuse_distance": 0 if config.reshard_after_forward else KEEP_ALL,
     }
-    if config.reshard_after_forward:
-        # Left to its default, DeepSpeed keeps whatever it needs again within the next 1e9 parameters, beyond any limit.
-        keys["stage3_max_reuse_distance"] = 0
-    return keys
 
 
 def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     parameters: dict[str, Any] = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
-    if not config.fused_optimizer:
+    if not config.fused_optimizer and not offloads_a_part(config):  # which DeepSpeed's own Adam alone can
         parameters["torch_adam"] = True
     return {"type": "AdamW", "params": parameters}

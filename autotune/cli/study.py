@@ -7,7 +7,7 @@ from autotune.cli.status import Status
 from autotune.exports.optuna_study import write_study
 
 
-def study_command(job: str, storage: str, name: str | None, url: str | None, database: str | None) -> Status:
+def study_command(job: str | None, storage: str, name: str | None, url: str | None, database: str | None) -> Status:
     """Write the study; its name on standard output."""
     with open_desk(url, database) as desk:
         found = desk.job(job)

@@ -7,7 +7,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
-from search_spaces.deepspeed_config import deepspeed_config
+from search_spaces.deepspeed_config import deepspeed_config, offloads_a_part
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
@@ -70,7 +70,16 @@ def deepspeed_notes(winner: Winner) -> list[str]:
             f"hsdp_shard_size={config.hsdp_shard_size}: as zero_hpz_partition_size, which keeps a second copy of the "
             "parameters near, and shards optimizer state and gradients over all ranks"
         )
-    return notes + TARGET.unexpressed(config)
+    return notes + _offload_notes(config) + TARGET.unexpressed(config)
+
+
+def _offload_notes(config: TrialConfig) -> list[str]:
+    notes = []
+    if offloads_a_part(config) and not config.fused_optimizer:
+        notes.append("fused_optimizer=False: DeepSpeed offloads a part with its own Adam alone, which is left to it")
+    elif config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage < 3:
+        notes.append(f"offload_ratio={config.offload_ratio}: DeepSpeed offloads a part at stage 3 alone; here it offloads all")
+    return notes
 
 
 def _auto_tensor_parallel(config: TrialConfig) -> bool:

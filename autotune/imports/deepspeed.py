@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.imports.imported import Imported, Table
+from search_spaces.deepspeed_config import KEEP_ALL
 from search_spaces.trial import Workload
 
 ZERO = "zero_optimization."
@@ -23,6 +24,8 @@ SAME = {
     "tensor_parallel.autotp_size": "tensor_parallel_size",
 }
 """Key -> the knob of the same values."""
+DEFAULT_REUSE = 1e9
+"""DeepSpeed's own `stage3_max_reuse_distance`."""
 NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
 """What DeepSpeed reads without `stage3_` too."""
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
@@ -43,6 +46,8 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         table.knob(key, name)
     for name in NEWER_NAMES:
         table.knob(f"{ZERO}{name}", name)
+    set_default_overlap(table)
+    _reuse(table)
     _precision(table)
     _optimizer(table)
     clipping = table.take("gradient_clipping")
@@ -56,6 +61,27 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
     return table.imported(global_batch_size=batch, samples_per_rank=samples)
+
+
+def set_default_overlap(table: Table) -> None:
+    """Where the file does not say it: at stages 1 and 2 DeepSpeed reduces after backward, at stage 3 beside it."""
+    if table.knobs.get("zero_stage") in (1, 2):
+        table.knobs.setdefault("overlap_comm", False)
+
+
+def _reuse(table: Table) -> None:
+    """How far ahead DeepSpeed looks before it lets go of gathered parameters: not at all, over the whole step, or between."""
+    if table.knobs.get("zero_stage") != 3:
+        return
+    key = f"{ZERO}stage3_max_reuse_distance"
+    distance = table.number(key, f"{ZERO}max_reuse_distance", default=DEFAULT_REUSE)
+    if distance in (0, KEEP_ALL):
+        table.set("reshard_after_forward", distance == 0)
+        return
+    table.notes.append(
+        f"{key}={distance:g}: DeepSpeed keeps what it needs again within so many parameters, and trials keep nothing; for a "
+        'model of at most half as many add --baseline FILE with {"reshard_after_forward": false}'
+    )
 
 
 def _precision(table: Table) -> None:
@@ -73,4 +99,4 @@ def _optimizer(table: Table) -> None:
     if kind is not None and str(kind).lower() not in ("adam", "adamw"):
         table.notes.append(f"optimizer.type={kind}: trials train with AdamW, whose state may be larger or smaller")
     if table.switch("optimizer.params.torch_adam"):
-        table.set("fused_optimizer", False)
+        table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))

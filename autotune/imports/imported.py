@@ -1,5 +1,6 @@
 """What another framework's file says in our words, and how it is taken apart."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,25 @@ class Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
             raise RequestError(key, f"{value!r} in {self.source} is no count", "give a whole number of at least 1")
         return int(value)
+
+    def number(self, *keys: str, default: float) -> float:
+        """A number of at least 0 under the first of the keys that is there.
+
+        Raises:
+            RequestError: it is something else.
+        """
+        for key in keys:
+            value = self.take(key)
+            if value is None:
+                continue
+            try:
+                number = math.nan if isinstance(value, bool) else float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not number >= 0:
+                raise RequestError(key, f"{value!r} in {self.source} is no number", "give a number of at least 0")
+            return number
+        return default
 
     def switch(self, key: str) -> bool | None:
         """True or false.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
+from search_spaces.deepspeed_config import KEEP_ALL, deepspeed_config, torch_optimizer
 from search_spaces.deepspeed_rules import findings
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -18,6 +18,8 @@ def made(**knobs: Any) -> dict[str, Any]:
 def test_a_bucket_is_not_larger_than_the_model() -> None:
     assert made(zero_stage=2)["zero_optimization"]["reduce_bucket_size"] == PARAMETERS
     assert made(zero_stage=2, reduce_bucket_size=1_000)["zero_optimization"]["reduce_bucket_size"] == 1_000
+    unknown = deepspeed_config(TrialConfig(zero_stage=2), WORK, 4, 0)
+    assert unknown["zero_optimization"]["reduce_bucket_size"] == TrialConfig().reduce_bucket_size
 
 
 def test_the_product_of_the_batch_is_left_out_where_deepspeed_would_count_every_rank() -> None:
@@ -29,7 +31,13 @@ def test_the_product_of_the_batch_is_left_out_where_deepspeed_would_count_every_
 
 def test_releasing_after_forward_is_a_reuse_distance_of_nothing() -> None:
     assert made(zero_stage=3)["zero_optimization"]["stage3_max_reuse_distance"] == 0
-    assert "stage3_max_reuse_distance" not in made(zero_stage=3, reshard_after_forward=False)["zero_optimization"]
+    # Not left to DeepSpeed's default, which lets go of the first layers of a model with more than half a billion parameters.
+    assert made(zero_stage=3, reshard_after_forward=False)["zero_optimization"]["stage3_max_reuse_distance"] == KEEP_ALL
+
+
+def test_a_bucket_that_deepspeed_would_stop_at_is_made_even() -> None:
+    sizes = [made(zero_stage=2, allgather_bucket_size=size)["zero_optimization"]["allgather_bucket_size"] for size in (1, 5, 6)]
+    assert sizes == [2, 4, 6]
 
 
 def test_torchs_optimizer_is_fused_or_not() -> None:

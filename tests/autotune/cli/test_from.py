@@ -39,7 +39,7 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
     assert {config.precision for config in session.space.enumerate()} == {"bf16"}
     assert told == [
         "ds.json: zero_allow_untested_optimizer=true: is no knob here; trials do without it",
-        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 precision=bf16",
+        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false precision=bf16",
     ]
 
 
@@ -89,14 +89,6 @@ def test_a_job_as_a_study(command: Command, folder: Path) -> None:
     assert (answer.status, answer.out, answer.err) == (0, "mine\n", "")
     study = optuna.load_study(study_name="mine", storage="sqlite:///studies.db")
     assert len(study.trials) == 4
-    refused(
-        command,
-        "study",
-        "export",
-        job,
-        "--storage",
-        "sqlite:///studies.db",
-        "--name",
-        "mine",
-        says=("name: ", "another --name"),
-    )
+    assert command("study", "export", "--storage", "sqlite:///studies.db").out == f"{job}\n"
+    words = ("study", "export", job, "--storage", "sqlite:///studies.db", "--name", "mine")
+    refused(command, *words, says=("name: ", "another --name"))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import exported
+import pytest
 
 from autotune.exports import EXPORTERS
 from autotune.exports.export import Export
@@ -45,9 +46,20 @@ def test_stage_2(tmp_path: Path) -> None:
     )  # fmt: skip
     content = json.loads(made.text)
     assert content["zero_optimization"]["allgather_bucket_size"] == 10_000
-    assert content["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "ratio": 1.0}
+    assert content["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     assert content["optimizer"]["params"]["torch_adam"] is True
     assert [note.split("=")[0] for note in knob_notes(made)] == ["allgather_bucket_size", "defer_gradient_reduction"]
+
+
+@pytest.mark.parametrize(("stage", "ratio"), [(2, None), (3, 0.5)])
+def test_a_part_is_offloaded_at_stage_3_alone(tmp_path: Path, stage: int, ratio: float | None) -> None:
+    made = export(tmp_path, zero_stage=stage, offload_optimizer="cpu", offload_ratio=0.5, fused_optimizer=False)
+    content = json.loads(made.text)
+    assert content["zero_optimization"]["offload_optimizer"].get("ratio") == ratio
+    # With torch's Adam DeepSpeed would stop.
+    assert ("torch_adam" in content["optimizer"]["params"]) is (ratio is None)
+    (told,) = knob_notes(made)
+    assert told.startswith("fused_optimizer=False: " if ratio else "offload_ratio=0.5: ")
 
 
 def test_copies_of_the_shards_are_the_nearest(tmp_path: Path) -> None:

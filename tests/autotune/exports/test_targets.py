@@ -21,6 +21,7 @@ from autotune.exports import exporter
 from autotune.exports.optuna_study import write_study
 from autotune.jobs.request import request_to_row
 from autotune.loop import run_job
+from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
 CHECKS = Path(__file__).parent / "checks"
@@ -71,10 +72,10 @@ def test_deepspeed_reads_the_configuration_and_trains_a_step(tmp_path: Path, sta
 @needs("deepspeed")
 @pytest.mark.parametrize("case", cases.CASES)
 def test_deepspeed_reads_every_golden_file(tmp_path: Path, case: str) -> None:
-    path = written(tmp_path, "deepspeed", cases.best(case, tmp_path))
-    content = json.loads(path.read_text())
-    ranks = content["train_batch_size"] // content["gradient_accumulation_steps"] // content["train_micro_batch_size_per_gpu"]
-    assert checked("deepspeed_config", path, ranks, "parse")["stage"] == {"ddp": 0, "zero-3": 3, "3d": 1}[case]
+    best = cases.best(case, tmp_path)
+    ranks = TrialConfig(**best["best"]["config"]).data_parallel_size(best["launch"]["world_size"])
+    made = checked("deepspeed_config", written(tmp_path, "deepspeed", best), ranks, "parse")
+    assert made["stage"] == {"ddp": 0, "zero-3": 3, "3d": 1}[case]
 
 
 @needs("accelerate")

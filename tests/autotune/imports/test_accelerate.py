@@ -85,7 +85,9 @@ deepspeed_config:
   zero_stage: 2
 """,
     )
-    assert found.knobs == {"zero_stage": 2, "offload_optimizer": "cpu", "offload_param": "none", "precision": "fp16"}
+    assert found.knobs == {
+        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "offload_param": "none", "precision": "fp16",
+    }  # fmt: skip
     assert any(note.startswith("gradient_accumulation_steps=4") for note in found.notes)
 
 
@@ -93,7 +95,7 @@ def test_a_deepspeed_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 32, "zero_optimization": {"stage": 1}}))
     text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: true\n"
     found = read(tmp_path, text)
-    assert (found.knobs, found.global_batch_size, found.ranks) == ({"zero_stage": 1}, 32, 8)
+    assert (found.knobs, found.global_batch_size, found.ranks) == ({"zero_stage": 1, "overlap_comm": False}, 32, 8)
     with pytest.raises(RequestError, match=r"from: .*none.json cannot be read"):
         read(tmp_path, text.replace("ds.json", "none.json"))
 

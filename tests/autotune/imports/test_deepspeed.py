@@ -10,6 +10,7 @@ import pytest
 from autotune.errors import RequestError
 from autotune.exports import exporter
 from autotune.imports.read import read_imported
+from search_spaces.deepspeed_config import KEEP_ALL
 from search_spaces.trial_config import TrialConfig
 
 PRESENT: dict[str, Any] = {
@@ -18,6 +19,7 @@ PRESENT: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "zero_optimization": {
         "stage": 3, "reduce_bucket_size": 5e7, "stage3_prefetch_bucket_size": "auto", "overlap_comm": False,
+        "stage3_max_reuse_distance": 0,
         "stage3_gather_16bit_weights_on_model_save": True, "offload_optimizer": {"device": "cpu", "pin_memory": True},
     },
     "bf16": {"enabled": True},
@@ -39,7 +41,7 @@ def test_what_is_a_knob_and_what_is_not(tmp_path: Path) -> None:
     found = read(tmp_path, PRESENT)
     assert found.knobs == {
         "zero_stage": 3, "micro_batch_size": 4, "reduce_bucket_size": 50_000_000, "overlap_comm": False, "reduce_dtype": "bf16",
-        "offload_optimizer": "cpu", "precision": "bf16", "fused_optimizer": False,
+        "reshard_after_forward": True, "offload_optimizer": "cpu", "precision": "bf16", "fused_optimizer": False,
     }  # fmt: skip
     assert (found.global_batch_size, found.samples_per_rank) == (64, 8)
     assert [note.partition(":")[0] for note in found.notes] == [
@@ -56,9 +58,30 @@ def test_all_of_it_may_be_auto(tmp_path: Path) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
     }  # fmt: skip
     found = read(tmp_path, automatic)
-    assert found.knobs == {"zero_stage": 2}
+    assert found.knobs == {"zero_stage": 2, "overlap_comm": False}
     assert (found.global_batch_size, found.samples_per_rank) == (None, None)
     assert len(found.notes) == 7
+
+
+@pytest.mark.parametrize(("stage", "overlaps"), [(0, None), (1, False), (2, False), (3, None)])
+def test_what_deepspeed_does_where_nothing_is_said(tmp_path: Path, stage: int, overlaps: bool | None) -> None:
+    found = read(tmp_path, {"zero_optimization": {"stage": stage}})
+    assert found.knobs.get("overlap_comm") is overlaps
+    assert [note.partition(":")[0] for note in found.notes] == (
+        ["zero_optimization.stage3_max_reuse_distance=1e+09"] if stage == 3 else []
+    )
+
+
+@pytest.mark.parametrize(("distance", "reshards", "notes"), [(0, True, 0), (KEEP_ALL, False, 0), (5e8, None, 1)])
+def test_how_far_ahead_deepspeed_looks(tmp_path: Path, distance: float, reshards: bool | None, notes: int) -> None:
+    found = read(tmp_path, {"zero_optimization": {"stage": 3, "max_reuse_distance": distance}})
+    assert (found.knobs.get("reshard_after_forward"), len(found.notes)) == (reshards, notes)
+
+
+def test_torchs_optimizer_is_fused_where_it_says_so(tmp_path: Path) -> None:
+    for told, fused in (({}, None), ({"torch_adam": True}, False), ({"torch_adam": True, "fused": True}, True)):
+        found = read(tmp_path, {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": told}})
+        assert found.knobs.get("fused_optimizer") is fused
 
 
 @pytest.mark.parametrize(
@@ -69,6 +92,10 @@ def test_all_of_it_may_be_auto(tmp_path: Path) -> None:
             r"zero_optimization.stage: 4 in ds.json is not in the domain of zero_stage; give 0",
         ),
         ({"zero_optimization": {"reduce_bucket_size": 0.5}}, "zero_optimization.reduce_bucket_size: 0.5 in ds.json"),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_max_reuse_distance": -1}},
+            "stage3_max_reuse_distance: -1 in ds.json is no number; give a number of at least 0",
+        ),
         ({"train_batch_size": "many"}, "train_batch_size: 'many' in ds.json is no count; give a whole number"),
         ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps' in ds.json is no switch; give true or false"),
         ({"communication_data_type": "int8"}, "communication_data_type: 'int8' in ds.json is not known; use one of fp32"),
@@ -105,17 +132,21 @@ LAYOUTS: list[dict[str, Any]] = [
         "zero_stage": 3, "prefetch_bucket_size": 9_000, "param_persistence_threshold": 50, "max_live_parameters": 60_000,
         "offload_optimizer": "cpu", "offload_ratio": 0.5, "offload_param": "cpu",
     },
+    {"zero_stage": 3, "reshard_after_forward": False, "offload_optimizer": "cpu"},
     {"tensor_parallel_size": 2, "zero_stage": 1},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_is_exported_comes_back(tmp_path: Path, layout: dict[str, Any]) -> None:
+    """As the configuration that stands for it: a bucket that holds the whole model is as good as any larger one."""
     session = exported.small(tmp_path)
     path = tmp_path / "ds_config.json"
     path.write_text(exporter("deepspeed")(exported.document(session, **layout)).text)
     found = read_imported(path)
-    assert TrialConfig().replace(found.knobs) == TrialConfig(**layout)
+    canonical = session.space.canonical
+    assert canonical(TrialConfig().replace(found.knobs)) == canonical(TrialConfig(**layout))
+    assert {name: found.knobs[name] for name in layout} == layout
     if "tensor_parallel_size" in layout:
         assert (found.global_batch_size, found.samples_per_rank) == (None, 8)
     else:
