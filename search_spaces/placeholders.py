@@ -1,0 +1,109 @@
+"""What `{…}` in the words of a user's command stands for, and which knobs the command can turn by it."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from search_spaces.command import CommandModel, variant_values
+from search_spaces.errors import ModelFormatError
+from search_spaces.knobs import value_text
+from search_spaces.preset_files import unknown_name
+from search_spaces.trial import Workload
+from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig, Value
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+"""`{{word}}` is the text `{word}` itself. Other braces, as in JSON, are left alone."""
+
+FILES: Mapping[str, str] = {"config": "config.json", "accelerate": "accelerate.yaml"}
+"""Placeholder -> the file that is rendered for each trial, and whose path it stands for."""
+
+Derived = Callable[[TrialConfig, Workload, int], Value]
+
+DERIVED: Mapping[str, Derived] = {
+    "gradient_accumulation_steps": lambda config, work, ranks: config.gradient_accumulation_steps(
+        work.global_batch_size, ranks
+    ),
+    "data_parallel_size": lambda config, _, ranks: config.data_parallel_size(ranks),
+    "global_batch_size": lambda _, work, __: work.global_batch_size,
+    "sequence_length": lambda _, work, __: work.sequence_length,
+    "world_size": lambda _, __, ranks: ranks,
+    "seed": lambda _, work, __: work.seed,
+    "bf16": lambda config, _, __: config.precision == "bf16",
+    "fp16": lambda config, _, __: config.precision == "fp16",
+    "gradient_checkpointing": lambda config, _, __: config.activation_checkpointing != "none",
+}
+"""Placeholders that follow from the configuration, the workload and the number of ranks."""
+SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
+    "bf16": ("precision", ("fp32", "bf16")),
+    "fp16": ("precision", ("fp32", "fp16")),
+    "gradient_checkpointing": ("activation_checkpointing", ("none", "full")),
+}
+"""Placeholders that are true or false -> the knob that they turn, and its values that they tell apart."""
+TELLS_BATCH = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
+"""Placeholders by which a script learns how large a batch is."""
+
+
+def names_in(words: Iterable[str]) -> tuple[str, ...]:
+    """The placeholders of a command, each once."""
+    return tuple(dict.fromkeys(match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2]))
+
+
+def require_known(command: CommandModel, files: Iterable[str] = FILES) -> None:
+    """Refuse a placeholder that stands for nothing, and a script's own knob that has no place in the command.
+
+    Raises:
+        UnknownNameError: a placeholder is not known; the line names the nearest.
+        ModelFormatError: a knob of the script's own has the name of another placeholder, or none in the command.
+    """
+    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *files} - {SCRIPT}
+    for name in command.script_knobs:
+        if name in built_in:
+            raise ModelFormatError(f"command.script_knobs.{name}", "is a placeholder already", "give it another name")
+        if name not in used:
+            problem = f"the command has no {{{name}}}"
+            raise ModelFormatError(f"command.script_knobs.{name}", problem, "write it where the value belongs")
+    for name in used:
+        if name not in built_in and name not in command.script_knobs:
+            known = sorted({*built_in, *command.script_knobs})
+            raise unknown_name("placeholder", f"{{{name}}}", known, f"{{{{{name}}}}} is the text itself")
+
+
+def turned_by(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
+    """Knob -> its values that the words of the command tell apart; None: all."""
+    turned: dict[str, tuple[Value, ...] | None] = {}
+    used = names_in(command.arguments)
+    for name in used:
+        if name in SWITCHES:
+            knob, values = SWITCHES[name]
+            before = turned.get(knob, ())
+            turned[knob] = None if before is None else tuple(dict.fromkeys((*before, *values)))
+    turned |= {name: None for name in used if name in KNOB_NAMES}
+    return turned | ({SCRIPT: command.variants} if command.variants else {})
+
+
+def words_of(
+    command: CommandModel, config: TrialConfig, workload: Workload, world_size: int, paths: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The command with every placeholder filled in.
+
+    Args:
+        command: the user's.
+        config: the trial's.
+        workload: the job's.
+        world_size: ranks of a trial.
+        paths: placeholder of `FILES` -> where that file lies.
+    """
+    values = {**config.values(), **variant_values(config.script), **paths}
+
+    def filled(match: re.Match[str]) -> str:
+        if match[1]:
+            return f"{{{match[1]}}}"
+        name = match[2]
+        return value_text(DERIVED[name](config, workload, world_size) if name in DERIVED else values[name])
+
+    return tuple(_PLACEHOLDER.sub(filled, word) for word in command.arguments)
+
+
+def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]:
+    """The environment variables that the configuration sets."""
+    values = variant_values(config.script)
+    return {name: values[name] for name in command.environment_knobs if name in values}
