@@ -50,6 +50,7 @@ def launch_of(trial: Trial, command: CommandModel, place: Place, folder: Path, o
         folder=command.folder,
         # The verdict is the resident set's; this is for a process that would bring down the host before it is looked at.
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
+        shared_memory=leftovers.shared_memory(place.address, place.port),
     )
 
 

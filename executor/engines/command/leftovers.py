@@ -35,9 +35,14 @@ def extensions_folder() -> Path:
     return folder
 
 
+def shared_memory(address: str, port: int) -> str:
+    """Pattern of the files that DeepSpeed's ranks of a trial share on this host."""
+    return str(SHARED_MEMORY / f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_*")
+
+
 def remove_shared_memory(address: str, port: int) -> None:
-    """Remove what DeepSpeed's ranks of a trial that has ended shared on this host."""
-    for path in SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_*"):
+    """Remove them once the trial has ended. A rank that does not live so long leaves it to the supervisor of its script."""
+    for path in SHARED_MEMORY.glob(Path(shared_memory(address, port)).name):
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -29,6 +29,8 @@ class Launch:
     """Its working folder; empty: the rank's."""
     data_limit: int | None = None
     """Bytes of private memory that one of its processes may ask for; None: no limit."""
+    shared_memory: str = ""
+    """Pattern of the files of shared memory that it may leave; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class ScriptProcess:
         plan.write_text(
             json.dumps({
                 "words": launch.words, "environment": dict(launch.environment), "folder": launch.folder,
-                "data_limit": launch.data_limit, "output": str(output),
+                "data_limit": launch.data_limit, "output": str(output), "shared_memory": launch.shared_memory,
             }),
             encoding="utf-8",
         )  # fmt: skip

@@ -5,7 +5,7 @@
       │ ◄──────────────────── {"pid": …}         or {"failed": why}
       │ one letter: a signal ─────────────►      any number
       │ ◄──────────────────── {"exit": …}        the script has ended, and all that it had started
-      │ end of file ──────────────────────►      the rank is gone: everything is killed, its folder removed
+      │ end of file ──────────────────────►      the rank is gone: everything is killed, its folder and shared memory removed
 
 It is no part of the rank's process group: the rank is killed with all its group when a trial runs out of time, and then nobody
 would be left to end what the script has started (data-loader workers, daemons in sessions of their own). What it starts is
@@ -52,6 +52,9 @@ def main() -> None:
     kill_rest(script.pid)
     if ended is None:
         shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+        if pattern := launch["shared_memory"]:
+            for path in Path(pattern).parent.glob(Path(pattern).name):
+                path.unlink(missing_ok=True)
     else:
         _tell(ended)
 
