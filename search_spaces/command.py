@@ -46,7 +46,7 @@ class CommandModel:
     folder: str = ""
     """Where it runs, the same on every node; empty: where the ranks run."""
     parameter_count: int = 0
-    """As the user states it; 0: not known, so that no memory is foretold and no FLOPs are told."""
+    """As the user states it; 0: not known, so that no FLOPs are told. The search begins with a model of this size in mind."""
     pattern: str | None = None
     """A regular expression that is looked for in each line of the output, with named groups of `READINGS`; None: the script
     reports (`autotune.report`)."""
@@ -98,11 +98,6 @@ class CommandModel:
             return ()
         combinations = itertools.product(*own.values())
         return tuple(" ".join(f"{name}={value}" for name, value in zip(own, row, strict=True)) for row in combinations)
-
-    @property
-    def frozen_parameter_count(self) -> int:
-        """None that are known."""
-        return 0
 
     def flops_per_token(self, sequence_length: int) -> float:  # noqa: ARG002  the shape inside is not known
         """6 FLOPs a parameter and token, by the parameters that are stated."""

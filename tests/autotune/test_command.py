@@ -120,8 +120,8 @@ def test_sizes_of_a_model_that_is_not_known_are_not_clipped() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"command": ["python", "t.py"], "pins": {"zero_stage": 3}}, "carries zero_stage; write {zero_stage} or {config} in"),
-        ({"command": PLAIN, "pins": {"activation_checkpointing": "full"}}, "write {activation_checkpointing} in it"),
+        ({"command": ["python", "t.py"], "pins": {"zero_stage": 3}}, "carries zero_stage; write {zero_stage} or {config}"),
+        ({"command": PLAIN, "pins": {"activation_checkpointing": "full"}}, "write {activation_checkpointing}"),
         ({"command": ["python", "t.py"], "baseline": {"zero_stage": 1}}, "carries zero_stage"),
         ({"command": ["python", "t.py", "{micro_batch}"]}, "did you mean micro_batch_size"),
         ({"command": ["python", "t.py"], "engine": "native"}, "native does not run a command"),
