@@ -60,10 +60,14 @@ def require_carried(request: JobRequest, capability: Capability) -> None:
     """
     for name in (*request.pins, *(request.baseline or {})):
         if name in KNOBS and name not in capability.knobs and _is_turned(request, name):
-            files = [file for file, (form, knobs) in FORMATS.items() if form in EXPORTERS and name in knobs]
-            carriers = " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
             problem = f"no placeholder of the command carries {name}"
-            raise RequestError("command", problem, f"write {carriers} in it, or leave {name} out")
+            raise RequestError("command", problem, f"write {carriers_of(name)} in it, or leave {name} out")
+
+
+def carriers_of(name: str) -> str:
+    """The placeholders that would carry a knob, as a line tells them."""
+    files = [file for file, (form, knobs) in FORMATS.items() if form in EXPORTERS and name in knobs]
+    return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
 
 
 def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:

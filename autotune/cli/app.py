@@ -202,17 +202,27 @@ def reproduce(
 
 @app.command()
 def verify(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine that the configuration is for.")],
+    launcher: options.Launcher = None,
+    accelerate_plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    report_seconds: options.ReportSeconds = None,
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, in turn.")] = 3,
     write: Annotated[bool, typer.Option("--write", help="Enter what was found into FILE.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a best configuration on another engine: delivered against promised samples/s and gain."""
+    """Run a best configuration on another engine: delivered against promised samples/s and gain. Your own script's command is
+    everything after --, with --engine command."""
     from autotune.cli.verify import verify_command
 
-    end(lambda: verify_command(path, engine, runner, rounds, write, json))
+    command = command_of(
+        context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
+    )
+    end(lambda: verify_command(path, engine, command, runner, rounds, write, json))
 
 
 @app.command()

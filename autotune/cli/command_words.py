@@ -8,7 +8,7 @@ import typer
 
 from autotune.errors import RequestError
 
-TAKES = ("sweep", "submit")
+TAKES = ("sweep", "submit", "verify")
 """Commands of ours that take one of the user's."""
 KEY = "command"
 

@@ -40,6 +40,11 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert best["launch"]["command"].endswith("train.py 4 1 2")
     assert "train.py on local" in command("show").out
     assert "workers=2" in command("explain").out
+    refused = command("verify", "best-config.json", "--engine", "native")
+    assert (refused.status, "native does not run the script that was tuned; use command" in refused.err) == (2, True)
+    verified = command("verify", "best-config.json", "--engine", "command", "--rounds", 1)
+    assert verified.status == 0, verified.err
+    assert "on command: " in verified.out
 
 
 def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(script: Path, command: Command) -> None:
