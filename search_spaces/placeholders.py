@@ -1,17 +1,19 @@
 """What `{…}` in the words of a user's command stands for, and which knobs the command can turn by it."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from search_spaces.command import CommandModel, variant_values
 from search_spaces.errors import ModelFormatError
-from search_spaces.knobs import value_text
+from search_spaces.knobs import KNOBS, Kind, parse_value, value_text
 from search_spaces.preset_files import unknown_name
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig, Value
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 """`{{word}}` is the text `{word}` itself. Other braces, as in JSON, are left alone."""
+_CONDITION = re.compile(r"\{([A-Za-z_]\w*)=([^:{}]*):(.+)\}")
+"""`{knob=value:word}`: the word where the knob has the value, and none where it has another. For flags that take no value."""
 
 FILES: Mapping[str, str] = {"config": "config.json", "accelerate": "accelerate.yaml"}
 """Placeholder -> the file that is rendered for each trial, and whose path it stands for."""
@@ -47,18 +49,28 @@ def names_in(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2]))
 
 
+def conditions_in(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Knob and value of each word that depends on one."""
+    return [(match[1], match[2]) for match in map(_CONDITION.fullmatch, words) if match]
+
+
 def require_known(command: CommandModel, files: Iterable[str] = FILES) -> None:
     """Refuse a placeholder that stands for nothing, and a script's own knob that has no place in the command.
 
     Raises:
         UnknownNameError: a placeholder is not known; the line names the nearest.
-        ModelFormatError: a knob of the script's own has the name of another placeholder, or none in the command.
+        KnobValueError: a word depends on a value that its knob cannot have.
+        ModelFormatError: a knob of the script's own has the name of another placeholder, or none in the command, or not the
+            value that a word depends on.
     """
     used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *files} - {SCRIPT}
+    conditions = conditions_in(command.arguments)
+    for name, value in conditions:
+        _require_value(command, name, value)
     for name in command.script_knobs:
         if name in built_in:
             raise ModelFormatError(f"command.script_knobs.{name}", "is a placeholder already", "give it another name")
-        if name not in used:
+        if name not in {*used, *(own for own, _ in conditions)}:
             problem = f"the command has no {{{name}}}"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "write it where the value belongs")
     for name in used:
@@ -67,17 +79,38 @@ def require_known(command: CommandModel, files: Iterable[str] = FILES) -> None:
             raise unknown_name("placeholder", f"{{{name}}}", known, f"{{{{{name}}}}} is the text itself")
 
 
+def _require_value(command: CommandModel, name: str, text: str) -> None:
+    if name in command.script_knobs:
+        if text not in command.script_knobs[name]:
+            problem = f"has no value {text!r}, on which a word of the command depends"
+            raise ModelFormatError(f"command.script_knobs.{name}", problem, "give it that value, or correct the word")
+    elif name not in KNOBS or name == SCRIPT:
+        known = sorted({*KNOB_NAMES, *command.script_knobs} - {SCRIPT})
+        raise unknown_name("placeholder", f"{{{name}={text}:…}}", known, "a word can depend on any knob")
+    else:
+        parse_value(name, text)
+
+
 def turned_by(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
     """Knob -> its values that the words of the command tell apart; None: all."""
-    turned: dict[str, tuple[Value, ...] | None] = {}
     used = names_in(command.arguments)
-    for name in used:
-        if name in SWITCHES:
-            knob, values = SWITCHES[name]
-            before = turned.get(knob, ())
-            turned[knob] = None if before is None else tuple(dict.fromkeys((*before, *values)))
-    turned |= {name: None for name in used if name in KNOB_NAMES}
+    told: dict[str, tuple[Value, ...]] = {}
+    for knob, values in [*(SWITCHES[name] for name in used if name in SWITCHES), *_told_by_conditions(command)]:
+        told[knob] = tuple(dict.fromkeys((*told.get(knob, ()), *values)))
+    turned: dict[str, tuple[Value, ...] | None] = {**told, **{name: None for name in used if name in KNOB_NAMES}}
     return turned | ({SCRIPT: command.variants} if command.variants else {})
+
+
+def _told_by_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    """Each knob on which words depend, with the values that they name and one other: the default, or a switch's."""
+    named: dict[str, list[Value]] = {}
+    for name, text in conditions_in(command.arguments):
+        if name in KNOBS:
+            named.setdefault(name, []).append(parse_value(name, text))
+    for name, values in named.items():
+        knob = KNOBS[name]
+        others = knob.choices if knob.kind is Kind.BOOL else ()
+        yield name, tuple(dict.fromkeys((knob.default, *values, *others)))
 
 
 def words_of(
@@ -100,7 +133,22 @@ def words_of(
         name = match[2]
         return value_text(DERIVED[name](config, workload, world_size) if name in DERIVED else values[name])
 
-    return tuple(_PLACEHOLDER.sub(filled, word) for word in command.arguments)
+    return tuple(_PLACEHOLDER.sub(filled, word) for word in _chosen(command.arguments, values))
+
+
+def _chosen(words: Iterable[str], values: Mapping[str, Value]) -> Iterator[str]:
+    """The words but for those that depend on another value."""
+    for word in words:
+        condition = _CONDITION.fullmatch(word)
+        if condition is None:
+            yield word
+        elif value_text(values[condition[1]]) == _spelled(condition[1], condition[2]):
+            yield condition[3]
+
+
+def _spelled(name: str, text: str) -> str:
+    """The value of a condition as values are written: `True` is `true`."""
+    return value_text(parse_value(name, text)) if name in KNOBS else text
 
 
 def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]:

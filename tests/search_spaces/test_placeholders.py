@@ -38,6 +38,42 @@ def test_what_the_words_carry_is_what_can_be_turned() -> None:
     assert turned_by(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
 
 
+FLAGS = CommandModel(
+    arguments=(
+        "t", "{sequence_parallel=true:--sequence-parallel}", "{overlap_comm=True:--overlap}",
+        "{zero_stage=0:--copies={world_size}}", "{zero_stage=3:--whole}", "{fused=yes:--fused}",
+    ),
+    script_knobs={"fused": ["yes", "no"]},
+)  # fmt: skip
+
+
+def test_a_flag_is_there_where_its_knob_has_the_value() -> None:
+    require_known(FLAGS)
+    config = TrialConfig(script="fused=no")
+    assert words_of(FLAGS, config, WORK, 2, {}) == ("t", "--overlap", "--copies=2")
+    other = config.replace({"sequence_parallel": True, "overlap_comm": False, "zero_stage": 3, "script": "fused=yes"})
+    assert words_of(FLAGS, other, WORK, 2, {}) == ("t", "--sequence-parallel", "--whole", "--fused")
+
+
+def test_flags_tell_their_values_and_one_other_apart() -> None:
+    switches = {"sequence_parallel": (False, True), "overlap_comm": (True, False)}
+    assert turned_by(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("{zero_stag=1:--x}", "did you mean zero_stage"),
+        ("{bf16=true:--x}", "no placeholder has this name"),
+        ("{zero_stage=4:--x}", "zero_stage"),
+        ("{fused=maybe:--x}", "command.script_knobs.fused: has no value 'maybe'"),
+    ],
+)
+def test_a_flag_that_could_never_be_is_refused(word: str, told: str) -> None:
+    with pytest.raises(SearchSpaceError, match=told):
+        require_known(CommandModel(arguments=("t", word, "{fused}"), script_knobs={"fused": ["yes"]}))
+
+
 def test_an_unknown_placeholder_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"\{micro_batch\}: no placeholder.*did you mean micro_batch_size"):
         require_known(CommandModel(arguments=("t", "{micro_batch}")))
