@@ -39,7 +39,7 @@ def test_a_plain_torch_script(runner: LocalRunner) -> None:
     assert 1.5 < result.losses[0] < 3.5  # log 10, about
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra huggingface)")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra transformers)")
 def test_a_trainer_of_hugging_face(runner: LocalRunner, tmp_path: Path) -> None:
     words = (
         "--output_dir", str(tmp_path), "--per_device_train_batch_size", "{micro_batch_size}", "--report_to", "none",
