@@ -10,6 +10,7 @@ from autotune.command import notes_of
 from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields, request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare
+from autotune.strategies.guided.setting import setting_of
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
 from search_spaces.trial_config import TrialConfig
@@ -108,6 +109,13 @@ def test_guided_search_tells_settings_of_the_script_apart() -> None:
     proposed = found.strategy.propose(found.space, (), (), 15, 0)
     assert len({config.hash for config in proposed}) == 15
     assert {config.script for config in proposed} == {f"workers={number}" for number in range(5)}
+
+
+def test_a_script_of_which_nothing_is_known_has_a_layer_for_each_stage() -> None:
+    words = ["python", "t.py", "{micro_batch_size}", "{pipeline_parallel_size}"]
+    found = session(words, space="3d", ranks=4)
+    setting = setting_of(found.model, found.space, "command", found.ranking, found.request.fidelity)
+    assert setting.model.num_layers == 4 * max(map(int, found.space.domains["virtual_stages"]))
 
 
 def test_sizes_of_a_model_that_is_not_known_are_not_clipped() -> None:
