@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.fields import Integer
 from api.settings import Settings
-from api.submission import Integer, KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
+from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
 from autotune.prediction.calibrated import asked_here
 from autotune.prediction.estimate import estimates
 from autotune.prediction.largest import Dimension, largest

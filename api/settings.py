@@ -20,6 +20,8 @@ class Settings:
     """Whether a request needs an API key. Without, the service listens on loopback alone, and checks Host and Origin."""
     factories: tuple[str, ...] = ()
     """`module:factory` models that requests may name: nothing else of a request makes a worker import anything."""
+    commands: tuple[str, ...] = ()
+    """`FOLDER:COMMAND`: what a user's command must begin with, and where it runs. Empty: no request may run one."""
     runners: tuple[str, ...] = ("ray", "local")
     body_bytes: int = 1_000_000
     """Longest body of a request."""

@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from api.commands import SubmittedCommand, allowed_command
+from api.fields import Integer
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
@@ -21,13 +23,6 @@ from search_spaces.model import ModelSpec
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.trial_config import Value
 
-
-def _whole(value: object) -> object:
-    """5.0 is an integer to JSON Schema, as it is to a client whose language has one kind of number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Integer = Annotated[int, BeforeValidator(_whole)]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Whole = Annotated[Integer, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
@@ -57,8 +52,10 @@ class JobSubmission(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Name | UploadedModel
-    """A preset's name, a config.json, or a `module:factory` that the server allows."""
+    model: Name | UploadedModel | None = None
+    """A preset's name, a config.json, or a `module:factory` that the server allows. Left out where there is a command."""
+    command: SubmittedCommand | None = None
+    """A training script that the server allows."""
     cluster: Name | None = None
     """`local`, or a preset as NAME:NODES."""
     ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
@@ -121,6 +118,10 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     _require_names(fields, settings)
     if body.baseline is not None:
         fields["baseline"] = checked(body.baseline)
+    if body.command is not None:
+        fields["command"] = allowed_command(body.command, settings.commands)
+    if body.model is None:
+        return request_from_fields(fields), None
     fields["model"], uploaded = uploaded_or_named(body.model, settings)
     return request_from_fields(fields), uploaded
 

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.measured import report
+from autotune.measured import batches, report
 
 if TYPE_CHECKING:
     from autotune.client import Client
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.tuning import TuneResult, tune
     from autotune.tuning_series import tune_series
 
-__all__ = ["Client", "GuidedSampler", "TuneResult", "report", "tune", "tune_series"]
+__all__ = ["Client", "GuidedSampler", "TuneResult", "batches", "report", "tune", "tune_series"]
 
 
 def __getattr__(name: str) -> Any:

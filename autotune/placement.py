@@ -1,11 +1,14 @@
 """Where each rank of a configuration runs: its node, its place along each parallel dimension, its layers."""
 
+import shlex
 from typing import Any
 
 from autotune.jobs.session import Session
+from search_spaces.command import CommandModel
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.model import ModelSpec
 from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.placeholders import FILES, environment_of, words_of
 from search_spaces.trial_config import TrialConfig
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -13,12 +16,26 @@ ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 
 def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     """How the configuration is started, and where each of its ranks stands. It follows from the arguments alone."""
-    return {
-        "world_size": session.world_size,
-        "placement": _placement(config, session),
-        "env": {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {},
-        "command": "autotune reproduce best-config.json",
+    variables = {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {}
+    line = "autotune reproduce best-config.json"
+    placement = _placement(config, session)
+    if isinstance(session.model, CommandModel):
+        variables |= environment_of(session.model, config)
+        line = _command_line(session.model, config, session, placement)
+    return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
+
+
+def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
+    """The user's script under its own launcher, on the first node; files that it reads stand there by their names."""
+    words = words_of(command, config, session.request.workload, session.world_size, FILES)
+    python = words[0] in ("python", "python3")
+    nodes, ranks = placement["nodes"], placement["ranks_per_node"]
+    launcher = {
+        "torchrun": ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *([] if python else ["--no-python"])],
+        "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
+        "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
     }
+    return shlex.join([*launcher[command.launcher], *words[int(python) :]])
 
 
 def _placement(config: TrialConfig, session: Session) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from autotune.engines import CAPABILITIES
 from search_spaces.capability import Capability, Combination
 from search_spaces.knobs import KNOBS, value_text
 from search_spaces.reference import markdown_table
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import SCRIPT, TrialConfig, Value
 
 Row = tuple[str, ...]
 
@@ -20,6 +20,8 @@ Generated from `executor/engines/*/capability.py` by `autotune engines --markdow
 engine honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` says that the engine does not turn it. What
 is not honoured is refused by the rule `engine-honours` before any process starts. The rules that hold for every engine are
 among the [knobs](knobs.md#rules).
+
+`command` runs a training script of yours: it honours what the script's [placeholders](bring-your-own-script.md) carry.
 """
 SCHEDULES_INTRODUCTION = """\
 `yes` runs with all that the engine honours beside it; `unless` names the rule below that refuses it with some of that.
@@ -51,7 +53,8 @@ def knob_head() -> Row:
 
 def knob_rows() -> list[Row]:
     """A row for each knob, a column for each engine: the values that it honours."""
-    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in KNOBS]
+    ours = [name for name in KNOBS if name != SCRIPT]
+    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in ours]
 
 
 def schedule_head() -> Row:

@@ -23,6 +23,8 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
     """
     request = session.request
     kind = session.cluster.device.kind
+    if request.command is not None:
+        return _start_watchers(request.runner, session.world_size, kind, ray_address)
     return start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
 
 
@@ -46,6 +48,15 @@ def start_ranks(
 
         return LocalRunner(ranks, python_path=python_path, device=device)
     raise RequestError("runner", f"{runner!r} is not known", "use ray or local")
+
+
+def _start_watchers(runner: str, ranks: int, kind: str, ray_address: str | None) -> GangRunner:
+    """Ranks that start a user's script each, and touch no device: the devices are the script's."""
+    if runner == "ray":
+        from executor.runners.ray.runner import RayRunner
+
+        return RayRunner(ranks, address=ray_address, device="cpu", gpus_per_rank=0.0 if kind == "cpu" else 1.0)
+    return start_ranks(runner, ranks, "cpu")
 
 
 def make_replay_runner(path: Path) -> Callable[[Session], Runner]:

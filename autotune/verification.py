@@ -1,20 +1,26 @@
 """Does the answer carry over: a best configuration and its baseline, run by another engine, against what was promised."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.best_config import request_of
+from autotune.command import carriers_of
 from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.intervals import Repeat
 from autotune.jobs.book import repeat_of
+from autotune.jobs.command_field import with_command
+from autotune.jobs.request import JobRequest
 from autotune.jobs.session import Session, prepare
+from executor.engines.command.capability import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
+from search_spaces.command import CommandModel
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial_config import TrialConfig, Value
 
 LAYOUT = frozenset({
     "zero_stage", "micro_batch_size", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
@@ -71,10 +77,7 @@ def translated(config: TrialConfig, capability: Capability, world_size: int) -> 
         if capability.honours(name, value):
             continue
         if name in LAYOUT:
-            problem = f"the {capability.engine} engine does not honour {name}={value}"
-            raise RequestError(
-                "engine", problem, "sweep with --engine of the target, or pin that knob to a value that it honours"
-            )
+            raise _without(capability.engine, name, value)
         honoured = capability.honoured(name)
         assert honoured is not None
         changes[name] = honoured[0]
@@ -87,17 +90,25 @@ def translated(config: TrialConfig, capability: Capability, world_size: int) -> 
     return Translation(config=there, left_out=tuple(left_out))
 
 
-def target_session(document: dict[str, Any], engine: str, runner: str | None = None) -> tuple[Session, Translation]:
+def target_session(
+    document: dict[str, Any], engine: str, runner: str | None = None, command: Mapping[str, Any] | None = None
+) -> tuple[Session, Translation]:
     """What runs the document's best configuration on the engine.
+
+    Args:
+        document: a best-config document.
+        engine: the engine's name.
+        runner: ray or local; None: what the document's job had.
+        command: the script that the engine `command` runs, as a request has it; None: the one that was tuned.
 
     Raises:
         RequestError, AutotuneError, SearchSpaceError: the engine is not known, or cannot run it here.
     """
-    request = request_of(document)
-    capability = capability_of(engine)
+    request = _on_engine(request_of(document), engine, command)
+    capability = capability_of(engine, request.command)
     best = translated(TrialConfig().replace(document["best"]["config"]), capability, document["launch"]["world_size"])
     there = dataclasses.replace(
-        request, engine=engine, runner=runner or request.runner, resolved_domains={}, resolved_base=best.config, baseline=None
+        request, runner=runner or request.runner, resolved_domains={}, resolved_base=best.config, baseline=None
     )
     return prepare(there), best
 
@@ -134,13 +145,35 @@ def verified(document: dict[str, Any], found: Verification) -> dict[str, Any]:
     return {**document, "verified": "target" if found.holds else document["verified"], "verification": found.document()}
 
 
+def _on_engine(request: JobRequest, engine: str, command: Mapping[str, Any] | None) -> JobRequest:
+    if engine != COMMAND and request.command is not None:
+        raise RequestError("engine", f"{engine} does not run the script that was tuned", "use command")
+    if command is None:
+        return dataclasses.replace(request, engine=engine)
+    script = CommandModel(**with_command({"engine": engine, "command": command})["command"])
+    cluster = request.resolved_cluster
+    on_cpu = cluster is not None and cluster.device.kind == "cpu"
+    # There a script's memory is that of whole processes, against which a limit for tensors says nothing.
+    limit = None if on_cpu and request.command is None else request.memory_limit_bytes
+    return dataclasses.replace(
+        request, engine=engine, command=script, model=script.name, resolved_model=None, memory_limit_bytes=limit
+    )
+
+
+def _without(engine: str, name: str, value: Value) -> RequestError:
+    if engine == COMMAND:
+        return RequestError("command", f"no placeholder of it carries {name}={value}", f"write {carriers_of(name)} in it")
+    problem = f"the {engine} engine does not honour {name}={value}"
+    return RequestError("engine", problem, "sweep with --engine of the target, or pin that knob to a value that it honours")
+
+
 def _baseline(document: dict[str, Any], session: Session, best: Translation) -> tuple[TrialConfig | None, str]:
     stated = document.get("baseline")
     if not stated:
         return None, "the document has no baseline"
     config = TrialConfig().replace(stated["config"])
     try:
-        there = translated(config, capability_of(session.request.engine), session.world_size).config
+        there = translated(config, capability_of(session.request.engine, session.request.command), session.world_size).config
     except RequestError as error:
         return None, f"the baseline does not run there: {error.problem}"
     return (None, "the baseline is the best configuration") if there == best.config else (there, "")

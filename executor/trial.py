@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport
+from executor.engines.command.capability import COMMAND
+from executor.engines.command.trial import run_script
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
@@ -18,9 +20,9 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.meter import Costs, Meter
-from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, has_trend, step_time
+from executor.measurement.timing import has_trend
 from executor.trial_report import report, window_of_warm_up
-from executor.trial_state import Trial, Window
+from executor.trial_state import Trial, Window, is_enough
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
@@ -49,6 +51,8 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     5. Where there is a rate to beat, end at 4 as soon as it is out of reach: PRUNED.
     6. Gather every rank's measurements.
 
+    A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
+
     Raises:
         EngineRefusalError: the engine refuses the combination.
         MemoryLimitError: a rank's peak is beyond the limit; raised on every rank.
@@ -56,9 +60,12 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
         FactoryError, DataError: the user's module or text cannot be used.
     """
     trial = Trial(context, request, progress)
+    if request.engine == COMMAND:
+        return run_script(trial)
     engine = ENGINES.get(request.engine)
     if engine is None:
-        raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {', '.join(ENGINES)}")
+        known = ", ".join((*ENGINES, COMMAND))
+        raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
     set_expandable_segments(context.device, request.config.expandable_segments)
     with bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = trial.enter("build")
@@ -165,7 +172,7 @@ def _time_full(trial: Trial, session: EngineSession) -> tuple[list[float], Costs
     meter = Meter(trial.context.device, session.collectives)
     while len(meter.seconds) < trial.request.fidelity.max_steps:
         meter.run(lambda events: _run_step(trial, session, events))
-        if _is_enough(trial, meter.seconds, sum(meter.seconds)):
+        if is_enough(trial, meter.seconds, sum(meter.seconds)):
             break
     return meter.seconds, meter.costs()
 
@@ -178,27 +185,11 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[
         short = first.run(lambda events: _run_step(trial, session, events, line.first))
         long = second.run(lambda events: _run_step(trial, session, events, line.second))
         seconds.append(line.at_full(short, long))
-        if _is_enough(trial, seconds, sum(first.seconds) + sum(second.seconds)):
+        if is_enough(trial, seconds, sum(first.seconds) + sum(second.seconds)):
             break
     if not line.rises(first.seconds, second.seconds):
         return None
     return seconds, line.costs_at_full(first.costs(), second.costs())
-
-
-def _is_enough(trial: Trial, seconds: list[float], spent: float) -> bool:
-    """Whether the interval is narrow enough, the budget spent, or the race lost.
-
-    Every rank has the same `seconds`, and how long it took is decided by their sum, so that all ranks stop together.
-    """
-    fidelity = trial.request.fidelity
-    if len(seconds) < fidelity.min_steps:
-        return False
-    lost = trial.race is not None and trial.race.is_lost(seconds)
-    return lost or spent > fidelity.max_seconds or _narrow(seconds, fidelity.target_relative_half_width)
-
-
-def _narrow(seconds: list[float], target: float) -> bool:
-    return len(seconds) >= MIN_STEPS_FOR_INTERVAL and 0.0 <= step_time(seconds).relative_half_width <= target
 
 
 def _run_step(

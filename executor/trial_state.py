@@ -8,6 +8,7 @@ from executor.engine import RankContext
 from executor.measurement.fewer import Line, line_of
 from executor.measurement.meter import Costs
 from executor.measurement.racing import Race, race_of
+from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, step_time
 from search_spaces.trial import Interval, Progress, TrialRequest
 
 PROGRESS_SECONDS = 0.25
@@ -56,6 +57,22 @@ class Trial:
             return
         self.told = now
         self.progress(Progress(attempt=self.request.attempt, phase=self.phase, step=self.step, samples_per_second=rate))
+
+
+def is_enough(trial: Trial, seconds: list[float], spent: float) -> bool:
+    """Whether the interval is narrow enough, the budget spent, or the race lost.
+
+    Every rank has the same `seconds`, and how long it took is decided by their sum, so that all ranks stop together.
+    """
+    fidelity = trial.request.fidelity
+    if len(seconds) < fidelity.min_steps:
+        return False
+    lost = trial.race is not None and trial.race.is_lost(seconds)
+    return lost or spent > fidelity.max_seconds or _narrow(seconds, fidelity.target_relative_half_width)
+
+
+def _narrow(seconds: list[float], target: float) -> bool:
+    return len(seconds) >= MIN_STEPS_FOR_INTERVAL and 0.0 <= step_time(seconds).relative_half_width <= target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

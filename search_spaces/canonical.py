@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from search_spaces.context import SpaceContext
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
-from search_spaces.model import ModelSpec
+from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -39,6 +39,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "loss_chunk_size",
     "fused_optimizer",
     "expandable_segments",
+    "script",
 )
 """Every knob, those that a condition reads before the knob that it stands for, and knobs that share a rule close together:
 counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast."""
@@ -60,14 +61,15 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
 
     1. Where the knob's condition does not hold: the default.
     2. Element sizes from the model's parameter count on: the default where that is one of them, else the count. (The default
-       and not always the count, because an engine that does not honour the knob still honours its default.)
+       and not always the count, because an engine that does not honour the knob still honours its default.) A count that is
+       not known, of a user's script, clips nothing.
     3. A shard group of all ranks of data x context: 0, which means the same.
     4. A split of the layers that gives every stage what the default gives it: the default.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
         value = knob.default
-    if knob.is_element_size and int(value) >= (count := context.model.parameter_count):
+    if knob.is_element_size and int(value) >= (count := context.model.parameter_count) > 0:
         return max(int(knob.default), count)
     if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0
@@ -79,7 +81,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
 def _splits_alike(config: TrialConfig, context: SpaceContext, split: Value) -> bool:
     """Whether `split` gives every stage the layers that the default split does."""
     if not isinstance(context.model, ModelSpec):
-        return True  # of whose blocks nothing is known that would make one dearer than another
+        # Of a module's blocks nothing is known that would make one dearer than another; a script's split is its own affair.
+        return isinstance(context.model, FactoryModel)
     if config.pipeline_parallel_size * config.virtual_stages >= context.model.num_layers:
         return True  # a layer each, where there are enough: found without a list of however many stages were asked for
     default = config.replace({"pipeline_split": KNOBS["pipeline_split"].default})

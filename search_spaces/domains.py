@@ -82,7 +82,7 @@ def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -
 
 def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
     """Shares of the parameter count, to two digits, so that they separate behaviour in models of any size."""
-    count = context.model.parameter_count
+    count = context.model.parameter_count or LARGEST_BUCKET  # 0: of a user's script it may not be known
     shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in BUCKET_SHARES if share > 1}
     none_at_all = {0} if name == "prefetch_bucket_size" else set()
     return sorted(size for size in {*shares, *none_at_all, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)

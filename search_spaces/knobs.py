@@ -139,6 +139,8 @@ _TABLE = (
           condition=DATA_AND_PIPELINE),
     _knob("expandable_segments", "", _BOOL, _EXACT, _PROCESS,
           "Whether the CUDA allocator grows its segments instead of adding new ones.", choices=_BOTH, condition=ON_CUDA),
+    _knob("script", "NAME=VALUE pairs", _CHOICE, _CHANGES, _PROCESS,
+          "Knobs of a user's own script and its environment variables (engine `command` alone)."),
 )
 # fmt: on
 
@@ -175,7 +177,7 @@ def parse_value(name: str, text: str) -> Value:
         return spelled.lower() in _TRUE
     if kind in (Kind.INT, Kind.FLOAT) and _NUMBER.fullmatch(spelled):
         return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
-    return check_value(name, spelled.lower() if kind is Kind.CHOICE else spelled)
+    return check_value(name, spelled.lower() if kind is Kind.CHOICE and knob(name).choices else spelled)
 
 
 def check_value(name: str, value: object) -> Value:
@@ -201,6 +203,8 @@ def domain_text(the_knob: Knob) -> str:
     if the_knob.choices:
         *others, last = (str(choice) for choice in the_knob.choices)
         return f"{', '.join(others)} or {last}"
+    if the_knob.kind is Kind.CHOICE:
+        return the_knob.unit
     what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit}"
     if the_knob.maximum is not None:
         return f"{what} from {the_knob.minimum:g} to {the_knob.maximum:g}"

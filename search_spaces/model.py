@@ -1,8 +1,9 @@
-"""What is trained: decoder-only transformers by their shape, or a module of the user's own."""
+"""What is trained: decoder-only transformers by their shape, a module of the user's own, or a script of the user's own."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from search_spaces.command import CommandModel
 from search_spaces.errors import ModelFormatError
 
 MOST_LAYERS = 10_000
@@ -247,4 +248,4 @@ class FactoryModel:
         return 6.0 * self.parameter_count
 
 
-Model = ModelSpec | FactoryModel
+Model = ModelSpec | FactoryModel | CommandModel

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
+from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
-from search_spaces.model import ModelSpec
+from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -61,7 +62,7 @@ def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 
 def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
     model = context.model
-    if isinstance(model, ModelSpec):
+    if not isinstance(model, FactoryModel):
         return None
     if config.tensor_parallel_size > 1 and not model.tensor_divisor:
         return f"{model.name} has no tensor-parallel plan"
@@ -75,9 +76,11 @@ def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
 
 def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     model, size = context.model, config.tensor_parallel_size
-    if not isinstance(model, ModelSpec):
+    if isinstance(model, FactoryModel):
         divides = not model.tensor_divisor or model.tensor_divisor % size == 0
         return None if divides else f"{size} ranks do not divide {model.tensor_divisor}, as the plan of {model.name} needs"
+    if not isinstance(model, ModelSpec):
+        return None  # a script tells itself what it cannot divide
     sizes = {
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
@@ -109,8 +112,10 @@ def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 
 def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
     stages, model = config.pipeline_parallel_size * config.virtual_stages, context.model
+    if config.pipeline_parallel_size == 1 or isinstance(model, CommandModel):
+        return None
     most = model.num_layers if isinstance(model, ModelSpec) else model.pipeline_stages
-    if stages <= most or config.pipeline_parallel_size == 1:
+    if stages <= most:
         return None
     what = "layers" if isinstance(model, ModelSpec) else "stages that the module can be cut into"
     return f"{stages} stages (ranks x virtual stages) are more than the {most} {what}"

@@ -1,6 +1,7 @@
 """A lower bound of a rank's memory: parameters, gradients and optimizer state, which every step must hold."""
 
 from search_spaces.capability import Capability
+from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial_config import TrialConfig
 
@@ -22,6 +23,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     4. An offloaded share of the optimizer state takes its gradients along, since they may be moved while they are made. At
        stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded.
     5. Frozen parameters have neither gradients nor optimizer state.
+    6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
 
     Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
 
@@ -48,10 +50,11 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
 
 def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
     """Trainable and frozen parameters of a rank before sharding."""
-    if isinstance(model, ModelSpec):
-        parts = config.tensor_parallel_size * config.pipeline_parallel_size * config.expert_parallel_size
-        return model.parameter_count / parts, 0.0
-    return float(model.parameter_count - model.frozen_parameter_count), float(model.frozen_parameter_count)
+    if isinstance(model, CommandModel):
+        return 0.0, 0.0
+    parts = config.tensor_parallel_size * config.pipeline_parallel_size * config.expert_parallel_size
+    frozen = 0 if isinstance(model, ModelSpec) else model.frozen_parameter_count
+    return (model.parameter_count - frozen) / parts, frozen / parts
 
 
 def _shards(config: TrialConfig, world_size: int) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
@@ -64,7 +64,7 @@ class TrialRequest:
 
     attempt: str
     """The attempt's token: results are accepted under it."""
-    model: ModelSpec | FactoryModel
+    model: Model
     config: TrialConfig
     workload: Workload
     world_size: int
@@ -87,6 +87,8 @@ class TrialRequest:
     race_degrees_of_freedom: int = 5
     """How many independent differences `race_spread` rests on."""
     excluded_nodes: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    """Name and content of the files that a user's command reads, rendered from `config` (`placeholders.FILES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,8 @@ class RankMeasurement:
     sm_clock_mhz: float | None = None
     host_memory_bytes: int | None = None
     """Peak bytes in the host pool that offloading fills; None: not measured."""
+    data_wait_seconds: float | None = None
+    """Seconds of a step in which a user's script waited for its next batch; None: it does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

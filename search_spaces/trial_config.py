@@ -11,6 +11,8 @@ from typing import Any
 from search_spaces.errors import UnknownNameError
 
 Value = bool | int | float | str
+SCRIPT = "script"
+"""The knob that holds what a user's own script is told beside the other knobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class TrialConfig:
     fused_optimizer: bool = True
     rank_order: str = "tp-cp-dp-pp"
     expandable_segments: bool = False
+    script: str = ""
 
     @property
     def model_parallel_size(self) -> int:
@@ -72,8 +75,12 @@ class TrialConfig:
         return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))
 
     def values(self) -> dict[str, Value]:
-        """Every knob and its value, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Every knob and its value, in the order of the fields. `script` is there only where it has a value, so that the
+        configurations of all other engines are written, and hashed, as they were before there was this knob."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if not self.script:
+            del values[SCRIPT]
+        return values
 
     def replace(self, changes: Mapping[str, Value]) -> "TrialConfig":
         """The same point with some knobs changed.
@@ -99,8 +106,8 @@ class TrialConfig:
 
     def differences(self, other: "TrialConfig") -> dict[str, Value]:
         """The knobs of this point whose value is another in `other`."""
-        theirs = other.values()
-        return {name: value for name, value in self.values().items() if value != theirs[name]}
+        names = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
 
 
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
@@ -108,6 +115,11 @@ KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(T
 _PUT = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
 """Knob -> what writes its slot, before anybody has seen the point."""
 _values_of = operator.attrgetter(*KNOB_NAMES)
+
+
+def is_whole(values: Mapping[str, Any]) -> bool:
+    """Whether stored values are those of every knob there is now: a row from before a knob was there lacks it."""
+    return len(values) - (SCRIPT in values) == len(KNOB_NAMES) - 1
 
 
 def stable_hash(value: Any) -> str:

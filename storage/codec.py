@@ -8,7 +8,7 @@ from sqlalchemy import Row
 
 from search_spaces.plain import from_plain
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from search_spaces.trial_config import TrialConfig, is_whole
 from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
@@ -86,7 +86,7 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
 def plain_trial(row: Any) -> dict[str, Any]:
     """Return a trial as plain data, which is a record's but for its token: what is only passed on is not taken apart."""
     result = row.result if row.result is not None else row.refusal
-    known = len(row.config) == len(KNOB_NAMES)
+    known = is_whole(row.config)
     return {
         "number": row.number,
         "purpose": row.purpose.value,
@@ -134,7 +134,7 @@ def config_of(values: dict[str, Any]) -> TrialConfig:
 
 def _hash_of(row: TrialRow | Row[Any]) -> str:
     # A row from before a knob was there has a hash without it.
-    return row.config_hash if len(row.config) == len(KNOB_NAMES) else config_of(row.config).hash
+    return row.config_hash if is_whole(row.config) else config_of(row.config).hash
 
 
 def _slim_result(row: Row[Any]) -> TrialResult | None:

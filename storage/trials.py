@@ -106,7 +106,7 @@ def _new_trial(now: datetime, job: JobRow, config: TrialConfig, purpose: Purpose
     return TrialRow(
         job_id=job.id,
         number=number,
-        config=to_plain(config),
+        config=config.values(),
         config_hash=config.hash,
         purpose=purpose,
         fidelity=fidelity,

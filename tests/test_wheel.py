@@ -109,7 +109,10 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert {f"{room}/py.typed" for room in ROOMS} <= set(names)
     for part in ("autotune/schemas/best-config.schema.json", "search_spaces/presets/models.toml", "storage/migrations/env.py"):
         assert part in names
-    for folder, ending in (("search_spaces/presets", ".toml"), ("autotune/schemas", ".json"), ("storage/migrations", ".py")):
+    for folder, ending in (
+        ("search_spaces/presets", ".toml"), ("autotune/schemas", ".json"), ("autotune/exports/templates", ".txt"),
+        ("storage/migrations", ".py"),
+    ):  # fmt: skip
         ours = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{ending}")}
         assert ours
         assert ours <= set(names)

@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Principal, Reader, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
-from api.submission import Integer, JobSubmission, asked_for, body_hash
+from api.fields import Integer
+from api.submission import JobSubmission, asked_for, body_hash
 from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError

@@ -1,12 +1,14 @@
 """Every command with its options; what each does is in the module of its name, imported when it is called."""
 
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli import database_app, options, planning_app, service_app, study_app
+from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Bytes, Database, Job, Json, Pins
 from autotune.cli.status import PROGRAM, Status, end, exit_status
@@ -22,7 +24,7 @@ app = typer.Typer(
 
 def run() -> int:
     """Run the command line; return the exit status."""
-    return exit_status(app)
+    return exit_status(app, *without_command(sys.argv[1:]))
 
 
 def _version(wanted: bool) -> None:
@@ -50,6 +52,7 @@ def _root(
 
 @app.command()
 def sweep(
+    context: typer.Context,
     model: options.Model = None,
     cluster: options.Cluster = None,
     ranks: options.SizedRanks = None,
@@ -85,6 +88,14 @@ def sweep(
         "best-config.json"
     ),
     engine: options.Engine = None,
+    launcher: options.Launcher = None,
+    accelerate_plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    parameters: options.Parameters = None,
+    script_knob: options.ScriptKnobs = None,
+    env_knob: options.EnvironmentKnobs = None,
+    report_seconds: options.ReportSeconds = None,
     runner: options.Runner = None,
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
@@ -94,7 +105,7 @@ def sweep(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Tune a model: real trials, the best configuration as JSON."""
+    """Tune a model: real trials, the best configuration as JSON. Or your own script: everything after -- is its command."""
     from autotune.cli.sweep import SweepOptions, sweep_command
 
     fields = options.given(
@@ -104,6 +115,10 @@ def sweep(
         max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
         engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         tune_on=tune_on, answer_for=for_,
+        command=command_of(
+            context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
+            parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
+        ),
         fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
     )  # fmt: skip
     end(
@@ -193,17 +208,27 @@ def reproduce(
 
 @app.command()
 def verify(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine that the configuration is for.")],
+    launcher: options.Launcher = None,
+    accelerate_plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    report_seconds: options.ReportSeconds = None,
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, in turn.")] = 3,
     write: Annotated[bool, typer.Option("--write", help="Enter what was found into FILE.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a best configuration on another engine: delivered against promised samples/s and gain."""
+    """Run a best configuration on another engine: delivered against promised samples/s and gain. Your own script's command is
+    everything after --, with --engine command."""
     from autotune.cli.verify import verify_command
 
-    end(lambda: verify_command(path, engine, runner, rounds, write, json))
+    command = command_of(
+        context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
+    )
+    end(lambda: verify_command(path, engine, command, runner, rounds, write, json))
 
 
 @app.command()

@@ -73,8 +73,8 @@ def head_lines(told: Explanation) -> list[str]:
 
 def config_text(config: TrialConfig) -> str:
     """Values that are no defaults, and always the two that everybody asks for."""
-    defaults = TrialConfig().values()
-    shown = [n for n, value in config.values().items() if value != defaults[n] or n in ("zero_stage", "micro_batch_size")]
+    changed = config.differences(TrialConfig())
+    shown = [name for name in config.values() if name in changed or name in ("zero_stage", "micro_batch_size")]
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
 
 

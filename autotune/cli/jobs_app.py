@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
+from autotune.cli.command_words import command_of
 from autotune.cli.options import Database, Job, Json, OneJob, Url
 from autotune.cli.status import end
 
@@ -20,6 +21,7 @@ jobs_app = typer.Typer()
 
 @jobs_app.command()
 def submit(
+    context: typer.Context,
     model: options.Model = None,
     cluster: options.Cluster = None,
     ranks: options.Ranks = None,
@@ -41,6 +43,14 @@ def submit(
     baseline: options.Baseline = None,
     from_: options.From = None,
     engine: options.Engine = None,
+    launcher: options.Launcher = None,
+    accelerate_plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    parameters: options.Parameters = None,
+    script_knob: options.ScriptKnobs = None,
+    env_knob: options.EnvironmentKnobs = None,
+    report_seconds: options.ReportSeconds = None,
     runner: options.Runner = None,
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
@@ -61,6 +71,10 @@ def submit(
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
         confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
+        command=command_of(
+            context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
+            parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
+        ),
     )  # fmt: skip
     end(
         lambda: submit_command(

@@ -99,7 +99,36 @@ History = Annotated[
     str | None,
     typer.Option("--history", metavar="STUDY", help="Earlier trials to learn from: a CSV file, or an Optuna storage[#study]."),
 ]
-Engine = Annotated[str | None, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed. [default: native]")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="native, ddp, fsdp2, deepspeed, or command (after --). [default: native]"),
+]
+Launcher = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a command: torchrun, deepspeed or accelerate. [default: torchrun]")
+]
+Folder = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Of a command: where it runs, on every node. [default: the current folder]")
+]
+Plugin = Annotated[
+    str | None,
+    typer.Option("--accelerate-plugin", metavar="NAME", help="Of a command: deepspeed or fsdp, with --launcher accelerate."),
+]
+Pattern = Annotated[
+    str | None, typer.Option(metavar="REGEX", help="Of a command: what in its log tells its rate, in named groups.")
+]
+Parameters = Annotated[str | None, typer.Option(metavar="COUNT", help="Of a command: trained parameters, such as 125M.")]
+ScriptKnobs = Annotated[
+    list[str] | None,
+    typer.Option("--script-knob", metavar="NAME=A,B", help="Of a command: values for its {NAME}. May be repeated."),
+]
+EnvironmentKnobs = Annotated[
+    list[str] | None,
+    typer.Option("--env-knob", metavar="NAME=A,B", help="Of a command: values of a variable. May be repeated."),
+]
+ReportSeconds = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Of a command: until its first report. [default: half the trial's limit]"),
+]
 Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
 AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
 Racing = Annotated[

@@ -19,6 +19,7 @@ from rich.table import Table
 from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.jobs.command_field import parse_allowed
 from autotune.jobs.request import RUNNERS
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
@@ -45,6 +46,7 @@ class ServeOptions:
     """Whether keys are asked for; None: unless bound to loopback."""
     worker: bool
     factories: tuple[str, ...]
+    commands: tuple[str, ...]
     requests_per_second: float
     webhook_networks: tuple[str, ...]
     log_format: LogFormat
@@ -72,6 +74,8 @@ def serve_command(options: ServeOptions) -> Status:
     import uvicorn
 
     bind_own_rooms(("api",))
+    for command in options.commands:
+        parse_allowed(command)
     url = options.database or default_database_url()
     loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
@@ -91,7 +95,8 @@ def serve_command(options: ServeOptions) -> Status:
     os.environ["AUTOTUNE_SERVER"] = json.dumps(
         {
             "database_url": url, "host": options.host, "require_keys": require_keys,
-            "factories": list(options.factories), "requests_per_second": options.requests_per_second,
+            "factories": list(options.factories), "commands": list(options.commands),
+            "requests_per_second": options.requests_per_second,
             "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
         }
     )  # fmt: skip

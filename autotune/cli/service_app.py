@@ -28,6 +28,14 @@ def serve(
         list[str] | None,
         typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
     ] = None,
+    allow_command: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-command",
+            metavar="FOLDER:COMMAND",
+            help="What a submitted command must begin with, and where it runs. May be repeated.",
+        ),
+    ] = None,
     requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
     webhook_network: Annotated[
         list[str] | None,
@@ -44,6 +52,7 @@ def serve(
         lambda: serve_command(
             ServeOptions(
                 host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
+                commands=tuple(allow_command or ()),
                 requests_per_second=requests_per_second, webhook_networks=tuple(webhook_network or ()),
                 log_format=log_format, access_log=access_log,
             )

@@ -14,7 +14,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables
 from search_spaces.trial import TrialResult
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import Ask, EventRecord, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
@@ -34,13 +34,13 @@ class ServiceDesk(Desk):
         """See `Desk.submit`. A model's file is sent along; no other file can be."""
         further = dict(fields)
         model = further.pop("model", None)
-        if model is None:
+        if model is None and "command" not in further:
             raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
         for name in further:
             if name not in SubmissionFields.__annotations__:
                 raise RequestError(name, "is the service's own affair", "leave it out, or submit to a database (--db)")
         submission = cast(SubmissionFields, {**further, "priority": priority})
-        return _job(self._client.submit(_named(model), **submission))
+        return _job(self._client.submit(None if model is None else _named(model), **submission))
 
     def job(self, job: str | None) -> JobRecord:
         """See `Desk.job`."""
@@ -153,7 +153,7 @@ def _job(job: Job) -> JobRecord:
 
 def _trial(job_id: str, trial: Trial) -> TrialRecord:
     try:
-        known = TrialConfig().values().keys()
+        known = KNOB_NAMES
         config = TrialConfig().replace({name: value for name, value in trial.config.items() if name in known})
         return TrialRecord(
             job_id=job_id,

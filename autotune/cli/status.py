@@ -1,8 +1,9 @@
 """Exit statuses, and errors as one clear line on standard error."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import Any
 
 import typer
 
@@ -19,11 +20,14 @@ class Status(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_status(app: typer.Typer) -> int:
-    """Run the application; an error that is ours becomes one line and its status, an unknown one keeps its traceback."""
+def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, Any]) -> int:
+    """Run the application; an error that is ours becomes one line and its status, an unknown one keeps its traceback.
+
+    `further`: what commands find in their context beside the arguments.
+    """
     try:
         # The name is given, since the shell's completion is looked for under it.
-        result = app(prog_name=PROGRAM, standalone_mode=False)
+        result = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=further)
     except typer.TyperException as error:
         return _fail(_usage_text(error), Status.USAGE)
     except typer.Abort:

@@ -17,6 +17,7 @@ from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.live import LiveTable
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
+from autotune.command import notes_of
 from autotune.errors import RequestError
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import SERIES, JobRequest, request_from_fields
@@ -85,6 +86,8 @@ def sweep_command(options: SweepOptions) -> Status:
 
 def run_new(session: Session, options: SweepOptions, console: Console, out: Path | None = None) -> TuneResult:
     """Open a job for what was prepared, and run it until it ends or is stopped."""
+    for note in () if options.json else notes_of(session):
+        _tell(console, f"note: {note}")
     with open_store(options.database or default_database_url()) as store, _start(session, console, options, None) as runner:
         # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
         return _run(session, store, open_job(store, session), runner, options, console, out)

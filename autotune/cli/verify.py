@@ -3,25 +3,32 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from autotune.best_config import best_config_text, read_best_config
 from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
+from autotune.command import notes_of
 from autotune.output import require_writable, write_whole
 from autotune.runners import make_runner
 from autotune.verification import Verification, target_session, verified, verify
 from search_spaces.trial import Interval
 
 
-def verify_command(path: Path, engine: str, runner_name: str | None, rounds: int, write: bool, as_json: bool) -> Status:
+def verify_command(
+    path: Path, engine: str, command: dict[str, Any] | None, runner_name: str | None, rounds: int, write: bool, as_json: bool
+) -> Status:
     """Status 0 where the best is not slower than the baseline on that engine."""
     document = read_best_config(path)
     if write:
         require_writable(path)
-    session, best = target_session(document, engine, runner_name)
-    with Console(stderr=True).status(f"running {path} on {engine}"), make_runner(session) as runner:
+    session, best = target_session(document, engine, runner_name, command)
+    progress = Console(stderr=True)
+    for note in () if as_json else notes_of(session):
+        progress.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    with progress.status(f"running {path} on {engine}"), make_runner(session) as runner:
         found = verify(document, session, best, runner, rounds)
     if write:
         write_whole(path, best_config_text(verified(document, found)))

@@ -25,6 +25,8 @@ class SubmissionFields(TypedDict, total=False):
     """A preset's name."""
     pins: Mapping[str, KnobValue | Sequence[KnobValue]]
     """Knob -> the only value, or the values, that are tried."""
+    command: Mapping[str, Any] | None
+    """A training script that the service allows, in place of a model: `arguments`, `folder`, and what else there is to say."""
     objective: str | None
     """throughput, memory or pareto."""
     strategy: str | None
@@ -116,7 +118,7 @@ def asked_body(model: Model, fields: Mapping[str, Any], known: type[AskedFields]
     return {"model": model_body(model), **{name: value for name, value in fields.items() if value is not None}}
 
 
-def submission_body(model: Model, fields: SubmissionFields) -> dict[str, Any]:
+def submission_body(model: Model | None, fields: SubmissionFields) -> dict[str, Any]:
     """The body of a request: fields that are None left out, a model's file read.
 
     Raises:
@@ -126,7 +128,8 @@ def submission_body(model: Model, fields: SubmissionFields) -> dict[str, Any]:
     for name in fields:
         if name not in SubmissionFields.__annotations__:
             raise TypeError(f"{name!r} is no field of a submission; use some of {', '.join(SubmissionFields.__annotations__)}")
-    return {"model": model_body(model), **{name: value for name, value in fields.items() if value is not None}}
+    named = {} if model is None else {"model": model_body(model)}
+    return {**named, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def model_body(model: Model) -> str | dict[str, Any]:

@@ -26,12 +26,14 @@ class JobCalls:
     _transport: Transport
     _outage_seconds: float
 
-    def submit(self, model: Model, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]) -> Job:
+    def submit(
+        self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]
+    ) -> Job:
         """Submit a tuning job. It is sent again where the connection breaks, and opens one job however often that happens.
 
         Args:
             model: a preset's name, a `module:factory` that the service allows, the path of a Hugging Face config.json (or of
-                its folder), which is read here and sent along, or {"name": …, "config": …} with its content.
+                its folder), which is read here and sent along, or {"name": …, "config": …} with its content. None: a command.
             idempotency_key: your own name of this submission, up to 128 visible characters: submitting again under it opens no
                 second job, from another process or on another day too. None: a random one.
             fields: see `SubmissionFields`; what is left out has the default of `autotune sweep`.

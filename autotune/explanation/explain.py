@@ -11,7 +11,9 @@ from autotune.explanation.memory_use import memory_use
 from autotune.explanation.more_memory import more_memory
 from autotune.explanation.neighbours import baseline_of
 from autotune.explanation.time_use import time_use
+from autotune.explanation.waiting import waiting_notes
 from autotune.objective import rate
+from search_spaces.command import CommandModel
 from search_spaces.errors import SpaceTooLargeError
 from storage.store import Store
 
@@ -32,7 +34,7 @@ def explain(store: Store, job_id: str) -> Explanation:
         JobNotResumableError, SearchSpaceError: the job's request cannot be read any more.
     """
     evidence = gather(store, job_id)
-    notes: list[str] = []
+    notes = waiting_notes(evidence)
     memory = _more_memory(evidence, notes)
     step = None if evidence.question is None else Counterfactual(evidence, evidence.question)
     job, session, verdict = evidence.book.job, evidence.session, evidence.verdict
@@ -64,7 +66,8 @@ def explain(store: Store, job_id: str) -> Explanation:
 
 def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]:
     if evidence.outlook is None:
-        notes.append("the model is a factory, whose shape no equation knows: what was measured is told, nothing is predicted")
+        what = "a script" if isinstance(evidence.session.model, CommandModel) else "a factory"
+        notes.append(f"the model is {what}, whose shape no equation knows: what was measured is told, nothing is predicted")
         return ()
     try:
         return more_memory(evidence.outlook)

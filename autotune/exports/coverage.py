@@ -24,6 +24,7 @@ ANYWHERE: Mapping[str, str] = {
     "defer_gradient_reduction": "it decides by itself when gradients are reduced",
     "offload_ratio": "it offloads all or nothing",
     "fused_optimizer": "choose it where the optimizer is made",
+    "script": "give them to your script",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

@@ -8,12 +8,15 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
+from autotune.jobs.command_field import with_command
 from autotune.jobs.earlier import EarlierTrial
 from autotune.jobs.shape import parse_shape
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
+from search_spaces.command import CommandModel
+from search_spaces.errors import SearchSpaceError
 from search_spaces.fewer import FEWEST
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.model import Model
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
@@ -43,7 +46,9 @@ class JobRequest:
     """
 
     model: str
-    """A preset's name, the path of a Hugging Face config.json, or `module:factory`."""
+    """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of what `command` runs."""
+    command: CommandModel | None = None
+    """The user's own training script (engine `command`); None: an engine of ours trains `model`."""
     cluster: str = "local"
     ranks: int | None = None
     """Ranks of a trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
@@ -97,7 +102,7 @@ class JobRequest:
     """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
     answer_for: str | None = None
     """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
-    resolved_model: ModelSpec | FactoryModel | None = None
+    resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None
     """The cluster that `cluster` named when the job was opened."""
@@ -135,6 +140,8 @@ class JobRequest:
             value = getattr(self, name)
             self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
         self._require_shapes()
+        runs = self.command is None or self.engine == "command"
+        self._require(runs, "engine", f"{self.engine} does not run a command", "use command, or leave the command out")
         share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
         self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
 
@@ -220,10 +227,12 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
 
     Raises:
         RequestError: a field is unknown (the line names the nearest), has a value of the wrong kind, or `model` is missing.
+        ModelFormatError: a field of `command` cannot be used.
     """
     for name in fields:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
+    fields = with_command(fields)
     fidelity = fields.get("fidelity", {})
     known = [item.name for item in dataclasses.fields(Fidelity)]
     if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
@@ -234,11 +243,11 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
     if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
         raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
     if "model" not in fields:
-        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
+        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
     try:
         return from_plain(JobRequest, fields)
     except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | SearchSpaceError):
             raise
         raise RequestError("request", str(error), "give each field a value of its kind") from error
 

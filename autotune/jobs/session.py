@@ -18,8 +18,10 @@ from autotune.strategies.fronts import FrontStrategy, at_share
 from autotune.strategies.names import PREDICTING
 from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from executor.detect import local_gpus
+from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
+from search_spaces.command import CommandModel
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import check_value
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec, Position
@@ -28,7 +30,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.states import states_lower_bound_bytes
 from search_spaces.trial import TrialRequest
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import SCRIPT, TrialConfig, Value
 from storage.records import JobRecord, Lease
 from storage.store import Store
 
@@ -87,7 +89,17 @@ class Session:
             reference_losses=reference_losses,
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
             excluded_nodes=excluded_nodes,
+            files=self._files(config),
         )
+
+    def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
+        """What a user's command reads."""
+        if not isinstance(self.model, CommandModel):
+            return ()
+        # What renders files reads best-config documents, whose module needs this one.
+        from autotune.command import rendered_files
+
+        return rendered_files(self, config)
 
 
 def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
@@ -108,6 +120,8 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.data_path is not None:
         # Absolute, because a resume may come from another folder.
         request = dataclasses.replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
+    if request.command is not None and not request.command.folder:
+        request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
     _require_text(request)
     session = _resolve(request, live)
     if live is None:
@@ -120,7 +134,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
 def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: int | None = None) -> Session:
     """What the request names, whether or not this machine can run it now."""
-    capability = capability_of(request.engine)
+    capability = capability_of(request.engine, request.command)
     cluster = request.resolved_cluster or _cluster(request, live)
     workload = request.workload
     if request.resolved_model is None and is_factory_reference(request.model):
@@ -134,7 +148,9 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
-        else resolve_space(request.space, model, cluster, workload, capability, request.pins, most_steps=most_steps)
+        else resolve_space(
+            request.space, model, cluster, workload, capability, _pins(request, capability), most_steps=most_steps
+        )
     )
     if space.is_empty():
         raise _nothing_legal(space)
@@ -154,6 +170,17 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         strategy=_strategy(request, space, model, ranking),
         extrapolation=extrapolation,
     )
+
+
+def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
+    """The request's; and all that a user's script may be told of its own knobs."""
+    if request.command is None:
+        return request.pins
+    from autotune.command import require_carried
+
+    require_carried(request, capability)
+    own = {SCRIPT: request.command.variants} if request.command.variants else {}
+    return {**own, **request.pins}
 
 
 def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
@@ -360,6 +387,8 @@ def _require_text(request: JobRequest) -> None:
 
 
 def _look_at(request: JobRequest) -> Model:
+    if request.command is not None:
+        return request.command
     if not is_factory_reference(request.model):
         return resolve_model(request.model)
     # Only factories need a rank process to be looked at.
@@ -398,7 +427,7 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
         world_size=cluster.world_size,
         domains=request.resolved_domains or {},
         base=request.resolved_base or TrialConfig(),
-        capability=capability_of(request.engine),
+        capability=capability_of(request.engine, request.command),
         name=request.space,
     )
 

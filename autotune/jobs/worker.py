@@ -134,7 +134,9 @@ class Worker:
 
     def _runner_for(self, session: Session) -> Runner:
         request = session.request
-        key = (request.runner, session.world_size, session.cluster.device.kind, request.python_path)
+        # Ranks that watch a user's script hold no device.
+        holds = request.command is None
+        key = (request.runner, session.world_size, session.cluster.device.kind, request.python_path, holds)
         if self._kept is None or self._kept.key != key:
             self.close()
             try:

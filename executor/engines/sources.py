@@ -64,7 +64,10 @@ def source_of(model: Model, config: TrialConfig, workload: Workload) -> Source:
     Raises:
         EngineRefusalError, FactoryError, DataError: as `Engine.build`.
     """
-    return _Shape(model, config, workload) if isinstance(model, ModelSpec) else _Factory(model, config, workload)
+    if isinstance(model, ModelSpec):
+        return _Shape(model, config, workload)
+    assert isinstance(model, FactoryModel)  # a user's command has an engine of its own
+    return _Factory(model, config, workload)
 
 
 class _Shape(Source):

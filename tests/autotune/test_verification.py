@@ -1,6 +1,7 @@
 """A best configuration on another engine: delivered against promised, and what that engine cannot run."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from autotune.jobs.book import read_book
 from autotune.jobs.request import request_to_row
 from autotune.loop import run_job
 from autotune.verification import target_session, translated, verified, verify
+from search_spaces.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
 SHARDED = {"zero_stage": [2, 3], "micro_batch_size": [1, 2, 4]}
+SAME_STAGE = "python train.py {micro_batch_size} {gradient_checkpointing}"
 
 
 @pytest.fixture
@@ -74,6 +77,33 @@ def test_what_does_not_run_there_is_one_line(document: dict[str, Any]) -> None:
     gone = table.ended(Outcome.INFEASIBLE, "out of memory")
     with pytest.raises(RequestError, match="engine: the best configuration ends INFEASIBLE there: out of memory; sweep with"):
         verify(document, session, best, table.runner(lambda _: gone), rounds=1)
+
+
+def test_a_script_of_the_users_own_is_told_the_configuration(document: dict[str, Any]) -> None:
+    words = ["python", "train.py", "--deepspeed", "{config}", "--checkpoint", "{gradient_checkpointing}"]
+    session, best = target_session(document, "command", "local", {"arguments": words})
+    assert isinstance(session.model, CommandModel)
+    assert best.config == TrialConfig().replace(document["best"]["config"])
+    found = verify(document, session, best, table.runner(), rounds=2)
+    assert found.engine == "command"
+    assert found.delivered_gain is not None
+    ((name, text),) = session.trial_request("a", best.config, ()).files
+    assert (name, json.loads(text)["zero_optimization"]["stage"]) == ("config.json", 2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "line"),
+    [
+        ("command", None, "command: is missing; write it after --"),
+        ("command", SAME_STAGE, "no placeholder of it carries zero_stage=2; write {zero_stage} or {config}"),
+        ("fsdp2", SAME_STAGE, "engine: fsdp2 does not run a command"),
+    ],
+)
+def test_a_script_that_cannot_be_told_it_is_one_line(
+    document: dict[str, Any], engine: str, words: str | None, line: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(line)):
+        target_session(document, engine, "local", None if words is None else {"arguments": words})
 
 
 def test_a_knob_without_a_place_is_left_out_and_told() -> None:

@@ -34,7 +34,9 @@ def test_search_order_puts_what_is_read_first() -> None:
 
 
 def test_what_changes_results() -> None:
-    assert {name for name, knob in KNOBS.items() if knob.numerics is Numerics.CHANGES} == {"precision", "reduce_dtype"}
+    assert {name for name, knob in KNOBS.items() if knob.numerics is Numerics.CHANGES} == {
+        "precision", "reduce_dtype", "script",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

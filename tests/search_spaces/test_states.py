@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.capability import Capability
+from search_spaces.command import CommandModel
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import FactoryModel
 from search_spaces.states import states_lower_bound_bytes
@@ -86,6 +87,13 @@ def test_a_small_shard_group_divides_less() -> None:
 def test_frozen_parameters_have_no_optimizer_state() -> None:
     model = FactoryModel(reference="m:f", parameter_count=1000, frozen_parameter_count=900)
     assert states_lower_bound_bytes(TrialConfig(), model, 1) == 100 * 16 + 900 * 4
+
+
+def test_a_users_module_is_divided_like_any_other_and_of_a_script_nothing_is_certain() -> None:
+    model = FactoryModel(reference="m:f", parameter_count=1000, tensor_divisor=2)
+    assert states_lower_bound_bytes(TrialConfig(tensor_parallel_size=2), model, 2) == 500 * 16
+    script = CommandModel(arguments=("python", "train.py"), parameter_count=10**12)
+    assert states_lower_bound_bytes(TrialConfig(), script, 2) == 0
 
 
 @given(st.sampled_from(["fp32", "bf16", "fp16", "fp64"]), st.integers(1, 64))

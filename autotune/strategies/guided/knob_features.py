@@ -1,6 +1,7 @@
 """What tells the configurations of one job apart, as numbers: distances between them are how unlike their errors may be."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.prediction.cases import SCHEDULES, Cases
 from autotune.prediction.residual import features
 from search_spaces.knobs import KNOBS
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import SCRIPT, TrialConfig, Value, stable_hash
 
 Array = NDArray[np.float64]
 Numbers = Callable[[str, Callable[[Value], float]], Array]
@@ -20,6 +21,8 @@ CHOICE = 0.7
 """Steps of a degree that another schedule, kernel or place counts as."""
 DETAIL = 0.4
 """The same of what changes how, not what, is computed or sent."""
+SIGNS = 6
+"""Features of what a user's script is told: a sign each, so that any two texts differ in about half of them."""
 
 
 def knob_features(cases: Cases, numbers: Numbers) -> Array:
@@ -56,6 +59,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),
         CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
         DETAIL * numbers("expandable_segments", float),
+        *_script_columns(numbers),
     ]
     own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
     return np.asarray(np.concatenate([features(cases), own], axis=1), dtype=np.float64)
@@ -69,6 +73,17 @@ def config_features(cases: Cases, configs: Sequence[TrialConfig]) -> Array:
 def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
     """The numbers of configurations that are at hand."""
     return lambda name, meaning: np.array([meaning(getattr(config, name)) for config in configs], dtype=np.float64)
+
+
+def _script_columns(numbers: Numbers) -> list[Array]:
+    """Of a job without a user's script there is none."""
+    columns = [numbers(SCRIPT, partial(_sign, place)) for place in range(SIGNS)]
+    return [CHOICE / SIGNS**0.5 * column for column in columns] if np.any(columns[0]) else []
+
+
+def _sign(place: int, text: Value) -> float:
+    """1 or -1, by the text; 0 where it is empty."""
+    return 0.0 if text == "" else 2.0 * (int(stable_hash([place, text]), 16) % 2) - 1.0
 
 
 def _doublings(elements: Array) -> Array:

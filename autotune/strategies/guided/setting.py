@@ -12,6 +12,7 @@ from autotune.prediction.memory import USABLE
 from autotune.prediction.room import ranks_of_node
 from autotune.strategies.guided.described import Array
 from search_spaces.cluster import ClusterSpec
+from search_spaces.command import CommandModel
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, Workload
@@ -65,22 +66,31 @@ class Setting:
 
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
-    """The setting of a job; a module of the user's own is predicted as a transformer of its size."""
-    spec = model if isinstance(model, ModelSpec) else transformer_of(model, space.workload.sequence_length)
+    """The setting of a job; a module or a script of the user's own is predicted as a transformer of its size."""
+    stages = _most_stages(space) if isinstance(model, CommandModel) else 1
+    spec = model if isinstance(model, ModelSpec) else transformer_of(model, space.workload.sequence_length, stages)
     return Setting(model=spec, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
 
 
-def transformer_of(model: FactoryModel, sequence_length: int) -> ModelSpec:
-    """A transformer with about as many parameters: of a module nothing else is known. Trials correct what it predicts."""
+def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, least_layers: int = 1) -> ModelSpec:
+    """A transformer with about as many parameters: of a module nothing else is known, and of a script at times not even that.
+
+    Trials correct what it predicts.
+    """
     count = model.parameter_count / PARAMETERS_OF_WIDTH
-    if model.pipeline_stages > 1:
+    if isinstance(model, FactoryModel) and model.pipeline_stages > 1:
         layers = model.pipeline_stages
         width = max(round(math.sqrt(count / layers) / 64), 1) * 64
     else:
         width = max(round((count * LAYERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
-        layers = max(round(count / width**2), 1)
+        layers = max(round(count / width**2), least_layers)
     return ModelSpec(
         name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,
         num_key_value_heads=width // 64, head_dim=64, ffn_hidden_size=4 * width, vocab_size=max(math.isqrt(width), 2),
         sequence_length=sequence_length, tied_embeddings=True, gated_mlp=False,
     )  # fmt: skip
+
+
+def _most_stages(space: SearchSpace) -> int:
+    """Of a pipeline in this space: each has a layer."""
+    return math.prod(max(map(int, space.domains.get(name, (1,)))) for name in ("pipeline_parallel_size", "virtual_stages"))

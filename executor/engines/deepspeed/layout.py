@@ -13,7 +13,7 @@ from executor.engines.native.model import Part, Transformer, build_transformer, 
 from executor.errors import EngineRefusalError
 from executor.user_module.factory import load_factory
 from executor.user_module.survey import repeated_blocks
-from search_spaces.model import Model, ModelSpec
+from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import split_layers
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -41,6 +41,7 @@ def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: t
     if isinstance(model, ModelSpec):
         module = _transformer(model, config, workload, dtype, whole(model))
         return module, text_data(workload, model.vocab_size)
+    assert isinstance(model, FactoryModel)  # a user's command has an engine of its own
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     checkpoint_blocks(repeated_blocks(user.module), config)

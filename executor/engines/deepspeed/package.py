@@ -7,10 +7,8 @@ import io
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -18,11 +16,8 @@ from torch.nn import functional
 
 from executor.engine import RankContext
 from executor.engines.deepspeed.capability import installed_version, unusable
-from executor.engines.deepspeed.host import extensions_folder, remove_orphaned_memory
+from executor.engines.leftovers import VARIABLE, extensions_folder, remove_orphaned_memory
 from executor.errors import EngineRefusalError
-
-EXTENSIONS = Path(tempfile.gettempdir()) / f"autotune-extensions-{os.getuid()}"
-"""Outside of the user's own cache of extensions, where another program's stale lock would hold ranks for ever."""
 
 
 def load(context: RankContext) -> Any:
@@ -102,8 +97,7 @@ def _set_environment(context: RankContext) -> None:
 def _imported() -> Any:
     """The package; the first time it is imported, without what it would compile for every rank."""
     remove_orphaned_memory()
-    folder, _ = extensions_folder(EXTENSIONS)  # held until this process ends
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    os.environ[VARIABLE] = str(extensions_folder())
     with quiet():
         package = importlib.import_module("deepspeed")
         # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator compiles, leaves

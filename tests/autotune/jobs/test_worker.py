@@ -16,6 +16,7 @@ from autotune.jobs.worker import Worker
 from executor.errors import RunnerError
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Runner
+from search_spaces.command import CommandModel
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialRequest
 from storage.owners import current_owner
@@ -81,8 +82,10 @@ def test_ranks_stay_warm_while_jobs_need_the_same(store: Store, tmp_path: Path) 
 
     for ranks in (2, 2, 1):
         submit(store, tmp_path, ranks=ranks, trials=1)
-    Worker(store, counted).run(StopSignal(), most_jobs=3)
-    assert len(made) == 2
+    script = CommandModel(arguments=("python", "train.py", "{micro_batch_size}"))
+    submit(store, tmp_path, ranks=1, trials=1, model=script.name, command=script, engine="command")
+    Worker(store, counted).run(StopSignal(), most_jobs=4)
+    assert len(made) == 3
 
 
 def test_ranks_that_do_not_start_fail_the_job_and_not_the_worker(store: Store, tmp_path: Path) -> None:

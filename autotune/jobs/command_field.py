@@ -1,0 +1,74 @@
+"""The field `command` of a request, in each of the ways that people write it."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import RequestError
+from search_spaces.command import CommandModel
+
+FIELDS = tuple(item.name for item in dataclasses.fields(CommandModel))
+
+
+def with_command(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the command as a table, and with the model and the engine that follow from it.
+
+    A command is its words in a list, one line as a shell reads it, or a table with `arguments` and what else there is to say.
+
+    Raises:
+        RequestError: it is none of these, or the request names another model or engine.
+        ModelFormatError: one of its fields cannot be used.
+    """
+    given = fields.get("command")
+    if given is None:
+        return dict(fields)
+    table = _table(given)
+    model = CommandModel(**table)
+    if fields.get("engine", "command") != "command":
+        raise RequestError("engine", f"{fields['engine']} does not run a command", "use command, or leave the command out")
+    if fields.get("model", model.name) != model.name:
+        raise RequestError("model", "is what the command trains", "leave it out, or the command")
+    return {**fields, "command": table, "model": model.name, "engine": "command"}
+
+
+def parse_allowed(text: str) -> tuple[str, tuple[str, ...]]:
+    """`FOLDER:COMMAND` as the folder and the words that a command must begin with.
+
+    Raises:
+        RequestError: it is none.
+    """
+    folder, colon, command = text.partition(":")
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError:
+        words = ()
+    if not (folder.startswith("/") and colon and words):
+        raise RequestError("allow-command", f"{text!r} is no FOLDER:COMMAND", "write '/srv/project:python train.py'")
+    return folder.rstrip("/") or "/", words
+
+
+def _table(given: Any) -> dict[str, Any]:
+    if isinstance(given, CommandModel):
+        return {name: getattr(given, name) for name in FIELDS}
+    if isinstance(given, str | list | tuple):
+        given = {"arguments": given}
+    if not isinstance(given, Mapping):
+        raise RequestError("command", f"{given!r} is no command", "give its words as a list")
+    for name in given:
+        if name not in FIELDS:
+            raise RequestError(f"command.{name}", "is not known", f"use some of {', '.join(FIELDS)}")
+    words = given.get("arguments", ())
+    if isinstance(words, str):
+        try:
+            words = shlex.split(words)
+        except ValueError as error:
+            raise RequestError(
+                "command.arguments", f"{words!r} cannot be read ({error})", "give its words as a list"
+            ) from error
+    if not isinstance(words, list | tuple):
+        raise RequestError("command.arguments", f"{words!r} is no list of words", "give its words as a list")
+    for name in ("script_knobs", "environment_knobs"):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise RequestError(f"command.{name}", f"{given[name]!r} is no table", "give {NAME: [values]}")
+    return {**given, "arguments": tuple(words)}

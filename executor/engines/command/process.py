@@ -1,0 +1,143 @@
+"""A user's script on one rank, as the rank holds it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+START_SECONDS = 30.0
+"""Time for the supervisor, a Python without packages, to start the script."""
+END_SECONDS = 10.0
+"""Time for killed processes to be gone."""
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is run."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    """Its working folder; empty: the rank's."""
+    data_limit: int | None = None
+    """Bytes of private memory that one of its processes may ask for; None: no limit."""
+    shared_memory: str = ""
+    """Pattern of the files of shared memory that it may leave; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a script ended."""
+
+    code: int
+    """Negative: the signal that ended it."""
+    peak_bytes: int = 0
+    """Highest resident set of its own process."""
+    problem: str = ""
+    """Why it could not be started; empty: it ran."""
+
+
+class ScriptProcess:
+    """One script under its supervisor (`supervisor.py`). Used from one thread.
+
+    However this process ends, the script and all that it has started end with it.
+    """
+
+    def __init__(self, launch: Launch, folder: Path, output: Path) -> None:
+        plan = folder / "launch.json"
+        plan.write_text(
+            json.dumps({
+                "words": launch.words, "environment": dict(launch.environment), "folder": launch.folder,
+                "data_limit": launch.data_limit, "output": str(output), "shared_memory": launch.shared_memory,
+            }),
+            encoding="utf-8",
+        )  # fmt: skip
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", SUPERVISOR, str(plan)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        assert self._supervisor.stdout is not None
+        os.set_blocking(self._supervisor.stdout.fileno(), False)
+        self._heard = b""
+        self.exit: Exit | None = None
+        """How it ended; None: it runs, as far as `poll` has seen."""
+        self.pid = 0
+        """Of the script's own process; 0: it could not be started."""
+        self._wait_for(lambda: self.pid != 0, START_SECONDS)
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The process below which everything of the script is."""
+        return self._supervisor.pid
+
+    def poll(self) -> Exit | None:
+        """How it ended; None: it runs."""
+        if self.exit is None:
+            gone = self._supervisor.poll() is not None  # before its messages, so that its end is read after the last of them
+            self._hear()
+            if self.exit is None and gone:
+                self.exit = Exit(code=-9, problem="the supervisor of the script was killed")
+        return self.exit
+
+    def signal(self, letter: bytes) -> None:
+        """Send a signal, by its letter in `supervisor.SIGNALS`. To a script that has ended: ignored."""
+        assert self._supervisor.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
+            self._supervisor.stdin.write(letter)
+            self._supervisor.stdin.flush()
+
+    def end(self, grace: float) -> None:
+        """Ask it to end, kill it after `grace` seconds, and return when all of it is gone. May be called twice."""
+        if self.poll() is None and grace > 0:
+            self.signal(b"t")
+            self._wait_for(lambda: False, grace)
+        if self.poll() is None:
+            self.signal(b"k")
+            self._wait_for(lambda: False, END_SECONDS)
+        self._close()
+
+    def _wait_for(self, happened: Any, seconds: float) -> None:
+        """Wait until something has happened, or the script has ended."""
+        until = time.monotonic() + seconds
+        while self.poll() is None and not happened() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
+    def _hear(self) -> None:
+        assert self._supervisor.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._supervisor.stdout.fileno(), 65_536):
+                self._heard += chunk
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            self.pid = message.get("pid", self.pid)
+            if "failed" in message:
+                self.exit = Exit(code=127, problem=message["failed"])
+            elif "exit" in message:
+                self.exit = Exit(code=message["exit"], peak_bytes=message["peak_bytes"])
+
+    def _close(self) -> None:
+        for stream in (self._supervisor.stdin, self._supervisor.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()  # the end of its input: the supervisor kills whatever there still is
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(END_SECONDS)
+
+
+def python_words(words: Sequence[str]) -> list[str]:
+    """The words as they are run: `python`, and a script alone, mean the Python of the ranks, as they do to torchrun."""
+    if words[0] in ("python", "python3"):
+        return [sys.executable, *words[1:]]
+    return [sys.executable, *words] if words[0].endswith(".py") else list(words)

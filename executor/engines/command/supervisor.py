@@ -1,0 +1,134 @@
+"""The parent of a user's script on one rank: starts it, passes signals on, and leaves nothing of it behind.
+
+    rank                                      supervisor
+      │ starts it with a JSON file ───────►      starts the script in a process group of its own
+      │ ◄──────────────────── {"pid": …}         or {"failed": why}
+      │ one letter: a signal ─────────────►      any number
+      │ ◄──────────────────── {"exit": …}        the script has ended, and all that it had started
+      │ end of file ──────────────────────►      the rank is gone: everything is killed, its folder and shared memory removed
+
+It is no part of the rank's process group: the rank is killed with all its group when a trial runs out of time, and then nobody
+would be left to end what the script has started (data-loader workers, daemons in sessions of their own). What it starts is
+adopted by it when its own parent ends, and it dies with this process.
+
+This file imports the standard library alone, and is started by its path with `-I -S`: in some 20 ms.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SIGNALS = {b"t": signal.SIGTERM, b"a": signal.SIGABRT, b"k": signal.SIGKILL}
+"""Letter -> what the script gets. SIGABRT goes to its own process alone, which tells where it stands (faulthandler)."""
+POLL_SECONDS = 0.02
+KILL_SECONDS = 5.0
+"""Longest that is waited for killed processes to be gone."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Run the script that the JSON file describes to its end, or to the end of whoever asked for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that was started: that one ends its ranks
+    launch = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        script = _start(launch)
+    except (OSError, subprocess.SubprocessError) as error:
+        _tell({"failed": f"{launch['words'][0]} cannot be started in {launch['folder']}: {error}"})
+        return
+    _tell({"pid": script.pid})
+    ended = _watch(script.pid)
+    kill_rest(script.pid)
+    if ended is None:
+        shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+        if pattern := launch["shared_memory"]:
+            for path in Path(pattern).parent.glob(Path(pattern).name):
+                path.unlink(missing_ok=True)
+    else:
+        _tell(ended)
+
+
+def _start(launch: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    def before_it_runs() -> None:
+        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if launch["data_limit"] is not None:
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            bound = launch["data_limit"] if hard == resource.RLIM_INFINITY else min(launch["data_limit"], hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+
+    with Path(launch["output"]).open("ab", buffering=0) as output:
+        return subprocess.Popen(
+            launch["words"],
+            cwd=launch["folder"] or None,
+            env=launch["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=before_it_runs,
+        )
+
+
+def _watch(pid: int) -> dict[str, Any] | None:
+    """Pass signals on until the script ends; returns how, or None where whoever asked is gone."""
+    while True:
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+        if found:
+            return {"exit": os.waitstatus_to_exitcode(status), "peak_bytes": usage.ru_maxrss * 1024}
+        if select.select([0], [], [], POLL_SECONDS)[0]:
+            letter = os.read(0, 1)
+            if not letter:
+                return None
+            with contextlib.suppress(ProcessLookupError):
+                (os.kill if letter == b"a" else os.killpg)(pid, SIGNALS[letter])
+
+
+def kill_rest(group: int) -> None:
+    """Kill what is left of the script: its group, and all that it started elsewhere, which are our children by now."""
+    until = time.monotonic() + KILL_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    while (children := _children(os.getpid())) and time.monotonic() < until:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.002)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry.parent.name))
+    return found
+
+
+def _control(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _tell(message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Sweeps of users' own scripts on this machine's cores: without torch, so that a trial takes a second."""
+
+import contextlib
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from called import Command
+
+from autotune.jobs.request import request_from_fields
+from autotune.jobs.session import prepare
+from executor.runners.local import LocalRunner
+from search_spaces.command import CommandModel
+from search_spaces.placeholders import words_of
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import sys, time
+import autotune
+
+batch, accumulate, workers = map(int, sys.argv[1:])
+while True:
+    time.sleep((0.004 + 0.002 * batch) * accumulate * (2.0 if workers == 0 else 1.0))
+    autotune.report(samples=batch * accumulate * 2, loss=0.5)
+"""
+WORDS = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}")
+BRIEF = ("--runner", "local", "--ranks", 2, "--trials", 6, "--trial-seconds", 0.1, "--confirm-repeats", 0, "--strategy", "grid")
+RECIPES = {"megatron_lm": "--tensor-model-parallel-size", "torchtitan": "--parallelism.tensor_parallel_degree"}
+
+
+@pytest.fixture
+def script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LocalRunner]:
+    with LocalRunner(2, device="cpu", environment={"PYTHONPATH": str(ROOT)}) as runner:
+        yield runner
+
+
+@pytest.fixture
+def warm(ranks: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps on ranks that are there already."""
+    for module in ("sweep", "verify"):
+        monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
+
+
+def recipe(name: str) -> tuple[list[str], list[str]]:
+    """Options and command of the line in an example's README."""
+    block = (ROOT / "examples" / name / "README.md").read_text().split("```")[1]
+    program, subcommand, *words = shlex.split(block.replace("\\\n", " "))
+    assert (program, subcommand) == ("autotune", "sweep")
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
+    answer = command("sweep", "--engine", "command", *BRIEF, "--script-knob", "workers=0,2", "--parameters", "1M", "--", *WORDS)
+    assert answer.status == 0, answer.err
+    assert "train.py on local with 2 ranks" in answer.err
+    assert "note: no placeholder of the command carries zero_stage, activation_checkpointing" in answer.err
+    best: dict[str, Any] = json.loads((script / "best-config.json").read_text())
+    assert (best["engine"], best["model"]["name"]) == ("command", "train.py")
+    assert (best["best"]["config"]["micro_batch_size"], best["best"]["config"]["script"]) == (4, "workers=2")
+    assert best["baseline"]["gain"]["mean"] > 1.5
+    assert best["launch"]["command"].endswith("train.py 4 1 2")
+    assert "train.py on local" in command("show").out
+    assert "workers=2" in command("explain").out
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) -> None:
+    one = ("--set", "micro_batch_size=1,2", "--script-knob", "workers=2")
+    answer = command("sweep", *BRIEF, *one, "--", *WORDS)
+    assert answer.status == 0, answer.err
+    refused = command("verify", "best-config.json", "--engine", "native")
+    assert (refused.status, "native does not run the script that was tuned; use command" in refused.err) == (2, True)
+    verified = command("verify", "best-config.json", "--engine", "command", "--rounds", 1)
+    assert verified.status == 0, verified.err
+    assert "on command: " in verified.out
+    other = command("verify", "best-config.json", "--engine", "command", "--rounds", 1, "--json", "--", *WORDS[:-1], "2")
+    assert other.status == 0, other.err
+    assert json.loads(other.out)["left_out"] == ["script=workers=2"]
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(script: Path, command: Command) -> None:
+    (script / "train.py").write_text("import sys\nsys.exit(0)\n")
+    answer = command("sweep", *BRIEF, "--set", "micro_batch_size=1", "--", "python", "train.py", "{micro_batch_size}")
+    assert answer.status == 1
+    assert "the script exited with code 0 without a measurement; call autotune.report(samples=…)" in answer.err
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_as_its_readme_says(folder: Path, command: Command, name: str) -> None:
+    options, words = recipe(name)
+    brief = ("--trials", 3, "--trial-seconds", 0.1, "--confirm-repeats", 0, "--no-racing", "--folder", ROOT)
+    answer = command("sweep", *options, *brief, "--", *words)
+    assert answer.status == 0, answer.err
+    assert answer.err.count(": OK ") == 3, answer.err
+    assert RECIPES[name] in json.loads((folder / "best-config.json").read_text())["launch"]["command"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_configuration_of_a_recipe_is_a_command_that_its_script_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, words = recipe(name)
+    asked = {"command": words, "ranks": 2, "global_batch_size": 16, "space": "3d", "strategy": "random"}
+    session = prepare(request_from_fields(asked))
+    assert isinstance(session.model, CommandModel)
+    assert len(session.space.domains["tensor_parallel_size"]) == 2
+    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    main, none = script_main(ROOT / words[at]), ["--train-iters", "0"] if name == "megatron_lm" else ["--training.steps", "0"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    lines = set()
+    for config in session.space.enumerate():
+        filled = words_of(session.model, config, session.request.workload, 2, {})
+        monkeypatch.setattr(sys, "argv", [*filled[at:], *none])
+        main()
+        lines.add(filled)
+    assert len(lines) == session.space.count()  # none is another one's
+
+
+def script_main(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--", "torchrun", "train.py"), "torchrun would start ranks of its own on each rank"),
+        (("--", "python", "train.py", "{micro_batch}"), "did you mean micro_batch_size?"),
+        (("--pattern", "x"), "pattern: belongs to a command; write the command after --"),
+        (("llama-tiny", "--", "python", "train.py"), "model: is what the command trains"),
+        (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is no NAME=VALUES"),
+        (("--parameters", "many", "--", "python", "train.py"), "'many' is no number of parameters"),
+        (("--engine", "command"), "model: is missing; give a preset, a config.json or module:factory, or a command"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, command: Command, words: tuple[str, ...], line: str) -> None:
+    answer = command("sweep", *words)
+    assert (answer.status, answer.out) == (2, "")
+    assert line in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert not (folder / "jobs.db").exists()

@@ -1,0 +1,158 @@
+"""What the tests run as a user's script: without torch, so that a trial takes a second. Its first argument says how it does."""
+# ruff: noqa: T201  a script prints
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import autotune
+
+STEP_SECONDS = 0.01
+RANK = int(os.environ["RANK"])
+
+
+def step(number: int, **told: object) -> None:
+    time.sleep(STEP_SECONDS)
+    autotune.report(samples=8, step=number, **{"loss": 1.0 / (1 + number), **told})
+
+
+def steps(*_: str) -> None:
+    for number in range(100_000):
+        step(number)
+
+
+def few(count: str) -> None:
+    for number in range(int(count)):
+        step(number)
+
+
+def on_rank_0(*_: str) -> None:
+    if RANK:
+        time.sleep(600)
+    steps()
+
+
+def crash(*_: str) -> None:
+    """Rank 1 fails; rank 0 sees what is left of it a moment earlier."""
+    few("3")
+    if RANK:
+        time.sleep(0.3)
+        try:
+            int("seven")
+        except ValueError as error:
+            raise RuntimeError("the layers are out of order") from error
+    print("[rank0]: Traceback (most recent call last):", file=sys.stderr)
+    print("[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer", file=sys.stderr)
+    os._exit(1)
+
+
+def hang(count: str) -> None:
+    few(count)
+    wait_for_ever()
+
+
+def wait_for_ever(*_: str) -> None:
+    time.sleep(600)
+
+
+def silent(*_: str) -> None:
+    while True:
+        print("training", flush=True)
+        time.sleep(0.01)
+
+
+def mute(*_: str) -> None:
+    """Works, and neither prints nor reports."""
+    while True:
+        sum(range(100_000))
+
+
+def allocate(gibibytes: str) -> None:
+    few("3")
+    if RANK:
+        time.sleep(600)
+    whole = bytearray(int(float(gibibytes) * 2**30))
+    steps(str(len(whole)))
+
+
+def out_of_memory(*_: str) -> None:
+    few("3")
+    print("Traceback (most recent call last):\n  File 'train.py', line 3, in <module>", file=sys.stderr)
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.", file=sys.stderr)
+    os._exit(1)
+
+
+def not_a_number(*_: str) -> None:
+    few("3")
+    step(3, loss=float("nan"))
+    time.sleep(600)
+
+
+def misused(*_: str) -> None:
+    few("3")
+    autotune.report(samples="many")
+    time.sleep(600)
+
+
+def log(*_: str) -> None:
+    """The last rank logs, as Megatron's does, with a progress bar's line ends."""
+    for number in range(100_000):
+        time.sleep(STEP_SECONDS)
+        if RANK == 1:
+            print(f"\x1b[32mstep {number}\x1b[0m loss: 2.5 samples_per_second=1,600.0", end="\r", flush=True)
+
+
+def waits(*_: str) -> None:
+    def batches():
+        while True:
+            time.sleep(STEP_SECONDS)
+            yield 1
+
+    for number, _batch in enumerate(autotune.batches(batches())):
+        step(number)
+
+
+def own_samples(*_: str) -> None:
+    for _number in range(100_000):
+        time.sleep(STEP_SECONDS)
+        autotune.report(samples=4)
+
+
+def children(*_: str) -> None:
+    """Starts a process that leaves its group and its session."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(os.environ["PIDS"], f"{os.getpid()}-{child.pid}").touch()
+    hang("3")
+
+
+def killed(*_: str) -> None:
+    few("3")
+    if RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def port_taken(marks: str) -> None:
+    """As where another program has bound the port in between, the first time."""
+    if not (mark := Path(marks, str(RANK))).exists():
+        mark.touch()
+        raise OSError("The server socket has failed to listen: EADDRINUSE")
+    steps()
+
+
+def show(file: str, *words: str) -> None:
+    """What the script was told."""
+    names = [
+        name for name in os.environ if name.startswith(("RANK", "LOCAL", "WORLD", "MASTER", "CROSS", "TORCHEL", "DS_", "MY"))
+    ]
+    told = [f"{name}={os.environ[name]}" for name in sorted(names)]
+    Path(f"{file}.{RANK}").write_text("\n".join([str(Path.cwd()), sys.argv[1], *words, *told]))
+    steps()
+
+
+if __name__ == "__main__":
+    how, *rest = (word for word in sys.argv[1:] if not word.startswith("--local_rank="))
+    globals()[how](*rest)

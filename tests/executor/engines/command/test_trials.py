@@ -1,0 +1,236 @@
+"""Trials of a user's script on two ranks: how each way to fare comes out, and that nothing is left of it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor.runners.local import LocalRunner
+from search_spaces.command import CommandModel
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+SCRIPT = str(Path(__file__).with_name("script.py"))
+BRIEF = Fidelity(min_steps=5, max_steps=10, max_warmup_steps=6)
+Run = Callable[..., TrialResult]
+
+
+@pytest.fixture
+def run(runner: LocalRunner) -> Run:
+    def measured(*words: object, command: dict[str, object] | None = None, **fields: object) -> TrialResult:
+        model = CommandModel(arguments=("python", SCRIPT, *map(str, words)), **(command or {}))
+        return runner.run(request(model, **fields))
+
+    return measured
+
+
+def request(model: CommandModel, **fields: object) -> TrialRequest:
+    given: dict[str, object] = {
+        "attempt": "a", "model": model, "config": TrialConfig(micro_batch_size=2), "world_size": 2, "engine": "command",
+        "workload": Workload(global_batch_size=8, sequence_length=16), "fidelity": BRIEF, "timeout_seconds": 60.0,
+    }  # fmt: skip
+    return TrialRequest(**{**given, **fields})
+
+
+def starting(how: str, folder: Path, report_seconds: float | None = None, **fields: object) -> TrialRequest:
+    """A script that writes into the folder which processes it is and starts."""
+    own = {"PIDS": [str(folder)]}
+    model = CommandModel(arguments=("python", SCRIPT, how), environment_knobs=own, report_seconds=report_seconds)
+    return request(model, config=TrialConfig(micro_batch_size=2, script=model.variants[0]), **fields)
+
+
+def are_gone(folder: Path, count: int) -> bool:
+    """Whether so many processes were there, and none is left within seconds."""
+    processes = [int(number) for path in folder.iterdir() for number in path.name.split("-")]
+    assert len(processes) == count
+    until = time.monotonic() + 10.0
+    while any(map(psutil.pid_exists, processes)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(psutil.pid_exists, processes))
+
+
+def test_steps_are_timed_and_the_script_is_ended(run: Run) -> None:
+    result = run("steps")
+    assert result.outcome is Outcome.OK, result.traceback or result.message
+    assert result.samples_per_second is not None
+    assert 200 < result.samples_per_second.mean < 800  # 8 samples in 10 ms, and what a sleep takes longer
+    assert 5 <= len(result.step_seconds) <= 10
+    assert result.losses == (1.0, 0.5, 1 / 3)
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert 5_000_000 < (result.peak_memory_bytes or 0) < 200_000_000  # a Python with nothing but json
+    assert set(result.phase_seconds) >= {"build", "warmup", "measure", "close"}
+    assert result.phase_seconds["close"] < 2.0
+    assert "script.py steps" in result.environment["command"]
+    assert result.tflops_per_device is None  # nobody stated the parameters
+
+
+def test_one_rank_that_reports_is_enough(run: Run) -> None:
+    result = run("on_rank_0", command={"parameter_count": 1_000_000})
+    assert result.outcome is Outcome.OK
+    assert (result.tflops_per_device or 0) > 0
+
+
+def test_the_script_is_told_what_its_launcher_would_tell(run: Run, tmp_path: Path) -> None:
+    words = ("show", tmp_path / "told", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}", "{config}")
+    own: dict[str, object] = {
+        "launcher": "deepspeed", "folder": str(tmp_path),
+        "script_knobs": {"workers": [0, 2]}, "environment_knobs": {"MY": [5, 6]},
+    }  # fmt: skip
+    config = TrialConfig(micro_batch_size=2, script="workers=2 MY=6")
+    assert run(*words, command=own, config=config, files=(("config.json", "{}"),)).outcome is Outcome.OK
+    told = [tmp_path.joinpath(f"told.{rank}").read_text().splitlines() for rank in range(2)]
+    assert [lines[:5] for lines in told] == [[str(tmp_path), f"--local_rank={rank}", "2", "2", "2"] for rank in range(2)]
+    assert told[0][5].endswith("/config.json")
+    variables = [dict(line.split("=", 1) for line in lines[6:]) for lines in told]
+    assert [found["RANK"] for found in variables] == [found["LOCAL_RANK"] for found in variables] == ["0", "1"]
+    assert variables[0]["MASTER_PORT"] == variables[1]["MASTER_PORT"]
+    alike = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "LOCAL_SIZE": "2",
+        "CROSS_SIZE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "MY": "6",
+    }
+    assert all(found.items() >= alike.items() for found in variables)
+
+
+def test_the_log_of_any_rank_is_read_by_a_pattern(run: Run) -> None:
+    pattern = r"loss: (?P<loss>[\d.]+) samples_per_second=(?P<samples_per_second>[\d.,]+)"
+    result = run("log", command={"pattern": pattern})
+    assert result.outcome is Outcome.OK, result.traceback
+    assert result.samples_per_second is not None
+    assert result.samples_per_second.mean == pytest.approx(1600.0)
+    assert result.losses == (2.5, 2.5, 2.5)
+
+
+def test_the_error_of_the_rank_that_failed_is_told_once_with_its_traceback(run: Run) -> None:
+    result = run("crash")
+    assert result.outcome is Outcome.FAILED
+    assert result.message == "rank 1: the script exited with code 1: RuntimeError: the layers are out of order"
+    assert result.traceback is not None
+    assert result.traceback.startswith("Traceback (most recent call last):")
+    assert "ValueError: invalid literal" in result.traceback
+    assert result.traceback.count("RuntimeError: the layers") == 1
+    assert run("steps").warm  # the ranks have lost nothing by it
+
+
+def test_a_script_that_ends_without_a_measurement_fails_with_the_remedy(run: Run) -> None:
+    result = run("few", 0)
+    assert result.outcome is Outcome.FAILED
+    assert "exited with code 0 without a measurement" in result.message
+    assert "autotune.report(samples=…)" in result.message
+    assert "--pattern" in result.message
+    assert "too few to time" in run("few", 2).message
+
+
+def test_a_script_that_ends_early_is_measured_as_far_as_it_went(run: Run) -> None:
+    result = run("few", 6)
+    assert result.outcome is Outcome.OK
+    assert result.unstable
+    assert "ended before its steps settled" in result.message
+
+
+@pytest.mark.parametrize("how", ["silent", "mute"])
+def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
+    result = run(how, command={"report_seconds": 1.0})
+    assert result.outcome is Outcome.FAILED
+    assert "has told nothing of its steps" in result.message
+    assert "autotune.report(samples=…)" in result.message
+
+
+@pytest.mark.parametrize("how", ["wait_for_ever", "children"])
+def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunner, how: str, tmp_path: Path) -> None:
+    result = runner.run(starting(how, tmp_path, timeout_seconds=5.0, report_seconds=1.5))
+    assert result.outcome is Outcome.TIMEOUT
+    assert result.traceback is not None
+    assert result.traceback.count("in wait_for_ever") == 2  # on both ranks, by Python's fault handler
+    assert ("after 3 reports" if how == "children" else "nothing was heard of it") in result.message
+    assert are_gone(tmp_path, 4 if how == "children" else 0)
+
+
+def test_what_asks_for_far_more_than_the_limit_does_not_fit(run: Run) -> None:
+    result = run("allocate", 64, memory_limit_bytes=200_000_000)
+    assert result.outcome is Outcome.INFEASIBLE
+    assert result.message == "MemoryError"
+
+
+def test_what_holds_more_than_the_limit_does_not_fit(run: Run) -> None:
+    result = run("allocate", 0.3, memory_limit_bytes=200_000_000)
+    assert result.outcome is Outcome.INFEASIBLE
+    assert "rank 0 holds" in result.message
+    assert "the limit is 200,000,000" in result.message
+    assert (result.peak_memory_bytes or 0) > 200_000_000
+
+
+def test_a_device_that_is_full_is_read_from_the_output(run: Run) -> None:
+    result = run("out_of_memory")
+    assert result.outcome is Outcome.INFEASIBLE
+    assert result.message.startswith("torch.OutOfMemoryError: CUDA out of memory")
+
+
+def test_a_loss_that_is_no_number_is_wrong(run: Run) -> None:
+    result = run("not_a_number")
+    assert result.outcome is Outcome.WRONG
+    assert result.message.startswith("loss is nan at report 3")
+
+
+def test_a_report_that_cannot_be_read_is_told(run: Run) -> None:
+    result = run("misused")
+    assert result.outcome is Outcome.FAILED
+    assert "samples is reported as 'many'" in result.message
+
+
+def test_waiting_for_data_is_a_finding_of_its_own(run: Run) -> None:
+    result = run("waits")
+    assert result.outcome is Outcome.OK
+    waited = [rank.data_wait_seconds or 0.0 for rank in result.ranks]
+    assert all(0.009 < seconds < 0.02 for seconds in waited)
+    assert "waits for data in" in result.message
+    assert "num_workers" in result.message
+    assert "waits" not in run("steps").message
+
+
+def test_samples_of_one_rank_are_told_apart_from_a_step(run: Run) -> None:
+    result = run("own_samples", "{micro_batch_size}")
+    assert result.outcome is Outcome.OK
+    assert "reports 4 samples at a time, and the global batch is 8: report those of all ranks" in result.message
+
+
+def test_a_port_that_is_taken_in_between_is_chosen_anew(run: Run, tmp_path: Path) -> None:
+    assert run("port_taken", tmp_path).outcome is Outcome.OK
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_script_that_is_killed_from_outside_is_lost(run: Run) -> None:
+    assert run("killed").outcome is Outcome.LOST
+
+
+def test_a_script_that_cannot_be_started_says_why(runner: LocalRunner) -> None:
+    result = runner.run(request(CommandModel(arguments=("/no/such/program",))))
+    assert result.outcome is Outcome.FAILED
+    assert "/no/such/program cannot be started" in result.message
+
+
+def test_a_script_that_cannot_win_is_ended(run: Run) -> None:
+    slow = run("steps", rate_to_beat=1e9, race_spread=0.05)
+    assert slow.outcome is Outcome.PRUNED
+    assert "and the best has 1e+09" in slow.message
+    assert run("steps", rate_to_beat=1.0, race_spread=0.05).outcome is Outcome.OK
+
+
+def test_nothing_that_a_script_started_outlives_its_ranks(runner: LocalRunner, tmp_path: Path) -> None:
+    """The last test: it takes the ranks along."""
+    handle = runner.submit(starting("children", tmp_path))
+    outcome = None
+    while outcome is None:
+        for _, event in runner.events(0.5):
+            if isinstance(event, TrialResult):
+                outcome = event.outcome
+            elif isinstance(event, Progress) and event.step == 3:
+                runner.cancel(handle, "a person")
+    assert outcome is Outcome.CANCELLED
+    assert are_gone(tmp_path, 4)

@@ -1,0 +1,140 @@
+"""What a user's command says, and which knobs it carries."""
+
+import pytest
+
+from search_spaces.command import CommandModel
+from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
+from search_spaces.model import FactoryModel
+from search_spaces.placeholders import environment_of, names_in, require_known, turned_by, words_of
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import TrialRequest, Workload
+from search_spaces.trial_config import TrialConfig, is_whole
+
+WORK = Workload(global_batch_size=16, sequence_length=32, seed=7)
+COMMAND = CommandModel(
+    arguments=("python", "train.py", "--mbs={micro_batch_size}", "{gradient_accumulation_steps}", "{bf16}", "{workers}"),
+    script_knobs={"workers": [0, 2], "pin": [True]},
+    environment_knobs={"OMP_NUM_THREADS": (1, 2)},
+)
+
+
+def test_every_placeholder_is_filled_in() -> None:
+    config = TrialConfig(micro_batch_size=4, precision="bf16", script=COMMAND.variants[-1])
+    assert config.script == "workers=2 pin=true OMP_NUM_THREADS=2"
+    assert words_of(COMMAND, config, WORK, 2, {}) == ("python", "train.py", "--mbs=4", "2", "true", "2")
+    assert environment_of(COMMAND, config) == {"OMP_NUM_THREADS": "2"}
+
+
+def test_other_braces_are_left_alone() -> None:
+    command = CommandModel(arguments=("python", "t.py", '{"zero": {"stage": 1}}', "{{seed}}", "{seed}", "{config}"))
+    words = words_of(command, TrialConfig(), WORK, 2, {"config": "/tmp/c.json"})
+    assert words[2:] == ('{"zero": {"stage": 1}}', "{seed}", "7", "/tmp/c.json")
+    assert names_in(command.arguments) == ("seed", "config")
+
+
+def test_what_the_words_carry_is_what_can_be_turned() -> None:
+    assert turned_by(COMMAND) == {"micro_batch_size": None, "precision": ("fp32", "bf16"), "script": COMMAND.variants}
+    both = CommandModel(arguments=("t", "{bf16}", "{fp16}", "{gradient_checkpointing}"))
+    assert turned_by(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
+
+
+FLAGS = CommandModel(
+    arguments=(
+        "t", "{sequence_parallel=true:--sequence-parallel}", "{overlap_comm=True:--overlap}",
+        "{zero_stage=0:--copies={world_size}}", "{zero_stage=3:--whole}", "{fused=yes:--fused}",
+    ),
+    script_knobs={"fused": ["yes", "no"]},
+)  # fmt: skip
+
+
+def test_a_flag_is_there_where_its_knob_has_the_value() -> None:
+    require_known(FLAGS)
+    config = TrialConfig(script="fused=no")
+    assert words_of(FLAGS, config, WORK, 2, {}) == ("t", "--overlap", "--copies=2")
+    other = config.replace({"sequence_parallel": True, "overlap_comm": False, "zero_stage": 3, "script": "fused=yes"})
+    assert words_of(FLAGS, other, WORK, 2, {}) == ("t", "--sequence-parallel", "--whole", "--fused")
+
+
+def test_flags_tell_their_values_and_one_other_apart() -> None:
+    switches = {"sequence_parallel": (False, True), "overlap_comm": (True, False)}
+    assert turned_by(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("{zero_stag=1:--x}", "did you mean zero_stage"),
+        ("{bf16=true:--x}", "no placeholder has this name"),
+        ("{zero_stage=4:--x}", "zero_stage"),
+        ("{fused=maybe:--x}", "command.script_knobs.fused: has no value 'maybe'"),
+    ],
+)
+def test_a_flag_that_could_never_be_is_refused(word: str, told: str) -> None:
+    with pytest.raises(SearchSpaceError, match=told):
+        require_known(CommandModel(arguments=("t", word, "{fused}"), script_knobs={"fused": ["yes"]}))
+
+
+def test_an_unknown_placeholder_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"\{micro_batch\}: no placeholder.*did you mean micro_batch_size"):
+        require_known(CommandModel(arguments=("t", "{micro_batch}")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"arguments": ()}, "is no command"),
+        ({"arguments": ("torchrun", "t.py")}, "torchrun would start ranks of its own"),
+        ({"arguments": ("python", "-m", "torch.distributed.run", "t.py")}, "would start ranks of its own"),
+        ({"launcher": "mpi"}, "use one of torchrun"),
+        ({"plugin": "fsdp"}, "with --launcher accelerate"),
+        ({"plugin": "ddp", "launcher": "accelerate"}, "use deepspeed or fsdp"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "(?P<rate>1)"}, "the group rate is not known"),
+        ({"pattern": "(?P<loss>1)"}, "tells how fast"),
+        ({"script_knobs": {"workers": ["a b"]}}, "without spaces"),
+        ({"script_knobs": {"workers": []}}, "are no values"),
+        ({"script_knobs": {"a": range(20), "b": range(20)}}, "are no values"),
+        ({"script_knobs": {"a": list(range(20)), "b": list(range(20))}}, "400 combinations"),
+        ({"script_knobs": {"A": [1]}, "environment_knobs": {"A": [1]}}, "is a script knob too"),
+        ({"parameter_count": -1}, "no number of parameters"),
+        ({"report_seconds": 0}, "not a positive number"),
+    ],
+)
+def test_a_command_that_cannot_be_used_is_told_in_one_line(fields: dict[str, object], told: str) -> None:
+    with pytest.raises(ModelFormatError, match=told) as caught:
+        CommandModel(**{"arguments": ("python", "t.py"), **fields})
+    assert str(caught.value).startswith("command.")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("knobs", "told"), [({"lost": [1]}, "has no {lost}"), ({"seed": [1]}, "is a placeholder already")])
+def test_a_knob_of_the_scripts_own_needs_a_place(knobs: dict[str, list[int]], told: str) -> None:
+    with pytest.raises(SearchSpaceError, match=told):
+        require_known(CommandModel(arguments=("t", "{seed}"), script_knobs=knobs))
+
+
+def test_a_command_is_called_by_its_script() -> None:
+    assert COMMAND.name == "train.py"
+    assert CommandModel(arguments=("python", "-u", "-m", "my.train")).name == "my.train"
+    assert CommandModel(arguments=("/bin/other",)).name == "other"
+
+
+def test_requests_of_every_kind_of_model_cross_a_border() -> None:
+    factory = FactoryModel(reference="m:f", parameter_count=1)
+    for model in (COMMAND, factory):
+        request = TrialRequest(
+            attempt="a", model=model, config=TrialConfig(script="a=1"), workload=WORK, world_size=2, files=(("c.json", "{}"),)
+        )
+        assert from_plain(TrialRequest, to_plain(request)) == request
+
+
+def test_configurations_without_a_script_are_written_as_before() -> None:
+    """Hashes of the version before there was the knob: stored jobs go on with their trials."""
+    assert TrialConfig().hash == "48a0c06379ffd4f1"
+    assert "script" not in TrialConfig().values()
+    assert TrialConfig(script="a=1").hash != TrialConfig().hash
+    assert TrialConfig(script="a=1").differences(TrialConfig()) == {"script": "a=1"}
+    assert TrialConfig().differences(TrialConfig(script="a=1")) == {"script": ""}
+    assert is_whole(TrialConfig().values())
+    assert is_whole(TrialConfig(script="a=1").values())
+    assert not is_whole({"zero_stage": 1})
