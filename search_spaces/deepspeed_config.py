@@ -5,12 +5,14 @@ from typing import Any
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
+"""Knobs of which stage 0 reads nothing: it reduces after backward, in buckets of its own."""
 KEEP_ALL = 10**12
 """As `stage3_max_reuse_distance`: farther than any step reaches, so that gathered parameters are kept until backward."""
 
 
 def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, parameter_count: int) -> dict[str, Any]:
-    """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer.
+    """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer. Only what it reads there.
 
     Tensor and pipeline parallelism are not part of it: they need the module. A `parameter_count` of 0 is not known.
     """
@@ -44,16 +46,14 @@ def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str
 
 
 def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
-    zero: dict[str, Any] = {
-        "stage": config.zero_stage,
-        # DeepSpeed allocates the whole bucket, however few gradients there are.
-        "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size),
-        "overlap_comm": config.overlap_comm,
-        "contiguous_gradients": config.contiguous_gradients,
-    }
-    if config.zero_stage in (1, 2):
-        # DeepSpeed never reads it, and stops where it is odd.
-        zero["allgather_bucket_size"] = max(config.allgather_bucket_size // 2 * 2, 2)
+    zero: dict[str, Any] = {"stage": config.zero_stage}
+    if config.zero_stage > 0:
+        zero |= {
+            # DeepSpeed allocates the whole bucket, however few gradients there are.
+            "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size),
+            "overlap_comm": config.overlap_comm,
+            "contiguous_gradients": config.contiguous_gradients,
+        }
     if config.zero_stage == 3:
         zero |= _stage_3(config)
     if config.offload_optimizer != "none":

@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.engines import capability_of
 from autotune.imports.imported import Imported
 from autotune.imports.read import read_imported
+from autotune.jobs.command_field import with_command
+from autotune.verification import LAYOUT
+from search_spaces.command import CommandModel
 from search_spaces.knob import Numerics
 from search_spaces.knobs import KNOBS, value_text
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial_config import TrialConfig, Value
 
 Tell = Callable[[str], None]
 
@@ -22,18 +26,38 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
         RequestError: the file cannot be read, or has a value that cannot be.
     """
     found = read_imported(path)
-    for note in found.notes:
+    knobs, left = _turned(found.knobs, fields)
+    for note in (*found.notes, *left):
         tell(f"{path.name}: {note}")
     pins = dict(fields.get("pins", {}))
-    for name, value in found.knobs.items():
+    for name, value in knobs.items():
         if KNOBS[name].numerics is Numerics.CHANGES:
             pins.setdefault(name, value)
     if found.ranks is not None and ranks not in ((), (found.ranks,)):
         tell(f"{path.name}: is written for {found.ranks} processes, and trials run on {', '.join(map(str, ranks))}")
-    baseline = {**found.knobs, **(fields.get("baseline") or {})}
+    baseline = {**knobs, **(fields.get("baseline") or {})}
     told = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
     tell(f"{path.name}: the baseline is {told or 'the defaults'}")
     return _with_batch({**fields, "baseline": baseline, "pins": pins}, found, ranks, tell)
+
+
+def _turned(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+    """The knobs that the sweep's engine turns, and a line for each other one.
+
+    A knob of the layout is kept all the same: without it the baseline would be another, and the engine's refusal names the
+    remedy. But a script's layout is its own affair.
+    """
+    command = with_command(fields).get("command")
+    engine = fields.get("engine", "native" if command is None else "command")
+    capability = capability_of(engine, None if command is None else CommandModel(**command))
+    kept, left = {}, []
+    for name, value in knobs.items():
+        if capability.honours(name, value) or (command is None and name in LAYOUT):
+            kept[name] = value
+        else:
+            why = f"the {engine} engine has no such knob" if command is None else "no placeholder of the command carries it"
+            left.append(f"{name}={value_text(value)}: {why}; the baseline is without it")
+    return kept, left
 
 
 def _with_batch(fields: dict[str, Any], found: Imported, ranks: tuple[int, ...], tell: Tell) -> dict[str, Any]:

@@ -7,19 +7,19 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
-from search_spaces.deepspeed_config import deepspeed_config, offloads_a_part
+from search_spaces.deepspeed_config import REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
     format="deepspeed",
     name="a DeepSpeed configuration",
     expressed=frozenset({
-        "zero_stage", "micro_batch_size", "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size",
-        "param_persistence_threshold", "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype",
-        "precision", "offload_optimizer", "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size",
-        "tensor_parallel_size", "reshard_after_forward",
+        "zero_stage", "micro_batch_size", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
+        "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
+        "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
     }),
     elsewhere={
+        "allgather_bucket_size": "DeepSpeed accepts its key and never reads it",
         "activation_checkpointing": "switch it on in the model (`model.gradient_checkpointing_enable()` in Transformers)",
         "sequence_parallel": "DeepSpeed's AutoTP keeps the norms' sequence whole",
         "pipeline_parallel_size": "build a deepspeed.pipe.PipelineModule, with the layers that launch.placement names",
@@ -57,8 +57,9 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
 def deepspeed_notes(winner: Winner) -> list[str]:
     """What the configuration cannot say, or DeepSpeed does not do."""
     config, notes = winner.config, []
-    if config.zero_stage in (1, 2) and config.allgather_bucket_size < winner.model.parameter_count:
-        notes.append(f"allgather_bucket_size={config.allgather_bucket_size}: DeepSpeed accepts it and never reads it")
+    if config.zero_stage == 0:
+        changed, why = config.differences(TrialConfig()), "at stage 0 DeepSpeed reduces after backward, in buckets of its own"
+        notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]
     if config.precision == "fp64":
         notes.append("precision=fp64: cast the model to double before it is handed over")
     if config.pipeline_parallel_size > 1 and config.zero_stage >= 2:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.imports.deepspeed import from_deepspeed, set_default_overlap
+from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed
 from autotune.imports.imported import Imported, Table
 from search_spaces.trial_config import Value
 
@@ -81,9 +81,9 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
 def _deepspeed(table: Table) -> None:
     table.knob("deepspeed_config.zero_stage", "zero_stage")
     table.knobs.setdefault("zero_stage", 2)  # Accelerate's default
-    set_default_overlap(table)
     table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
     table.knob("deepspeed_config.offload_param_device", "offload_param")
+    as_deepspeed_does(table)
 
 
 def _fsdp(table: Table, ranks: int | None, machines: int) -> None:

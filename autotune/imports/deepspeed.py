@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.imports.imported import Imported, Table
-from search_spaces.deepspeed_config import KEEP_ALL
+from search_spaces.deepspeed_config import KEEP_ALL, REDUCTION
+from search_spaces.knobs import value_text
 from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
 
 ZERO = "zero_optimization."
 SAME = {
@@ -21,7 +23,6 @@ SAME = {
     f"{ZERO}offload_optimizer.device": "offload_optimizer",
     f"{ZERO}offload_optimizer.ratio": "offload_ratio",
     f"{ZERO}offload_param.device": "offload_param",
-    "tensor_parallel.autotp_size": "tensor_parallel_size",
 }
 """Key -> the knob of the same values."""
 DEFAULT_REUSE = 1e9
@@ -46,7 +47,9 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         table.knob(key, name)
     for name in NEWER_NAMES:
         table.knob(f"{ZERO}{name}", name)
-    set_default_overlap(table)
+    if (size := table.number("tensor_parallel.autotp_size", default=0)) > 1:  # 0 and 1: it is off
+        table.set("tensor_parallel_size", int(size))
+    as_deepspeed_does(table)
     _reuse(table)
     _precision(table)
     _optimizer(table)
@@ -63,9 +66,23 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     return table.imported(global_batch_size=batch, samples_per_rank=samples)
 
 
-def set_default_overlap(table: Table) -> None:
-    """Where the file does not say it: at stages 1 and 2 DeepSpeed reduces after backward, at stage 3 beside it."""
-    if table.knobs.get("zero_stage") in (1, 2):
+def as_deepspeed_does(table: Table) -> None:
+    """Leave out what DeepSpeed takes without a word and does not do (`autotune lint deepspeed` tells it too), and state what it
+    does where the file is silent: at stages 1 and 2 it reduces after backward, at stage 3 beside it."""
+    stage, offloads = table.knobs.get("zero_stage", 0), table.knobs.get("offload_optimizer", "none") != "none"
+    ignored = {"allgather_bucket_size": "DeepSpeed never reads it"}
+    if stage == 0:
+        ignored |= dict.fromkeys(REDUCTION, "stage 0 reduces after backward, in buckets of its own")
+        ignored |= dict.fromkeys(("offload_optimizer", "offload_ratio"), "stage 0 offloads nothing")
+    if stage != 3:
+        ignored["offload_param"] = f"stage {stage} keeps its parameters where they are"
+    if stage in (1, 2) and offloads:
+        ignored["contiguous_gradients"] = "gradients are copied into one buffer to be offloaded"
+    for name, why in ignored.items():
+        value = table.knobs.pop(name, None)
+        if value is not None and value != getattr(TrialConfig(), name):
+            table.notes.append(f"{name}={value_text(value)}: {why}; it was left at the default")
+    if stage in (1, 2):
         table.knobs.setdefault("overlap_comm", False)
 
 
@@ -87,6 +104,8 @@ def _reuse(table: Table) -> None:
 def _precision(table: Table) -> None:
     """bf16 and fp16 are tables with a switch each; neither: fp32."""
     bf16, fp16 = table.switch("bf16.enabled"), table.switch("fp16.enabled")
+    if (older := table.switch("bfloat16.enabled")) is not None:
+        bf16 = older
     if bf16 or fp16:
         table.set("precision", "bf16" if bf16 else "fp16")
     elif bf16 is False or fp16 is False:

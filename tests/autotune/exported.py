@@ -5,7 +5,7 @@ from typing import Any
 
 import table
 
-from autotune.jobs.request import JobRequest, request_to_row
+from autotune.jobs.request import JobRequest, request_from_fields, request_to_row
 from autotune.jobs.session import Session, resolve
 from autotune.placement import launch_of
 from search_spaces.model import FactoryModel
@@ -31,6 +31,11 @@ def unknown(ranks: int = 2) -> Session:
     """A user's own module."""
     model = FactoryModel(reference="mine:make", parameter_count=1_000_000)
     return resolve(JobRequest(model="mine:make", ranks=ranks, resolved_model=model, strategy="random"))
+
+
+def script(ranks: int = 2) -> Session:
+    """A user's own script that reads a DeepSpeed file."""
+    return resolve(request_from_fields({"command": ["python", "train.py", "{config}"], "ranks": ranks, "strategy": "random"}))
 
 
 def document(session: Session, baseline: dict[str, Any] | None = None, **knobs: Any) -> dict[str, Any]:

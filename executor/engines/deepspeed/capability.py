@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 
 from search_spaces.capability import Capability, Combination
+from search_spaces.deepspeed_config import REDUCTION
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig
 
@@ -12,7 +13,6 @@ LEAST_VERSION = (0, 19)
 """Before it AutoTP has no partition_config, and DeepSpeed no way to give back what an engine holds."""
 INSTALL = "pip install autotune[deepspeed]"
 _DEFAULTS = TrialConfig()
-_REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 
 
 def installed_version() -> str | None:
@@ -42,7 +42,7 @@ def _divides_matrices_in_a_pipeline(config: TrialConfig, _: int) -> bool:
 
 
 def _reduces_otherwise_at_stage_0(config: TrialConfig, _: int) -> bool:
-    return config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in _REDUCTION)
+    return config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in REDUCTION)
 
 
 def _waits_in_a_pipeline(config: TrialConfig, _: int) -> bool:
@@ -107,7 +107,7 @@ DEEPSPEED = Capability(
         ),
         Combination(
             rule="deepspeed-stage-0-reduction",
-            reads=("zero_stage", *_REDUCTION),
+            reads=("zero_stage", *REDUCTION),
             problem="at stage 0 DeepSpeed reduces after backward in buckets of its own, whatever these knobs say",
             remedy="leave them at their defaults, or use a higher zero_stage",
             holds=_reduces_otherwise_at_stage_0,

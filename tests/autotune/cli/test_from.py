@@ -10,6 +10,7 @@ import table
 from called import Command
 
 from autotune.cli.imported import with_imported
+from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import Session, prepare
 from autotune.loop import run_job
@@ -54,6 +55,31 @@ def test_what_is_given_besides_wins(tmp_path: Path) -> None:
     assert session.request.global_batch_size == 32
     assert (session.baselines[0].zero_stage, session.baselines[0].micro_batch_size) == (2, 8)
     assert {config.precision for config in session.space.enumerate()} == {"fp32"}
+
+
+def test_a_knob_that_the_engine_has_not_is_left_out_of_the_baseline(tmp_path: Path) -> None:
+    content = PRESENT | {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1_000, "stage3_max_reuse_distance": 0}}
+    session, told = imported(tmp_path, content, engine="fsdp2")
+    assert (session.baselines[0].zero_stage, session.baselines[0].reduce_bucket_size) == (3, 500_000_000)
+    assert told[0] == "ds.json: reduce_bucket_size=1000: the fsdp2 engine has no such knob; the baseline is without it"
+    with pytest.raises(RequestError, match=r"baseline: is refused by .*zero_stage=3"):
+        imported(tmp_path, content, engine="ddp")
+
+
+def test_a_script_begins_with_the_file_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(PRESENT))
+    told: list[str] = []
+    words = ["python", "train.py", "--deepspeed_config", "{config}"]
+    fields = {"command": words, "ranks": 2, "strategy": "random"}
+    session = prepare(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
+    assert told == ["ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false precision=bf16"]
+    assert (session.baselines[0].zero_stage, session.baselines[0].overlap_comm) == (2, False)
+    trainer = fields | {"command": ["python", "train.py", "--batch", "{micro_batch_size}"]}
+    told.clear()
+    session = prepare(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
+    assert [line.split("=")[0] for line in told] == ["ds.json: zero_stage", "ds.json: overlap_comm", "ds.json: precision",
+                                                     "ds.json: the baseline is micro_batch_size"]  # fmt: skip
+    assert session.baselines[0].micro_batch_size == 4
 
 
 def test_the_batch_follows_from_the_ranks(tmp_path: Path) -> None:

@@ -45,10 +45,18 @@ def test_stage_2(tmp_path: Path) -> None:
         offload_optimizer="cpu", fused_optimizer=False,
     )  # fmt: skip
     content = json.loads(made.text)
-    assert content["zero_optimization"]["allgather_bucket_size"] == 10_000
+    assert content["zero_optimization"].keys() == {
+        "stage", "reduce_bucket_size", "overlap_comm", "contiguous_gradients", "offload_optimizer",
+    }  # fmt: skip
     assert content["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     assert content["optimizer"]["params"]["torch_adam"] is True
     assert [note.split("=")[0] for note in knob_notes(made)] == ["allgather_bucket_size", "defer_gradient_reduction"]
+
+
+def test_stage_0_has_buckets_of_its_own(tmp_path: Path) -> None:
+    made = export(tmp_path, reduce_bucket_size=20_000, overlap_comm=False)
+    assert json.loads(made.text)["zero_optimization"] == {"stage": 0}
+    assert [note.split("=")[0] for note in knob_notes(made)] == ["reduce_bucket_size", "overlap_comm"]
 
 
 @pytest.mark.parametrize(("stage", "ratio"), [(2, None), (3, 0.5)])
@@ -73,6 +81,11 @@ def test_tensor_parallelism_is_auto_tp(tmp_path: Path) -> None:
     assert json.loads(made.text)["tensor_parallel"] == {"autotp_size": 2}
     assert "train_batch_size" not in json.loads(made.text)
     assert {note.split("=")[0] for note in knob_notes(made)} == {"tensor_parallel_size", "loss_chunk_size"}
+
+
+def test_buckets_of_a_model_whose_size_is_not_known_are_not_clipped() -> None:
+    made = EXPORTERS["deepspeed"](exported.document(exported.script(), zero_stage=2))
+    assert json.loads(made.text)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
 
 
 def test_what_model_parallelism_needs_elsewhere_is_told() -> None:

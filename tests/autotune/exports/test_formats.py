@@ -139,6 +139,13 @@ def test_a_module_of_the_users_own(name: str) -> None:
     assert "LlamaDecoderLayer" not in made.text
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_a_script_of_the_users_own(name: str) -> None:
+    made = exporter(name)(exported.document(exported.script(), zero_stage=3, micro_batch_size=2, script="workers=2"))
+    assert "LlamaDecoderLayer" not in made.text
+    assert "workers=2" in made.text + "".join(made.notes)
+
+
 @pytest.mark.parametrize("name", ["torchtitan", "megatron", "slurm", "torchrun"])
 @pytest.mark.parametrize("case", cases.CASES)
 def test_shell_scripts_are_bash(tmp_path: Path, name: str, case: str) -> None:

@@ -86,7 +86,7 @@ deepspeed_config:
 """,
     )
     assert found.knobs == {
-        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "offload_param": "none", "precision": "fp16",
+        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "precision": "fp16",
     }  # fmt: skip
     assert any(note.startswith("gradient_accumulation_steps=4") for note in found.notes)
 

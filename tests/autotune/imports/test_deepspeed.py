@@ -72,10 +72,38 @@ def test_what_deepspeed_does_where_nothing_is_said(tmp_path: Path, stage: int, o
     )
 
 
+@pytest.mark.parametrize(
+    ("zero", "knobs", "told"),
+    [
+        ({"stage": 0, "reduce_bucket_size": 1_000, "overlap_comm": False}, {}, ["reduce_bucket_size", "overlap_comm"]),
+        ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, {}, ["offload_optimizer"]),
+        ({"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8}, {"overlap_comm": True}, ["allgather_bucket_size"]),
+        ({"stage": 2, "overlap_comm": True, "offload_param": {"device": "cpu"}}, {"overlap_comm": True}, ["offload_param"]),
+        (
+            {"stage": 1, "contiguous_gradients": False, "offload_optimizer": {"device": "cpu"}},
+            {"overlap_comm": False, "offload_optimizer": "cpu"},
+            ["contiguous_gradients"],
+        ),
+    ],
+)
+def test_what_deepspeed_ignores_is_no_part_of_what_people_have(
+    tmp_path: Path, zero: dict[str, Any], knobs: dict[str, Any], told: list[str]
+) -> None:
+    found = read(tmp_path, {"zero_optimization": zero})
+    assert found.knobs == {"zero_stage": zero["stage"], **knobs}
+    assert [note.partition("=")[0] for note in found.notes] == told
+
+
 @pytest.mark.parametrize(("distance", "reshards", "notes"), [(0, True, 0), (KEEP_ALL, False, 0), (5e8, None, 1)])
 def test_how_far_ahead_deepspeed_looks(tmp_path: Path, distance: float, reshards: bool | None, notes: int) -> None:
     found = read(tmp_path, {"zero_optimization": {"stage": 3, "max_reuse_distance": distance}})
     assert (found.knobs.get("reshard_after_forward"), len(found.notes)) == (reshards, notes)
+
+
+def test_older_names_and_what_is_off(tmp_path: Path) -> None:
+    older = {"train_batch_size": 8, "bfloat16": {"enabled": True}, "tensor_parallel": {"autotp_size": 0}}
+    found = read(tmp_path, older)
+    assert (found.knobs, found.notes) == ({"precision": "bf16"}, ())
 
 
 def test_torchs_optimizer_is_fused_where_it_says_so(tmp_path: Path) -> None:
@@ -126,7 +154,8 @@ def test_a_file_that_is_neither(tmp_path: Path, name: str, text: str | None, say
 
 
 LAYOUTS: list[dict[str, Any]] = [
-    {"micro_batch_size": 2, "reduce_bucket_size": 30_000},
+    {"micro_batch_size": 2},
+    {"micro_batch_size": 2, "zero_stage": 1, "reduce_bucket_size": 30_000},
     {"zero_stage": 2, "overlap_comm": False, "precision": "bf16", "reduce_dtype": "bf16", "fused_optimizer": False},
     {
         "zero_stage": 3, "prefetch_bucket_size": 9_000, "param_persistence_threshold": 50, "max_live_parameters": 60_000,
