@@ -4,24 +4,19 @@ Linux, root, `ip` and `tc` are needed; `why_not` of `shaped_link` says what is m
 """
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.shaped_link import INTERFACE, NAMESPACES, PREFIX, remove_orphans, run_command
+from benchmarks.shaped_link import INTERFACE, NAMESPACES, PREFIX, entered, remove_orphans, run_command
 from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangRunner
 from executor.runners.local import LocalTransport
 from executor.runners.rank_process import RankProcess
-
-_CLONE_NEWNET = 0x40000000
-_OWN = Path("/proc/thread-self/ns/net")
 
 
 @dataclass
@@ -58,18 +53,9 @@ class ShapedNetwork:
         """What to put before a command so that it runs where the rank runs."""
         return ["ip", "netns", "exec", self.names[rank]]
 
-    @contextlib.contextmanager
-    def entered(self, rank: int) -> Iterator[None]:
+    def entered(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """This thread, and what it starts, is where the rank runs."""
-        before = os.open(_OWN, os.O_RDONLY)
-        there = os.open(NAMESPACES / self.names[rank], os.O_RDONLY)
-        try:
-            _set_namespace(there)
-            yield
-        finally:
-            _set_namespace(before)
-            os.close(there)
-            os.close(before)
+        return entered(self.names[rank])
 
     def _create(self) -> None:
         *ends, switch = self.names
@@ -112,10 +98,3 @@ class _NetworkTransport(LocalTransport):
     def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
         with self._network.entered(rank):
             return super()._start_rank(rank, python_path)
-
-
-def _set_namespace(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET):
-        code = ctypes.get_errno()
-        raise OSError(code, f"setns: {os.strerror(code)}")
