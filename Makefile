@@ -42,6 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
+	$(BIN)/python -m benchmarks.depth --markdown docs/depth.md
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md

@@ -38,7 +38,7 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
     mine = to_plain(_rank_measurement(trial, window, account))
     ranks = tuple(from_plain(RankMeasurement, row) for row in gather_plain(context, mine))
     timing = step_time(window.seconds)
-    rate = window.lost or _rate(timing, request.workload.global_batch_size)
+    rate = window.lost or rate_of(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, context.world_size)
     executed = hardware_tflops_per_device(gather_plain(context, trial.flops), timing.mean)
     retried = any(rank.allocation_retries for rank in ranks)
@@ -90,7 +90,7 @@ def _line_text(line: Line) -> str:
     return f"from steps of {line.first} and {line.second} micro-batches to {line.full}"
 
 
-def _rate(timing: StepTime, samples: int) -> Interval:
+def rate_of(timing: StepTime, samples: int) -> Interval:
     """Samples/s with the 95 % interval of this trial's own steps."""
     half = student_t_975(timing.steps - 1) * timing.standard_error if timing.steps > 1 else timing.mean
     slowest, fastest = timing.mean + half, max(timing.mean - half, timing.mean * 0.01)
