@@ -76,8 +76,8 @@ class Capacity:
 
     @property
     def nearest(self) -> RungAnswer:
-        """The rung that lacks the least, card and main memory together."""
-        return min(self.rungs, key=lambda answer: answer.lacks_card + answer.lacks_host)
+        """The rung that lacks the least on a card, and of those the one that lacks the least main memory."""
+        return min(self.rungs, key=lambda answer: (answer.lacks_card, answer.lacks_host))
 
     def document(self) -> dict[str, Any]:
         """As JSON holds it."""

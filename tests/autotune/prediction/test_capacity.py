@@ -133,7 +133,7 @@ def test_pins_hold_on_every_rung() -> None:
     assert {answer.rung.zero_stage for answer in capacity(asked("opt-125m", "2x11GB", engine="ddp")).rungs} == {0}
     with pytest.raises(RequestError, match="zero_stage: has several values"):
         capacity(asked("opt-125m", "2x11GB", zero_stage="1,2"))
-    with pytest.raises(IllegalConfigError, match="tensor_parallel_size"):
+    with pytest.raises(IllegalConfigError, match="world-divides"):
         capacity(asked("opt-125m", "2x11GB", tensor_parallel_size="5"))
     with pytest.raises(IllegalConfigError, match="in no way"):
         capacity(asked("opt-125m", "2x11GB", zero_stage="0", offload_param="cpu"))
