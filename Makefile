@@ -49,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
 	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
+	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md
 	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)
