@@ -160,7 +160,23 @@ def page(answers: list[tuple[Case, dict[str, Any]]], seconds: float) -> list[str
         lines += ["", f"## {name}", "", f"{count:,} parameters.", "", *table(headings, [row(*each) for each in own])]
         lines += ["", *(lacking(case, found) for case, found in own if not found["needed"]), "", "```"]
         lines += [*(case.command for case, _ in own), "```"]
+    lines += ["", *known_facts(answers)]
     return [*lines, "", f"{len(answers)} answers in {seconds:.1f} s, without a trial."]
+
+
+def known_facts(answers: list[tuple[Case, dict[str, Any]]]) -> list[str]:
+    """What everybody knows of such models, beside the answers."""
+    found = {(case.model, case.machine, case.adapted): document for case, document in answers}
+    whole, adapted = found["llama-2-7b", "8x80GB", False], found["llama-2-7b", "2x24GB", True]
+    count, held = whole["model"]["parameter_count"], adapted["rungs"][0]["needed_bytes"]
+    by_hand = f"{count / 1e9:.2f} billion, {16 * count / 1e9:.0f} GB"
+    return f"""## Against what is known
+
+- Full fine-tuning of 7 billion parameters with Adam is known to hold 112 GB of states, 16 bytes each. Llama 2 7B has
+  {by_hand}; with the fp32 gradients of this engine {18 * count / 1e9:.0f} GB. Predicted at ZeRO 0:
+  {predicted_states(whole["rungs"][0]) / 1e9:.0f} GB.
+- LoRA of 7B over a bf16 base is known to fit one card of 24 GB. Predicted at ZeRO 0: {bytes_text(held)}, of which
+  {bytes_text(2 * count)} are the base.""".splitlines()
 
 
 def free_share() -> float:
