@@ -35,7 +35,7 @@ def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
     configs = [config for config in _drawn(space) if fewer_layers(config, model, most)]
     if not configs:
         problem = f"no two depths of at most {most} layers are fewer together than the {model.num_layers} of {model.name}"
-        raise RequestError(FIELD, problem, "give a third of its layers, or leave it out where it is shallow enough to be run whole")
+        raise RequestError(FIELD, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
     found = correlation(space, configs, most, engine)
     if found is not None and found < LEAST_CORRELATION:
         problem = f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {found:.2f})"

@@ -151,7 +151,8 @@ def page(cases: Sequence[Case], space: SearchSpace, most: int, rounds: int) -> l
         f"Written by `make bench` (`benchmarks/depth.py`): a Llama of {space.model.num_layers} layers, "
         f"{WORKLOAD.sequence_length} tokens a sample, {RANKS} CPU ranks on a link of {RATE_MBIT} Mbit/s, `most_layers` {most}; "
         f"{rounds} rounds, both ways in turn. Rates in samples/s; *off*: extrapolated over whole, the mean of paired "
-        "differences of log rates with its 95 % interval; *peak*: extrapolated over whole; seconds of a trial from its build to its end."
+        "differences of log rates with its 95 % interval; *peak*: extrapolated over whole; seconds of a trial from its build "
+        "to its end."
     )
     found = (
         f"Rank correlation of the rates {spearman(whole, shallow):.3f} (predicted before the first trial: {predicted:.3f}); "
