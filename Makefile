@@ -42,12 +42,15 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
+	$(BIN)/python -m benchmarks.depth --markdown docs/depth.md
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
+	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
 	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
+	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md
 	$(BIN)/python -m benchmarks.deepspeed_engine --markdown docs/deepspeed-engine.md
 	$(BIN)/python -m benchmarks.transfer --markdown docs/transfer.md
 	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md

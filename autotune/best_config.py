@@ -14,7 +14,7 @@ from autotune.jobs.spending import spent
 from autotune.objective import pareto_front, rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
-from autotune.verdict import Verdict, decide, estimate, is_measured_in_full
+from autotune.verdict import Verdict, decide, estimate, is_measured_in_full, with_whole_result
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from storage.records import TrialRecord
@@ -34,7 +34,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         problem = f"{book.job.id} has no configuration that may win"
         raise NoBestError("job", problem, "raise the memory limit or the number of trials, and look at `autotune show`")
     verdict = dataclasses.replace(
-        verdict, best=book.whole(verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
+        verdict, best=with_whole_result(book, verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
     )
     spread = book.spread(session.prior)
     # What is not measured stands apart, and only where it was asked for.
@@ -42,6 +42,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
     if session.extrapolation is not None:
         config = verdict.best.config
         beyond = {"extrapolated": session.extrapolation.document(config, estimate(book, spread, config))}
+    front = [with_whole_result(book, trial) for trial in pareto_front(book.searched, session.ranking)]
     return {
         "schema_version": SCHEMA_VERSION,
         "job": _job(session, book, verdict),
@@ -55,7 +56,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "objective": _objective(session),
         "best": _entry(verdict.best, book, spread),
         "baseline": _baseline(verdict, session, book, spread),
-        "alternatives": [_entry(book.whole(t), book, spread) for t in pareto_front(book.searched, session.ranking)],
+        "alternatives": [_entry(trial, book, spread) for trial in front],
         **beyond,
         "launch": launch_of(verdict.best.config, session),
         "verified": "native-only",
@@ -139,7 +140,7 @@ def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
     result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
     interval = estimate(book, spread, trial.config)
     batch = book.job.request["global_batch_size"]
-    # The search trial counted its FLOPs at its own rate; the estimate may rest on other trials.
+    # The trial counted its FLOPs at its own rate; the estimate may rest on others.
     scale = interval.mean / rate(trial)
     return {
         "samples_per_second": to_plain(interval),

@@ -194,7 +194,8 @@ class TuningLoop:
         """Store a result: the trial has its outcome now, or is wanted again."""
         del self._running[result.attempt]
         lease = self._keeper.lease
-        if result.outcome is Outcome.OK and not self._referenced:
+        # Of shallower models there are no losses to hold others against.
+        if result.outcome is Outcome.OK and result.losses and not self._referenced:
             # Before the trial is closed: a process that is killed in between leaves it wanted, not without a reference.
             self._store.set_reference_losses(lease, result.losses)
         retry = result.outcome in RETRIES and is_retried(result.outcome, self._store.attempts(lease.job_id, trial.number))

@@ -15,7 +15,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 def make_runner(session: Session, ray_address: str | None = None) -> Runner:
-    """Return the runner that the session's request names, with as many ranks as a trial has.
+    """Return the runner that the session's request names, with as many ranks as a trial has; they are starting already.
 
     Raises:
         RequestError: there is no runner of that name.
@@ -24,8 +24,12 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
     request = session.request
     kind = session.cluster.device.kind
     if request.command is not None:
-        return _start_watchers(request.runner, session.world_size, kind, ray_address)
-    return start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
+        runner = _start_watchers(request.runner, session.world_size, kind, ray_address)
+    else:
+        runner = start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
+    # They import for seconds, in which the job is opened and its first trial chosen.
+    runner.warm_up(session.model)
+    return runner
 
 
 def start_ranks(

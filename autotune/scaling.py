@@ -1,15 +1,28 @@
 """How samples/s grow with the ranks: a series of jobs at one global batch, and where more ranks are no faster."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from autotune.jobs.session import Session
 from autotune.series import SeriesEntry, SeriesRequest, SeriesResult, Sweep, entry_of, interrupted, sizes
 from search_spaces.trial import Interval
 
 
 def scale(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
     """Every size, ascending. The answer is the one with the most samples/s."""
-    entries = list[SeriesEntry]()
-    for session in sizes(series, entries):
+    skipped = list[SeriesEntry]()
+    return scaled(series, sizes(series, skipped), sweep, skipped)
+
+
+def scaled(
+    series: SeriesRequest, sessions: Iterable[Session], sweep: Sweep, skipped: Iterable[SeriesEntry] = ()
+) -> SeriesResult:
+    """The same of sizes that the caller has made, such as one number of ranks on one node and on two; the first is the base.
+
+    Where they run is the caller's too: `sweep` starts the runner.
+    """
+    entries = [*skipped]
+    for session in sessions:
         entries.append(entry_of(series, session, sweep(session)))
         if stopped := interrupted(series, entries):
             return stopped
@@ -50,14 +63,15 @@ def _message(measured: list[SeriesEntry]) -> str:
 
 def _warning(entry: SeriesEntry, measured: list[SeriesEntry]) -> str | None:
     """What is told of a size that a smaller one is as fast as."""
-    smaller = [other for other in measured if other.ranks < entry.ranks]
+    smaller = [other for other in measured if (other.ranks, other.nodes) < (entry.ranks, entry.nodes)]
     rival = max(smaller, key=_mean, default=None)
     if rival is None or rival.samples_per_second is None or entry.samples_per_second is None or _mean(entry) > _mean(rival):
         return None
     apart = entry.samples_per_second.high < rival.samples_per_second.low
     slower = "slower than" if apart else "no faster than"
     rates = f"{_mean(entry):.4g} against {_mean(rival):.4g} samples/s"
-    return f"{_ranks(entry)} are {slower} {rival.ranks} ({rates}); use {rival.ranks}"
+    fewer = f"{rival.ranks}{_spread(rival)}"
+    return f"{_ranks(entry)} are {slower} {fewer} ({rates}); use {fewer}"
 
 
 def _mean(entry: SeriesEntry) -> float:
@@ -65,4 +79,8 @@ def _mean(entry: SeriesEntry) -> float:
 
 
 def _ranks(entry: SeriesEntry) -> str:
-    return f"{entry.ranks} rank{'s' if entry.ranks > 1 else ''}"
+    return f"{entry.ranks} rank{'s' if entry.ranks > 1 else ''}{_spread(entry)}"
+
+
+def _spread(entry: SeriesEntry) -> str:
+    return f" on {entry.nodes} nodes" if entry.nodes > 1 else ""

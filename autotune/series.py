@@ -100,6 +100,8 @@ class SeriesEntry:
 
     ranks: int
     sequence_length: int
+    nodes: int = 1
+    """Over which the ranks are spread."""
     job_id: str | None = None
     """None: it was skipped."""
     samples_per_second: Interval | None = None
@@ -116,6 +118,7 @@ class SeriesEntry:
         """As JSON holds it."""
         return {
             "ranks": self.ranks,
+            "nodes": self.nodes,
             "sequence_length": self.sequence_length,
             "job": self.job_id,
             "samples_per_second": to_plain(self.samples_per_second),
@@ -198,8 +201,8 @@ def entry_of(series: SeriesRequest, session: Session, result: TuneResult) -> Ser
     measured = result.best_config["best"]["measured"]["samples_per_second"] if result.best_config else None
     rate = Interval(**measured) if measured else None
     return SeriesEntry(
-        ranks=session.world_size, sequence_length=session.request.sequence_length, job_id=result.job_id,
-        samples_per_second=rate, cost=_cost(series, session, rate), message=result.message, result=result,
+        ranks=session.world_size, sequence_length=session.request.sequence_length, nodes=session.cluster.nodes,
+        job_id=result.job_id, samples_per_second=rate, cost=_cost(series, session, rate), message=result.message, result=result,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """`autotune.tune`: the sweep as a function, the same as the command."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,19 @@ def tune(
 
 
 def run_new_job(
-    session: Session, database: str, *, out: str | Path | None = None, listener: LoopListener | None = None
+    session: Session,
+    database: str,
+    *,
+    out: str | Path | None = None,
+    listener: LoopListener | None = None,
+    runner_of: Callable[[Session], Runner] | None = None,
 ) -> TuneResult:
-    """Open a job for what was prepared, and run it to its end. Raises what `tune` raises of ranks and database."""
+    """Open a job for what was prepared, and run it to its end. Raises what `tune` raises of ranks and database.
+
+    `runner_of` starts the ranks; None: those that the request names.
+    """
     # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
-    with open_store(database) as store, make_runner(session) as made:
+    with open_store(database) as store, (runner_of or make_runner)(session) as made:
         return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
 
 

@@ -1,5 +1,6 @@
 """Which configuration won, over which rival, and by how much over the baseline."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from autotune.objective import Ranking, peak_bytes
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
-from storage.records import TrialRecord
+from storage.records import SHALLOWER, TrialRecord
 
 CLEARED = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
 """Outcomes of a confirmation that say nothing against its configuration."""
@@ -70,6 +71,15 @@ def is_extrapolated(trial: TrialRecord) -> bool:
 def is_measured_in_full(book: Book, trial: TrialRecord) -> bool:
     """Whether a search trial's configuration was timed as it is: by the trial itself, or by a confirmation."""
     return not is_extrapolated(trial) or bool(book.confirmed(trial.config))
+
+
+def with_whole_result(book: Book, trial: TrialRecord) -> TrialRecord:
+    """A search trial with its ranks and steps: those of a confirmation where its own are of fewer layers and there is one."""
+    confirmed = book.confirmed(trial.config) if trial.fidelity == SHALLOWER else {}
+    if not confirmed:
+        return book.whole(trial)
+    measured = book.whole(book.confirmations(trial.config)[min(confirmed)])
+    return dataclasses.replace(trial, result=measured.result)
 
 
 def measured_baseline(book: Book, baselines: Sequence[TrialConfig]) -> TrialRecord | None:

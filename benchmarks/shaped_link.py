@@ -3,15 +3,20 @@
 Linux, root, `ip` and `tc` are needed; `why_not` says what is missing.
 """
 
+import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_CLONE_NEWNET = 0x40000000
+_OWN = Path("/proc/thread-self/ns/net")
 PREFIX = "atbench"
 NAMESPACES = Path("/run/netns")
 INTERFACE = "link0"
@@ -82,6 +87,67 @@ class ShapedLink:
         for name in self.names:
             if (NAMESPACES / name).exists():
                 subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+@dataclass
+class ShapedLoopback:
+    """A context: inside it there is a network namespace whose loopback has a given rate, after it there is none.
+
+    For programs that start all ranks on one host and cannot be told to start each in a namespace of its own.
+    """
+
+    rate: str
+    """As `tc` writes it: 1gbit. Both directions share it."""
+    burst: str = "256kb"
+    name: str = field(init=False)
+
+    def __enter__(self) -> Self:
+        remove_orphans()
+        self.name = f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:6]}-lo"
+        run_command("ip", "netns", "add", self.name)
+        try:
+            shape = ("tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
+            run_command("tc", "-n", self.name, "qdisc", "add", "dev", "lo", "root", *shape)
+            run_command("ip", "-n", self.name, "link", "set", "lo", "up")
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._remove()
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """This thread, and what it starts, is in the namespace."""
+        return entered(self.name)
+
+    def _remove(self) -> None:
+        subprocess.run(["ip", "netns", "delete", self.name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def entered(name: str) -> Iterator[None]:
+    """This thread, and what it starts, is in the network namespace of that name.
+
+    Raises:
+        OSError: there is none, or the system does not let this process in.
+    """
+    before = os.open(_OWN, os.O_RDONLY)
+    there = os.open(NAMESPACES / name, os.O_RDONLY)
+    try:
+        _set_namespace(there)
+        yield
+    finally:
+        _set_namespace(before)
+        os.close(there)
+        os.close(before)
+
+
+def _set_namespace(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, f"setns: {os.strerror(code)}")
 
 
 def sent_bytes() -> int:

@@ -1,36 +1,32 @@
-"""Any number of ranks, each in a network namespace of its own, on one switch whose ports have a given rate.
+"""Any number of hosts, each a network namespace of its own with a rank or several, on one switch whose ports have a given rate.
 
 Linux, root, `ip` and `tc` are needed; `why_not` of `shaped_link` says what is missing.
 """
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
-from benchmarks.shaped_link import INTERFACE, NAMESPACES, PREFIX, remove_orphans, run_command
+from benchmarks.shaped_link import INTERFACE, NAMESPACES, PREFIX, entered, remove_orphans, run_command
 from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangRunner
 from executor.runners.local import LocalTransport
 from executor.runners.rank_process import RankProcess
 
-_CLONE_NEWNET = 0x40000000
-_OWN = Path("/proc/thread-self/ns/net")
-
 
 @dataclass
 class ShapedNetwork:
-    """A context: inside it a namespace for each rank and the switch between them exist, after it they do not."""
+    """A context: inside it a namespace for each host and the switch between them exist, after it they do not."""
 
     ranks: int
+    """Hosts: a rank each, unless the runner puts more there."""
     rate: str
-    """As `tc` writes it: 500mbit. What a rank sends and what it receives are each bounded by it."""
+    """As `tc` writes it: 500mbit. What a host sends and what it receives are each bounded by it."""
     burst: str = "256kb"
     names: tuple[str, ...] = field(init=False)
     """Of the namespaces: the ranks' in order, and the switch's last."""
@@ -58,18 +54,9 @@ class ShapedNetwork:
         """What to put before a command so that it runs where the rank runs."""
         return ["ip", "netns", "exec", self.names[rank]]
 
-    @contextlib.contextmanager
-    def entered(self, rank: int) -> Iterator[None]:
+    def entered(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """This thread, and what it starts, is where the rank runs."""
-        before = os.open(_OWN, os.O_RDONLY)
-        there = os.open(NAMESPACES / self.names[rank], os.O_RDONLY)
-        try:
-            _set_namespace(there)
-            yield
-        finally:
-            _set_namespace(before)
-            os.close(there)
-            os.close(before)
+        return entered(self.names[rank])
 
     def _create(self) -> None:
         *ends, switch = self.names
@@ -96,26 +83,21 @@ class ShapedNetwork:
 
 
 class NetworkRunner(GangRunner):
-    """The local runner, each rank in its place of the network."""
+    """The local runner, each rank in its place of the network: so many of them, one after the other, on each host."""
 
-    def __init__(self, network: ShapedNetwork) -> None:
-        transport = _NetworkTransport(network)
+    def __init__(
+        self, network: ShapedNetwork, ranks_of_host: int = 1, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        transport = _NetworkTransport(network, ranks_of_host, environment)
         super().__init__(transport, Gang(transport, device="cpu"))
 
 
 class _NetworkTransport(LocalTransport):
-    def __init__(self, network: ShapedNetwork) -> None:
-        super().__init__(network.ranks, environment={"GLOO_SOCKET_IFNAME": INTERFACE})
-        self._network = network
+    def __init__(self, network: ShapedNetwork, ranks_of_host: int, environment: Mapping[str, str]) -> None:
+        super().__init__(network.ranks * ranks_of_host, environment={"GLOO_SOCKET_IFNAME": INTERFACE, **environment})
+        self._network, self._ranks_of_host = network, ranks_of_host
         self.address = network.address(0)
 
     def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
-        with self._network.entered(rank):
+        with self._network.entered(rank // self._ranks_of_host):
             return super()._start_rank(rank, python_path)
-
-
-def _set_namespace(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET):
-        code = ctypes.get_errno()
-        raise OSError(code, f"setns: {os.strerror(code)}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,13 +15,14 @@ from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
 from executor.measurement.agreement import gather_numbers
-from executor.measurement.device import DeviceEvents, allocation_retries, set_expandable_segments
+from executor.measurement.device import DeviceEvents, set_expandable_segments
 from executor.measurement.fewer import Line
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.meter import Costs, Meter
-from executor.measurement.timing import has_trend
+from executor.measurement.timing import has_trend, steady_steps
+from executor.trial_layers import at_full_depth, line_of_layers, shallower
 from executor.trial_report import report, window_of_warm_up
 from executor.trial_state import Trial, Window, is_enough
 from search_spaces.model import FactoryModel
@@ -46,11 +48,12 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     2. Step until lazily made state exists, at least two updates (`warmup`); hold the first losses against the reference, and
        count the FLOPs of one of these steps, since a step that is counted takes longer.
     3. Account for the memory of an untimed step (`memory`); beyond the limit the trial ends here, before its timing costs.
-    4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`). With
-       `most_micro_batches` these steps alone are of fewer micro-batches.
+    4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`); steps that
+       were steady already are timed ones. With `most_micro_batches` these steps alone are of fewer micro-batches.
     5. Where there is a rate to beat, end at 4 as soon as it is out of reach: PRUNED.
     6. Gather every rank's measurements.
 
+    With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated.
     A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
 
     Raises:
@@ -59,6 +62,16 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
         WrongResultError: a loss or norm is not finite, or the first losses are off the reference; raised on every rank.
         FactoryError, DataError: the user's module or text cannot be used.
     """
+    line = line_of_layers(request)
+    if line is not None:
+        first, second = (_run_whole(context, shallower(request, layers), progress) for layers in (line.first, line.second))
+        # Where noise hides that more layers take longer, the whole model is run after all.
+        if line.rises(first.step_seconds, second.step_seconds):
+            return at_full_depth(request, line, first, second)
+    return _run_whole(context, request, progress)
+
+
+def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
     trial = Trial(context, request, progress)
     if request.engine == COMMAND:
         return run_script(trial)
@@ -84,13 +97,15 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
         _warm_up(trial, session)
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
+    meter = Meter(trial.context.device, session.collectives)
+    reset_peak_resident_set()
     began = trial.enter("warmup")
-    settled = _settle(trial, session)
+    settled = _settle(trial, session, meter)
     trial.leave(began)
     if _is_hopeless(trial):
         return report(trial, window_of_warm_up(trial), account)
     began = trial.enter("measure")
-    window = _time_steps(trial, session, settled)
+    window = _time_steps(trial, session, meter, settled)
     trial.leave(began)
     return report(trial, window, account)
 
@@ -127,16 +142,24 @@ def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
     return account
 
 
-def _settle(trial: Trial, session: EngineSession) -> bool:
-    """Step until step times show no trend. False where the allowed steps end first, or no timing is needed any more."""
+def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
+    """Step until step times show no trend. False where the allowed steps end first, or no timing is needed any more.
+
+    What is steady by then need not be stepped again: of full steps the meter keeps those.
+    """
     seconds: list[float] = []
-    count = None if trial.line is None else trial.line.second
-    if trial.line is not None:
-        _run_step(trial, session, micro_batches=trial.line.first)  # the first step of a count sets up what later ones find
+    line = trial.line
+    if line is not None:
+        _run_step(trial, session, micro_batches=line.first)  # the first step of a count sets up what later ones find
     while has_trend(seconds):
         if _is_hopeless(trial) or trial.step >= trial.request.fidelity.max_warmup_steps:
+            meter.keep(0)
             return False
-        seconds.append(_run_step(trial, session, micro_batches=count))
+        if line is None:
+            seconds.append(meter.run(lambda events: _run_step(trial, session, events)))
+        else:
+            seconds.append(_run_step(trial, session, micro_batches=line.second))
+    meter.keep(steady_steps(seconds))
     return True
 
 
@@ -145,39 +168,42 @@ def _is_hopeless(trial: Trial) -> bool:
     return trial.race is not None and trial.race.is_hopeless(trial.warm_seconds)
 
 
-def _time_steps(trial: Trial, session: EngineSession, settled: bool) -> Window:
+def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: bool) -> Window:
     """Time full steps, or fewer micro-batches where the request allows it and they can be extrapolated."""
-    reset_peak_resident_set()
-    retries, began = allocation_retries(trial.context.device), time.monotonic()
-    line = trial.line
+    began, line = time.monotonic(), trial.line
     timed = None if line is None else _time_pairs(trial, session, line)
     if timed is None:
-        timed, line = _time_full(trial, session), None
-    seconds, costs = timed
+        timed, line = _time_full(trial, session, meter), None
     trial.phase_seconds["timed_steps"] = time.monotonic() - began
-    more = allocation_retries(trial.context.device)
-    lost = trial.race is not None and trial.race.is_lost(seconds)
+    lost = trial.race is not None and trial.race.is_lost(timed.seconds)
     return Window(
-        seconds=seconds,
-        costs=costs,
-        retries=None if more is None or retries is None else more - retries,
+        seconds=timed.seconds,
+        costs=timed.costs,
+        retries=timed.retries,
         resident_set=peak_resident_set(),
         settled=settled,
         line=line,
-        lost=trial.race.interval(seconds) if trial.race is not None and lost else None,
+        lost=trial.race.interval(timed.seconds) if trial.race is not None and lost else None,
     )
 
 
-def _time_full(trial: Trial, session: EngineSession) -> tuple[list[float], Costs]:
-    meter = Meter(trial.context.device, session.collectives)
-    while len(meter.seconds) < trial.request.fidelity.max_steps:
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Steps that were timed, what they cost, and the allocator's retries in them."""
+
+    seconds: list[float]
+    costs: Costs
+    retries: int | None
+
+
+def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+    most = trial.request.fidelity.max_steps
+    while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
         meter.run(lambda events: _run_step(trial, session, events))
-        if is_enough(trial, meter.seconds, sum(meter.seconds)):
-            break
-    return meter.seconds, meter.costs()
+    return _Timed(meter.seconds, meter.costs(), meter.retries)
 
 
-def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[float], Costs] | None:
+def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
     """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
     first, second = (Meter(trial.context.device, session.collectives) for _ in range(2))
     seconds: list[float] = []
@@ -189,7 +215,8 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[
             break
     if not line.rises(first.seconds, second.seconds):
         return None
-    return seconds, line.costs_at_full(first.costs(), second.costs())
+    retries = [meter.retries for meter in (first, second) if meter.retries is not None]
+    return _Timed(seconds, line.costs_at_full(first.costs(), second.costs()), sum(retries) if retries else None)
 
 
 def _run_step(

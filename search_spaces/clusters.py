@@ -1,4 +1,4 @@
-"""Clusters by name: this machine, presets from public data sheets, a user's TOML file, a live Ray cluster."""
+"""Clusters by name: this machine, presets from public data sheets, so many cards, a user's TOML file, a live Ray cluster."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from search_spaces.cards import CARDS, machine_of_cards
 from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.errors import ClusterFormatError
 from search_spaces.preset_files import preset_tables, unknown_name
@@ -42,7 +43,7 @@ def device_preset(name: str) -> DeviceSpec:
 def resolve_cluster(
     text: str, ranks: int | None = None, memory_limit_bytes: int | None = None, live: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, the path of a TOML file, or `ray`.
+    """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, cards (`2x24GB`), the path of a TOML file, or `ray`.
 
     `ranks` sets the ranks of `local` and, elsewhere, must be the devices of the cluster. `memory_limit_bytes` lowers the
     memory of each device. `live` is what the caller, who may import torch and ray, found: the answer to `ray`, and to
@@ -65,11 +66,10 @@ def resolve_cluster(
 
 
 def is_cluster_name(text: str) -> bool:
-    """Whether `text` is `local` or names a preset, and is surely no path."""
+    """Whether `text` is `local` or names a preset or cards, and is surely no path."""
     name = text.partition(":")[0]
-    return text == "local" or (
-        name in preset_tables("clusters") and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None
-    )
+    known = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
+    return text == "local" or (known and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
 
 
 def local_cluster(
@@ -131,14 +131,16 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
             raise ClusterFormatError("ray", "no live Ray cluster was found to describe", "state it with --ray-address")
         return live
     name, _, nodes = text.partition(":")
-    presets = preset_tables("clusters")
-    if name in presets:
+    presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
+    if name in presets or cards is not None:
         if nodes and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
             raise ClusterFormatError(text, f"{nodes!r} is no number of nodes", f"write {name}:4 for 4 nodes")
-        return _cluster(text, presets[name], int(nodes or 1))
+        count = int(nodes or 1)
+        return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
-    raise unknown_name("cluster preset", name, ("local", "ray", *presets), "or give NAME:NODES, or the path of a TOML file")
+    otherwise = f"or give NAME:NODES, {CARDS}, or the path of a TOML file"
+    raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
 
 
 def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:

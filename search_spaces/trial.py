@@ -56,6 +56,9 @@ class Fidelity:
     most_micro_batches: int | None = None
     """Where a step has more micro-batches, steps of two smaller counts are timed, and the full one's time is extrapolated
     (`search_spaces.fewer`); memory, losses and FLOPs are of full steps all the same. None: full steps alone are timed."""
+    most_layers: int | None = None
+    """Where a model has more layers, two shallower ones are run in its place, and its time and memory are extrapolated
+    (`search_spaces.fewer`). None: the whole model is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,8 @@ class TrialResult:
     """`hardware_tflops_per_device` as a share of the peak."""
     flops_convention: str = "palm-appendix-b"
     extrapolated: tuple[str, ...] = ()
-    """What the figures of time are not measured in full of: "micro_batches". Empty: measured in full."""
+    """What the figures are not measured in full of: "micro_batches" (time alone) or "layers" (time and memory). Empty:
+    measured in full."""
     unstable: bool = False
     """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""
     phase_seconds: dict[str, float] = field(default_factory=dict)

@@ -238,6 +238,8 @@ FULL = "full"
 """The fidelity of a trial whose every figure is measured."""
 FEWER = "fewer_micro_batches"
 """The fidelity of a trial whose step time is extrapolated from steps of fewer micro-batches."""
+SHALLOWER = "fewer_layers"
+"""The fidelity of a trial whose time and memory are extrapolated from models of fewer layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +254,7 @@ class TrialRecord:
     """The configuration's hash, kept because it costs more than all else that is asked of a record."""
     purpose: Purpose
     fidelity: str
-    """FULL or FEWER."""
+    """FULL, FEWER or SHALLOWER."""
     repeat: int
     counted: bool
     """Whether it counts against the budget of trials."""

@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from benchmarks.against_deepspeed import Answer, page
+from benchmarks.against_deepspeed import page
 from benchmarks.grid import agenda, header, remaining
 from benchmarks.grid_design import DOMAINS, REFERENCE_EVERY, REPEAT_EVERY, TOP, TOP_ROUNDS, WORLDS, Grid
 from benchmarks.grid_figures import best_points, mean_rates, noise_of, remeasured_best
@@ -16,6 +17,7 @@ from benchmarks.grid_file import GridFile, Role, Row, read_rows
 from benchmarks.paired_statistics import estimate, paired_gain, pooled_deviation
 from benchmarks.sweep_play import Sweep, Tried, play, read_sweeps, replay_runner
 from benchmarks.sweep_scores import GUIDED, score, trials_until
+from benchmarks.tuner_answers import Answer, between
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
@@ -189,11 +191,17 @@ def test_a_replayed_sweep_finds_its_winner_in_the_grid_and_repeats_itself(tmp_pa
 
 
 def test_a_bound_that_is_missed_against_deepspeed_is_told() -> None:
-    theirs = Answer(name="deepspeed", config=TrialConfig(zero_stage=1), seconds=100.0, trials=5, runs=6)
-    quick = Answer(name="autotune", config=TrialConfig(), seconds=4.0, trials=5, runs=6)
-    rates = {"autotune": [10.0, 11.0], "deepspeed": [9.0, 9.5]}
-    assert page(theirs, quick, {"our engine": rates})[1]
-    slow = Answer(name="autotune", config=TrialConfig(), seconds=10.0, trials=5, runs=6)
-    lines, good = page(theirs, slow, {"our engine": rates})
+    theirs, ours = TrialConfig(zero_stage=1), TrialConfig()
+    rates = {"our engine": {ours: [10.0, 11.0], theirs: [9.0, 9.5]}}
+    their_answer = Answer(name="deepspeed", config=theirs, seconds=100.0, trials=5, runs=6, trial_seconds=20.0)
+    quick = Answer(name="autotune", config=ours, seconds=4.0, trials=5, runs=6, trial_seconds=0.9)
+    assert page(their_answer, [quick, replace(quick, seconds=30.0), replace(quick, seconds=5.0)], rates, "")[1]
+    lines, good = page(their_answer, [replace(quick, trial_seconds=1.1)], rates, "")
     assert not good
     assert sum("DOES NOT HOLD" in line for line in lines) == 1
+
+
+def test_what_one_more_trial_costs_is_the_median_of_what_lies_between() -> None:
+    assert between([1.0, 2.0, 12.0, 13.5]) == 1.5
+    with pytest.raises(SystemExit, match="fewer than two"):
+        between([1.0])

@@ -7,6 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Bytes, Database, Json, Pins
+from autotune.cli.sizes import parse_bytes
 from autotune.cli.status import end
 
 app = typer.Typer()
@@ -111,6 +112,57 @@ def plan(
                 global_batch_size=global_batch_size,
                 sequence_length=seq_len,
                 memory_limit=memory_limit,
+                engine=engine,
+                lora_rank=lora_rank,
+                lora_targets=lora_targets,
+                frozen_bits=frozen_bits,
+                database=db,
+                json=json,
+            )
+        )
+    )
+
+
+@app.command()
+def capacity(
+    model: options.ShapedModel = None,
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME", help="2x24GB, 8xa100-80gb, local, a preset as NAME:NODES, or a TOML file.")
+    ] = "local",
+    ranks: options.EveryRank = None,
+    seq_len: options.AnyLength = None,
+    memory_limit: Bytes = None,
+    host_memory: Annotated[
+        int | None,
+        typer.Option(parser=parse_bytes, metavar="BYTES", help="Main memory of a node. [default: what the cluster says]"),
+    ] = None,
+    fit_probability: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="How probable it must be that something fits. [default: 0.95]")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
+    ] = None,
+    engine: options.NamedEngine = "native",
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    frozen_bits: options.FrozenBits = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Say which ZeRO stage and offloading a model needs, and the largest micro-batch and sequence then. Nothing is run."""
+    from autotune.cli.capacity import CapacityOptions, capacity_command
+
+    end(
+        lambda: capacity_command(
+            CapacityOptions(
+                model=model,
+                cluster=cluster,
+                ranks=ranks,
+                sequence_length=seq_len,
+                memory_limit=memory_limit,
+                host_memory=host_memory,
+                fit_probability=fit_probability,
+                pins=tuple(set_ or ()),
                 engine=engine,
                 lora_rank=lora_rank,
                 lora_targets=lora_targets,

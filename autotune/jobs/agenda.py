@@ -10,11 +10,11 @@ from autotune.jobs.session import Session
 from autotune.jobs.stopping import common_error, stop_of
 from autotune.objective import peak_bytes
 from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
-from search_spaces.fewer import fewer_micro_batches
+from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.knobs import value_text
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
-from storage.records import FEWER, FULL, TrialRecord
+from storage.records import FEWER, FULL, SHALLOWER, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +139,14 @@ def _proposed(session: Session, book: Book, room: int) -> list[Want]:
 
 
 def _fidelity(session: Session, book: Book, config: TrialConfig) -> str:
-    """Of a search trial: steps of fewer micro-batches where the request allows them and they tell the full step's time."""
-    most = session.request.fidelity.most_micro_batches
-    if most is None or is_baseline(session, book, config):
+    """Of a search trial: fewer layers, or fewer micro-batches, where the request allows them and they tell the rest."""
+    asked = session.request.fidelity
+    if (asked.most_layers is None and asked.most_micro_batches is None) or is_baseline(session, book, config):
         return FULL
-    return FEWER if fewer_micro_batches(config, session.request.workload, session.world_size, most) else FULL
+    if fewer_layers(config, session.model, asked.most_layers):
+        return SHALLOWER
+    few = fewer_micro_batches(config, session.request.workload, session.world_size, asked.most_micro_batches)
+    return FEWER if few else FULL
 
 
 def _confirmation(session: Session, book: Book) -> list[Want]:

@@ -12,7 +12,7 @@ from autotune.jobs.session import Session
 from autotune.objective import rate
 from search_spaces.outcome import Purpose
 from search_spaces.trial import TrialRequest
-from storage.records import FEWER, TrialRecord
+from storage.records import FEWER, SHALLOWER, TrialRecord
 
 
 class Leader:
@@ -35,8 +35,12 @@ class Leader:
         A search trial races where samples/s of what it runs on is the objective. What is measured in full whatever comes of it
         does not: the baseline, over which every gain is told, and confirmations, which decide.
         """
+        asked = session.request.fidelity
+        if trial.fidelity == SHALLOWER:
+            # Of two models, neither of which is the one that the best is of: there is no race.
+            return dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_micro_batches=None))
         if trial.fidelity == FEWER:
-            request = dataclasses.replace(request, fidelity=session.request.fidelity)
+            request = dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_layers=None))
         best = self.best(session, book)
         wanted = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
         if (

@@ -181,13 +181,16 @@ class JobRequest:
             value = getattr(self.fidelity, item.name)
             if isinstance(item.default, bool):
                 good = isinstance(value, bool)
-            elif item.name == "most_micro_batches":
+            elif item.name in ("most_micro_batches", "most_layers"):
                 good = value is None or (_is_number(value) and isinstance(value, int) and value > FEWEST)
             else:
                 whole = not isinstance(item.default, int) or isinstance(value, int)
                 good = _is_number(value) and whole and value > 0
             name = "trial_seconds" if item.name == "max_seconds" else f"fidelity.{item.name}"
             self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default or 2 * FEWEST}")
+        extrapolates = self.fidelity.most_layers is not None and self.objective is not Objective.THROUGHPUT
+        problem = f"extrapolates memory, which the objective {self.objective} ranks by"
+        self._require(not extrapolates, "fidelity.most_layers", problem, "leave it out, or use the objective throughput")
 
     def _require_shapes(self) -> None:
         for name in ("tune_on", "answer_for"):

@@ -83,7 +83,7 @@ class Session:
             workload=request.workload,
             world_size=self.world_size,
             engine=request.engine,
-            fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None),
+            fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None, most_layers=None),
             memory_limit_bytes=request.memory_limit_bytes,
             timeout_seconds=request.trial_timeout,
             reference_losses=reference_losses,
@@ -111,7 +111,8 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
     Raises:
         RequestError: a path does not exist, the engine is not known or its package not installed, the baseline is illegal, the
-            cluster is not here, or the samples are longer than the text or than the model has positions for.
+            cluster is not here, or the samples are longer than the text or than the model has positions for, or models of
+            fewer layers are predicted to rank configurations otherwise.
         DoesNotFitError: the model's states exceed the host's memory in every configuration.
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
@@ -129,6 +130,11 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         require_usable(request.engine)
     require_positions(session.model, request.sequence_length)
     _require_fit(session.space)
+    if request.fidelity.most_layers is not None:
+        # NumPy and the equations: loaded for those who ask for it alone.
+        from autotune.depth import require_same_order
+
+        require_same_order(session.space, request.fidelity.most_layers, request.engine)
     return session
 
 

@@ -92,7 +92,7 @@ class Question:
             IllegalConfigError: a rule refuses it.
         """
         capability = capability_of(self.engine)
-        base = device_defaults(self.cluster, capability).replace(_single_values(self.pins))
+        base = device_defaults(self.cluster, capability).replace(single_values(self.pins))
         space = SearchSpace(
             model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
             base=base, capability=capability,
@@ -161,7 +161,12 @@ def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None) -> 
     return resolve_cluster(text, ranks, memory_limit_bytes)
 
 
-def _single_values(pins: Mapping[str, Pin]) -> dict[str, Value]:
+def single_values(pins: Mapping[str, Pin]) -> dict[str, Value]:
+    """The one value that each pin says.
+
+    Raises:
+        RequestError: a pin has several.
+    """
     values: dict[str, Value] = {}
     for name, pin in pins.items():
         parsed = parse_domain(name, pin) if isinstance(pin, str) else pin

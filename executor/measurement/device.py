@@ -84,6 +84,10 @@ class DeviceEvents:
         if self._on:
             self._pairs[-1][1].record()
 
+    def keep(self, last: int) -> None:
+        """Forget all steps but the last so many."""
+        del self._pairs[: max(len(self._pairs) - last, 0)]
+
     def mean(self) -> float | None:
         """Seconds per step; the device must be idle."""
         if not self._pairs:

@@ -1,4 +1,4 @@
-"""A step of many micro-batches from steps of two smaller counts."""
+"""A step of many micro-batches, or of a deep model, from steps of two smaller counts."""
 
 import dataclasses
 import statistics
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.measurement.meter import Costs
-from search_spaces.fewer import fewer_micro_batches
+from search_spaces.fewer import at_full, fewer_micro_batches
 from search_spaces.trial import TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a step takes grows by the same for every micro-batch: a line through two counts.
+    """What a step takes grows by the same for every micro-batch, and for every layer: a line through two counts.
 
     What a step takes once (the last reduction, the update, filling a pipeline) is in both, and so is neither left out nor
     counted for every micro-batch, as it would be if the time of few were multiplied.
@@ -21,18 +21,18 @@ class Line:
     first: int
     second: int
     full: int
-    """Micro-batches of the step that is asked for; more than `second`."""
+    """Micro-batches, or layers, of the step that is asked for; more than `second`."""
 
     def at_full(self, first: float, second: float) -> float:
-        """The value at the full count: T(m) = T(m2) + (m - m2) (T(m2) - T(m1)) / (m2 - m1)."""
-        return second + (self.full - self.second) * (second - first) / (self.second - self.first)
+        """The value at the full count, from those at the two."""
+        return at_full(self.full, (self.first, self.second), first, second)
 
     def rises(self, first: Sequence[float], second: Sequence[float]) -> bool:
         """Whether more micro-batches took longer: where noise hides even that, nothing can be extrapolated."""
         return statistics.fmean(second) > statistics.fmean(first)
 
     def costs_at_full(self, first: Costs, second: Costs) -> Costs:
-        """The costs of a full step. Collectives are sums over micro-batches, so that theirs are exact."""
+        """The costs of a full step. Collectives are sums over micro-batches, or layers, so that theirs are exact."""
         before = {(count.operation, count.mesh_dimension): count for count in first.collectives}
         collectives = []
         for count in second.collectives:

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
-from executor.measurement.device import DeviceEvents
+from executor.measurement.device import DeviceEvents, allocation_retries
 from search_spaces.trial import CollectiveCount
 
 Sent = Mapping[tuple[str, str], tuple[int, int]]
@@ -27,22 +28,37 @@ class Meter:
 
     def __init__(self, device: torch.device, sent: Callable[[], Sent]) -> None:
         self.seconds: list[float] = []
-        self._events, self._sent = DeviceEvents(device), sent
-        self._cpu_seconds = 0.0
+        self._device, self._events, self._sent = device, DeviceEvents(device), sent
+        self._cpu_seconds: list[float] = []
+        self._retries: list[int | None] = []
         self._collectives: tuple[CollectiveCount, ...] = ()
 
     def run(self, step: Callable[[DeviceEvents], float]) -> float:
         """Run one step. Returns its seconds, the slowest rank's."""
-        before, began = dict(self._sent()), time.process_time()
+        before, retries, began = dict(self._sent()), allocation_retries(self._device), time.process_time()
         self.seconds.append(step(self._events))
-        self._cpu_seconds += time.process_time() - began
+        self._cpu_seconds.append(time.process_time() - began)
+        more = allocation_retries(self._device)
+        self._retries.append(None if more is None or retries is None else more - retries)
         self._collectives = _difference(before, self._sent())
         return self.seconds[-1]
+
+    def keep(self, last: int) -> None:
+        """Forget all steps but the last so many."""
+        for values in (self.seconds, self._cpu_seconds, self._retries):
+            del values[: max(len(values) - last, 0)]
+        self._events.keep(last)
+
+    @property
+    def retries(self) -> int | None:
+        """Times that the caching allocator had to flush its cache in these steps; None: the device has none."""
+        known = [count for count in self._retries if count is not None]
+        return sum(known) if known else None
 
     def costs(self) -> Costs:
         """The mean over the steps so far. Every step sends the same, so that the last one's collectives are every one's."""
         return Costs(
-            cpu_seconds=self._cpu_seconds / len(self.seconds),
+            cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
         )

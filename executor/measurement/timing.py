@@ -11,6 +11,8 @@ WINDOW = 4
 """Steps that warm-up looks at to decide whether a trend is left."""
 TREND = 0.1
 """Relative change between the halves of the window that counts as a trend, where it also exceeds the window's own spread."""
+STEADY = 0.02
+"""Relative change between the halves of the window up to which its later half counts as timed."""
 MIN_STEPS_FOR_INTERVAL = 5
 
 
@@ -61,6 +63,20 @@ def has_trend(seconds: Sequence[float]) -> bool:
     change = abs(statistics.fmean(first) - statistics.fmean(second))
     spread = max(max(half) - min(half) for half in (first, second))
     return change > TREND * statistics.fmean(window) and change > spread
+
+
+def steady_steps(seconds: Sequence[float]) -> int:
+    """How many of the last steps may count as timed, where `has_trend` sees none: the window's later half, or nothing.
+
+    Nothing where the halves differ by more than they spread and by more than `STEADY`: a drift that is small but seen.
+    """
+    window = seconds[-WINDOW:]
+    if len(window) < WINDOW:
+        return 0
+    first, second = window[: WINDOW // 2], window[WINDOW // 2 :]
+    change = abs(statistics.fmean(first) - statistics.fmean(second))
+    spread = max(max(half) - min(half) for half in (first, second))
+    return len(second) if change <= max(STEADY * statistics.fmean(window), spread) else 0
 
 
 def student_t_975(degrees: int) -> float:

@@ -11,7 +11,7 @@ from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, judge
 from search_spaces.microbenchmark import MicrobenchmarkRequest
-from search_spaces.model import FactoryModel
+from search_spaces.model import FactoryModel, Model
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
@@ -72,11 +72,17 @@ class Gang:
         """The token of the attempt that runs."""
         return self._request.attempt if self._request else None
 
+    def warm_up(self, model: Model) -> None:
+        """Have processes import their code for trials of this model while nobody waits for them yet. The first only."""
+        if self._stage is Stage.DOWN:
+            self._path = (*_folders(model), *self._own_path)
+            self._start_ranks()
+
     def start(self, request: Work) -> None:
         """Begin a trial; the gang must have none."""
         self._request = request
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
-        path = (*_folders(request), *self._own_path)
+        path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
         # A warm process holds the modules that it found along the old path.
         if path != self._path or self._died_idle():
             self._kill()
@@ -86,6 +92,8 @@ class Gang:
                 self._run()
             case Stage.STANDING:
                 self._join(REJOIN_SECONDS)
+            case Stage.STARTING:
+                self._deadline = time.monotonic() + START_SECONDS
             case _:
                 self._start_ranks()
 
@@ -113,7 +121,8 @@ class Gang:
         self._transport.close()
 
     def _died_idle(self) -> bool:
-        if self._stage is Stage.DOWN:
+        # What processes say that are still starting is for `poll`.
+        if self._stage in (Stage.DOWN, Stage.STARTING):
             return False
         return any(isinstance(message, Death) for _, message in self._transport.receive(0))
 
@@ -245,10 +254,8 @@ class Gang:
         self._ready.clear()
 
 
-def _folders(request: Work) -> tuple[str, ...]:
-    if isinstance(request, TrialRequest) and isinstance(request.model, FactoryModel):
-        return request.model.python_path
-    return ()
+def _folders(model: Model) -> tuple[str, ...]:
+    return model.python_path if isinstance(model, FactoryModel) else ()
 
 
 def _start_failure(report: Report) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from executor.runners.gang import Gang, Work
 from executor.runners.runner import Event, Handle, Runner
 from executor.runners.transport import Transport
 from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
+from search_spaces.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 
@@ -24,6 +25,14 @@ class GangRunner(Runner):
         self._waiting: collections.deque[Work] = collections.deque()
         self._cancelled: dict[Handle, str] = {}
         self._events: list[tuple[Handle, Event]] = []
+
+    def warm_up(self, model: Model) -> None:
+        """Start the processes of ranks that trials of this model will want soon, and do not wait for them.
+
+        Raises:
+            RunnerError: they cannot be started.
+        """
+        self._gang.warm_up(model)
 
     def submit(self, request: Work) -> Handle:
         """Queue the attempt; it starts at once where the gang is free. A micro-benchmark too: its result has rows."""

@@ -20,7 +20,7 @@ from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.verdict import decide
 from executor.runners.replay import ReplayRunner
-from search_spaces.fewer import fewer_micro_batches
+from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -351,6 +351,37 @@ def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: in
     measured = build_best_config(session, book)["best"]["measured"]
     assert measured["extrapolated"] == []
     assert measured["samples_per_second"]["mean"] == pytest.approx(115.0)
+
+
+class Shallower(Recorded):
+    """Answers as the ranks would of models of fewer layers: a tenth too fast, and with too small a peak."""
+
+    def _answer(self, request: TrialRequest) -> TrialResult:
+        result = super()._answer(request)
+        if fewer_layers(request.config, request.model, request.fidelity.most_layers) is None:
+            return result
+        assert result.samples_per_second is not None
+        less = table.ok(result.samples_per_second.mean * 1.1, 900_000, attempt=request.attempt)
+        return dataclasses.replace(less, losses=(), extrapolated=("layers",))
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_the_winner_and_its_memory_rest_on_the_whole_model(tmp_path: Path, store: Store, rounds: int) -> None:
+    runner = Shallower(lambda config: table.ok(100.0 * (1 + 0.1 * config.micro_batch_size), 1_000_000))
+    model = {"model": "llama-mini", "fidelity": Fidelity(most_layers=3)}
+    session = table.session(tmp_path, trials=8, confirm_repeats=rounds, pins={"zero_stage": [1, 2]}, **model)
+    book = run(session, store, runner)
+    requests = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
+    assert requests[0].fidelity.most_layers is None
+    for trial in book.trials[1:]:
+        shallow = trial.purpose is Purpose.SEARCH
+        assert (trial.fidelity == "fewer_layers") == shallow
+        assert requests[trial.number].fidelity.most_layers == (3 if shallow else None)
+        assert not shallow or requests[trial.number].rate_to_beat is None
+    assert book.job.reference_losses == (5.0, 4.5)
+    best = build_best_config(session, book)["best"]["measured"]
+    assert best["extrapolated"] == []
+    assert {rank["total"] for rank in best["peak_memory_bytes"]} == {1_000_000}
 
 
 def test_what_could_not_be_confirmed_in_full_does_not_win(tmp_path: Path, store: Store) -> None:

@@ -1,5 +1,6 @@
 """Series of jobs on a table of measurements: cheapest size, fewest ranks, longest samples; what is skipped and refused."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields
 from autotune.jobs.session import Session
 from autotune.longest import Bracket
+from autotune.scaling import scaled
 from autotune.series import SeriesRequest, SeriesResult, run_series
 from autotune.tuning import TuneResult, run_new_job
 from search_spaces.outcome import JobState, Outcome
@@ -130,6 +132,23 @@ def test_scale_tells_efficiency_and_where_more_ranks_are_slower(tmp_path: Path, 
     assert found.message == (
         "most samples/s on 2 ranks: 100, 2.50 times as many as 1 rank; "
         "warning: 4 ranks are slower than 2 (60 against 100 samples/s); use 2"
+    )
+
+
+def test_scale_compares_the_same_ranks_on_more_nodes(tmp_path: Path) -> None:
+    asked = SeriesRequest(objective="scale", fields=fields(tmp_path), ranks=(2,))
+    one = asked.session(ranks=2)
+    two = dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, nodes=2, devices_per_node=1))
+
+    def sweep(session: Session) -> TuneResult:
+        rate = 100.0 / session.cluster.nodes
+        return run_new_job(session, str(tmp_path / "db"), runner_of=lambda _: table.runner(lambda _: table.ok(rate)))
+
+    found = scaled(asked, (one, two), sweep)
+    assert [(entry.ranks, entry.nodes) for entry in found.entries] == [(2, 1), (2, 2)]
+    assert [entry.document()["nodes"] for entry in found.entries] == [1, 2]
+    assert found.message == (
+        "most samples/s on 2 ranks: 100; warning: 2 ranks on 2 nodes are slower than 2 (50 against 100 samples/s); use 2"
     )
 
 

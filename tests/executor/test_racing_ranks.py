@@ -26,12 +26,13 @@ def run() -> Iterator[Run]:
     with LocalRunner(2, device="cpu") as runner:
 
         def measured(fidelity: Fidelity, batch: int = 4, **fields: object) -> TrialResult:
-            config = fields.pop("config", TrialConfig(zero_stage=1))
+            config, model = fields.pop("config", TrialConfig(zero_stage=1)), fields.pop("model", SPEC)
             assert isinstance(config, TrialConfig)
+            assert isinstance(model, ModelSpec)
             result = runner.run(
                 TrialRequest(
                     attempt="a",
-                    model=SPEC,
+                    model=model,
                     config=config,
                     workload=Workload(global_batch_size=batch, sequence_length=8),
                     world_size=2,
@@ -112,3 +113,45 @@ def test_a_wrong_reference_is_told_by_whole_steps_of_an_extrapolated_trial(run: 
 def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
     result = run(Fidelity(min_steps=2, max_steps=4, max_warmup_steps=6, most_micro_batches=8), 16)
     assert result.extrapolated == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrialConfig(zero_stage=2, activation_checkpointing="full"),
+        TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"),
+    ],
+    ids=["zero-2", "1f1b"],
+)
+def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(
+    run: Run, config: TrialConfig
+) -> None:
+    deep = dataclasses.replace(SPEC, num_layers=10)
+    full = run(BRIEF, config=config, model=deep)
+    fewer = run(dataclasses.replace(BRIEF, most_layers=4), config=config, model=deep, reference_losses=(1.0, 1.0, 1.0))
+    assert (fewer.outcome, fewer.extrapolated, fewer.losses) == (Outcome.OK, ("layers",), ())
+    assert "extrapolated from models of 2 and 4 layers to 10" in fewer.message
+    assert work_of(fewer) == pytest.approx(work_of(full), rel=1e-6)
+    for one, other in zip(full.ranks, fewer.ranks, strict=True):
+        for tag in ("parameters", "optimizer_state"):
+            assert other.tag_peak_bytes[tag] == one.tag_peak_bytes[tag]
+        assert 0.9 * one.peak_memory_bytes < other.peak_memory_bytes <= one.peak_memory_bytes
+        assert sum(other.memory_by_tag.values()) == other.peak_memory_bytes
+        sent, extrapolated = ({c.operation: c.bytes for c in rank.collectives} for rank in (one, other))
+        assert extrapolated == sent
+
+
+def test_a_deep_model_whose_extrapolated_peak_is_beyond_the_limit_is_INFEASIBLE_though_both_depths_fit(run: Run) -> None:
+    deep = dataclasses.replace(SPEC, num_layers=40)
+    shallow = run(BRIEF, model=dataclasses.replace(SPEC, num_layers=4))
+    limit = 2 * (shallow.peak_memory_bytes or 0)
+    result = run(dataclasses.replace(BRIEF, most_layers=4), model=deep, memory_limit_bytes=limit)
+    assert result.outcome is Outcome.INFEASIBLE
+    assert "extrapolated from models of 2 and 4 layers to 40" in result.message
+    assert run(BRIEF).warm, "every rank came to the same end"
+
+
+def work_of(result: TrialResult) -> float:
+    """10^12 FLOPs that were executed in a step, on the mean of the ranks."""
+    assert result.hardware_tflops_per_device is not None
+    return result.hardware_tflops_per_device * sum(result.step_seconds) / len(result.step_seconds)

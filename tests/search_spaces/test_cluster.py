@@ -8,7 +8,7 @@ import pytest
 
 from search_spaces import clusters
 from search_spaces.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters import cluster_preset_names, device_preset, local_cluster, resolve_cluster
+from search_spaces.clusters import cluster_preset_names, device_preset, is_cluster_name, local_cluster, resolve_cluster
 from search_spaces.errors import ClusterFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.preset_files import preset_tables
@@ -83,6 +83,20 @@ def test_a_pcie_board_is_not_the_module_of_its_name() -> None:
     assert board.peak_flops["bf16"] == 756e12
 
 
+def test_cards_are_a_machine() -> None:
+    """A maker's GB are GiB; main memory is three times that of the cards, 64 GiB at least."""
+    cluster = resolve_cluster("8x40GB")
+    assert (cluster.nodes, cluster.world_size, cluster.device.memory_bytes) == (1, 8, 40 * 2**30)
+    assert (cluster.host_memory_bytes, cluster.device.supports("bf16")) == (3 * 8 * 40 * 2**30, True)
+    assert resolve_cluster("2x11gb").host_memory_bytes == 66 * 2**30
+    assert resolve_cluster("1x8GiB").host_memory_bytes == 64 * 2**30
+    named = resolve_cluster("8xa100-40gb:2", memory_limit_bytes=2**30)
+    assert (named.name, named.world_size, named.device.memory_bytes) == ("8xa100-40gb:2", 16, 2**30)
+    assert named.device.source == device_preset("a100-40gb").source
+    assert is_cluster_name("2x24GB:4")
+    assert not is_cluster_name("2x24GB:4/mine.toml")
+
+
 def test_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(FILE)
@@ -124,6 +138,10 @@ def test_bad_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, said
         ({"text": "dgx-a100:0"}, ClusterFormatError),
         ({"text": "dgx-a100:many"}, ClusterFormatError),
         ({"text": "nowhere.toml"}, ClusterFormatError),
+        ({"text": "2x24"}, UnknownNameError),
+        ({"text": "0x24GB"}, UnknownNameError),
+        ({"text": "2x0GB"}, UnknownNameError),
+        ({"text": "2x24GB:none"}, ClusterFormatError),
         ({"text": "ray"}, ClusterFormatError),
         ({"text": "dgx-a100", "ranks": 4}, ClusterFormatError),
         ({"text": "local", "memory_limit_bytes": 0}, ClusterFormatError),

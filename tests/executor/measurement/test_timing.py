@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from executor.measurement.timing import has_trend, step_time, student_t_975
+from executor.measurement.timing import has_trend, steady_steps, step_time, student_t_975
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,14 @@ def test_warm_up_ends_where_nothing_drifts() -> None:
 
 def test_noise_as_large_as_the_change_is_no_trend() -> None:
     assert not has_trend([1.0, 1.6, 1.0, 1.2])
+
+
+def test_the_later_half_of_a_steady_window_counts_as_timed() -> None:
+    assert steady_steps([9.0, 1.0, 1.02, 0.99, 1.01]) == 2
+    assert steady_steps([1.0, 1.6, 1.0, 1.2]) == 2  # the change is noise
+
+
+def test_of_a_window_with_a_small_but_visible_drift_nothing_is_timed() -> None:
+    assert not has_trend([1.08, 1.081, 1.0, 1.001])
+    assert steady_steps([1.08, 1.081, 1.0, 1.001]) == 0
+    assert steady_steps([1.0, 1.0]) == 0

@@ -11,6 +11,7 @@ from executor.runners import gang as gang_module
 from executor.runners.gang import Gang
 from executor.runners.messages import Message
 from executor.runners.transport import Death, Transport
+from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
@@ -74,6 +75,33 @@ def test_ranks_are_started_once_for_many_trials() -> None:
     gang = Gang(transport, python_path=["/theirs"])
     assert [one(gang).warm for _ in range(3)] == [False, True, True]
     assert transport.starts == [("/theirs",)]
+
+
+def test_ranks_that_start_ahead_of_their_first_trial_are_the_ones_that_run_it() -> None:
+    transport = OneRank()
+    gang = Gang(transport, python_path=["/theirs"])
+    request = request_for(world_size=1)
+    gang.warm_up(request.model)
+    gang.warm_up(request.model)
+    assert (one(gang).warm, one(gang).warm) == (False, True)
+    assert transport.starts == [("/theirs",)]
+
+
+def test_a_death_of_ranks_that_start_ahead_is_told_by_the_first_trial() -> None:
+    transport = OneRank()
+    transport.greeting = Death(exit_code=1, output="no torch here")
+    gang = Gang(transport)
+    gang.warm_up(request_for(world_size=1).model)
+    with pytest.raises(RunnerError, match="rank 0 did not start: it exited with code 1\nno torch here"):
+        one(gang)
+
+
+def test_ranks_that_started_ahead_for_another_folder_of_code_are_started_anew() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    gang.warm_up(FactoryModel(reference="m:f", parameter_count=1, python_path=("/other",)))
+    assert one(gang).outcome is Outcome.OK
+    assert transport.starts == [("/other",), ()]
 
 
 def test_a_cold_rank_that_was_taken_from_outside_is_LOST() -> None:

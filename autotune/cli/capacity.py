@@ -1,0 +1,58 @@
+"""`autotune capacity`: which ZeRO stage and offloading a model needs somewhere, and how much fits then."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from autotune.cli.capacity_table import print_capacity
+from autotune.cli.predict import asked_document, named, with_what_is_known
+from autotune.cli.status import Status
+from autotune.prediction.capacity import capacity
+from autotune.prediction.question import cluster_of, model_of, question_of
+from autotune.prediction.room import PROBABILITY
+from search_spaces.spaces import parse_pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityOptions:
+    """What the command line gave."""
+
+    model: str | None
+    cluster: str
+    ranks: int | None
+    sequence_length: int | None
+    memory_limit: int | None
+    host_memory: int | None
+    """Bytes of a node's main memory; None: what the cluster says."""
+    fit_probability: float | None
+    pins: tuple[str, ...]
+    engine: str
+    lora_rank: int | None
+    lora_targets: str | None
+    frozen_bits: int | None
+    database: str | None
+    json: bool
+
+
+def capacity_command(options: CapacityOptions) -> Status:
+    """Resolve, climb the ladder, tell."""
+    cluster = cluster_of(options.cluster, options.ranks, options.memory_limit)
+    if options.host_memory is not None:
+        cluster = dataclasses.replace(cluster, host_memory_bytes=options.host_memory)
+    question = question_of(
+        model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
+        cluster,
+        sequence_length=options.sequence_length,
+        engine=options.engine,
+        pins=parse_pins(options.pins),
+    )
+    probability = PROBABILITY if options.fit_probability is None else options.fit_probability
+    found = capacity(with_what_is_known(question, options.database), probability)
+    if options.json:
+        sys.stdout.write(json.dumps({**asked_document(found.question), **found.document()}, indent=2) + "\n")
+    else:
+        print_capacity(found, Console())
+    return Status.OK if found.needed else Status.NOTHING_FEASIBLE

@@ -1,0 +1,137 @@
+"""What fits, as people read it."""
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.sizes import bytes_text
+from autotune.prediction.capacity import Capacity, Remedy, Way
+from autotune.prediction.ladder import Rung, RungAnswer
+from search_spaces.trial_config import TrialConfig
+
+
+def print_capacity(found: Capacity, console: Console) -> None:
+    """The answers, and under them every rung."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    say(_asked(found))
+    for line in _answers(found):
+        say(line, "bold")
+    say("")
+    console.print(_table(found), highlight=False)
+    say(
+        f"  predicted by {found.question.rests_on}; nothing was run. Fits: with a probability of {found.probability:.0%} "
+        "or more, and with gradients summed over micro-batches",
+        "dim",
+    )
+
+
+def rung_text(rung: Rung) -> str:
+    """`ZeRO 2, optimizer offloaded`."""
+    return f"ZeRO {rung.zero_stage}{f', {_offloaded(rung)} offloaded' if rung.offloaded else ''}"
+
+
+def savings_text(config: TrialConfig) -> str:
+    """What of the savings a configuration has: `full recomputation, loss in chunks`."""
+    told = (
+        (f"{config.activation_checkpointing} recomputation", config.activation_checkpointing != "none"),
+        ("loss in chunks", config.loss_chunk_size > 0),
+        ("small buckets", config.reduce_bucket_size < TrialConfig().reduce_bucket_size),
+    )
+    return ", ".join(text for text, has in told if has)
+
+
+def config_text(config: TrialConfig) -> str:
+    """A rung with its savings."""
+    rung = Rung(
+        zero_stage=config.zero_stage,
+        offload_optimizer=config.offload_optimizer != "none",
+        offload_param=config.offload_param != "none",
+    )
+    return ", ".join(filter(None, (rung_text(rung), savings_text(config))))
+
+
+def lacks_text(answer: RungAnswer) -> str:
+    """What keeps a rung from fitting: `lacks 3.1 GiB a card`."""
+    lacks = (("a card", answer.lacks_card), ("of main memory", answer.lacks_host))
+    return f"lacks {' and '.join(f'{bytes_text(count)} {what}' for what, count in lacks if count)}"
+
+
+def way_text(way: Way) -> str:
+    """A remedy in words."""
+    match way.remedy:
+        case Remedy.SHORTER_SAMPLES:
+            return f"samples of at most {way.value:,} tokens"
+        case Remedy.CARD_MEMORY:
+            return f"cards of {bytes_text(way.value)}"
+        case Remedy.HOST_MEMORY:
+            return f"{bytes_text(way.value)} of main memory a node"
+        case Remedy.NODES:
+            return f"{way.value} such nodes"
+        case Remedy.ADAPTERS:
+            return f"low-rank adapters (--lora-rank {way.value})"
+        case Remedy.FROZEN_BITS:
+            return f"base weights in {way.value} bits (--frozen-bits {way.value})"
+
+
+def _asked(found: Capacity) -> str:
+    question = found.question
+    model, cluster = question.model, question.cluster
+    adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ", all trained"
+    bits = f", base in {model.frozen_bits} bits" if model.lora_rank and model.frozen_bits != 16 else ""
+    return (
+        f"{model.name} ({model.parameter_count:,} parameters{adapters}{bits}) on {cluster.name}: {cluster.world_size} x "
+        f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory a node, "
+        f"{question.engine} engine, samples of {question.sequence_length:,} tokens"
+    )
+
+
+def _answers(found: Capacity) -> list[str]:
+    needed, most, longest = found.needed, found.most_samples, found.longest
+    if needed is None or most is None or longest is None:
+        nearest = found.nearest
+        ways = "; or ".join(way_text(way) for way in found.ways_out)
+        return [
+            f"nothing fits: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
+            f"what would do: {ways}" if ways else "nothing that was tried would do; choose a smaller model",
+        ]
+    limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes
+    told = (
+        f"needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} a card, "
+        f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory a node' if host else ''}"
+    )
+    lines = [told]
+    if most.micro_batch is not None:
+        lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples a card, with {config_text(most.micro_batch)}")
+    if longest.sequence_config is not None:
+        size = f"{longest.sequence_length:,} tokens at micro-batch {found.micro_batch_size}"
+        lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
+    return lines
+
+
+def _table(found: Capacity) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    table.add_column("ZeRO", justify="right")
+    table.add_column("offloaded")
+    for name in ("a card", "main memory", "micro-batch", "tokens"):
+        table.add_column(name, justify="right")
+    table.add_column("with")
+    for answer in found.rungs:
+        host = answer.estimate.host_memory_bytes
+        savings = savings_text(answer.estimate.config)
+        table.add_row(
+            str(answer.rung.zero_stage),
+            _offloaded(answer.rung) or "-",
+            bytes_text(answer.needed),
+            bytes_text(host) if host else "-",
+            f"{answer.micro_batch_size:,}" if answer.micro_batch_size else "-",
+            f"{answer.sequence_length:,}" if answer.sequence_length else "-",
+            savings if answer.fits else lacks_text(answer),
+        )
+    return table
+
+
+def _offloaded(rung: Rung) -> str:
+    names = (("optimizer", rung.offload_optimizer), ("parameters", rung.offload_param))
+    return " and ".join(name for name, held in names if held)
