@@ -123,9 +123,7 @@ def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
     ],
     ids=["zero-2", "1f1b"],
 )
-def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(
-    run: Run, config: TrialConfig
-) -> None:
+def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(run: Run, config: TrialConfig) -> None:
     deep = dataclasses.replace(SPEC, num_layers=10)
     full = run(BRIEF, config=config, model=deep)
     fewer = run(dataclasses.replace(BRIEF, most_layers=4), config=config, model=deep, reference_losses=(1.0, 1.0, 1.0))
