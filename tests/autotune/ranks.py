@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from storage.sql import open_store
+
 
 def rank_processes(folder: str) -> list[int]:
     """Ids of rank processes whose working folder is `folder`: those that a command started there."""
@@ -25,9 +27,14 @@ def ranks_are_gone(folder: Path) -> bool:
     return _within(10.0, lambda: not rank_processes(str(folder)))
 
 
-def ranks_are_there(folder: Path) -> bool:
-    """Whether one has been started, within seconds."""
-    return _within(60.0, lambda: bool(rank_processes(str(folder))))
+def a_trial_runs(database: Path) -> bool:
+    """Whether an attempt at a trial of the latest job has begun, within seconds; ranks start before it."""
+
+    def begun() -> bool:
+        with open_store(str(database)) as store:
+            return any(trial.attempts and trial.outcome is None for trial in store.trials(store.job().id))
+
+    return _within(60.0, begun)
 
 
 def _within(seconds: float, holds: Callable[[], bool]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import table
 from called import Command
-from ranks import ranks_are_gone, ranks_are_there
+from ranks import a_trial_runs, ranks_are_gone
 
 from autotune.cli import sweep
 from autotune.jobs.book import read_book
@@ -39,7 +39,7 @@ def start(*words: str) -> "subprocess.Popen[str]":
 
 def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
     process = start(*SWEEP, "--trial-seconds", "0.2")
-    assert ranks_are_there(folder)
+    assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -57,7 +57,7 @@ def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -
 
 def test_the_second_kills(folder: Path) -> None:
     process = start(*SWEEP, "--trial-seconds", "60")
-    assert ranks_are_there(folder)
+    assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
