@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
         "zero_stage": 3, "reduce_bucket_size": 3_000, "prefetch_bucket_size": 2_000, "param_persistence_threshold": 100,
         "activation_checkpointing": "full",
     },
+    "stage 3, kept until backward": {"zero_stage": 3, "reshard_after_forward": False, "param_persistence_threshold": 100},
     "stage 2 in bf16": {"zero_stage": 2, "precision": "bf16"},
     "offloaded optimizer": {"zero_stage": 2, "offload_optimizer": "cpu"},
     "everything offloaded": {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
