@@ -53,7 +53,9 @@ as the model was made for ({lengths} tokens).
 - 2x24GB is two cards of 24 GiB in one machine, whose main memory is three times that of its cards and at least 64 GiB
   (`--host-memory` says another). Cards compute in bf16; those of 11 GB that have fp16 alone take as many bytes.
 - **Known error** of predicted memory, on published measurements that the coefficients were not fitted to
-  ([all figures](validation.md)): {errors}. What is near its bound is to be measured.
+  ([all figures](validation.md)):
+  {errors}.
+  What is near its bound is to be measured.
 - Of the `native` engine: gradients are fp32, so that states are 2 + 4 + 12 bytes a trained parameter (16 with bf16 gradients,
   as DeepSpeed's), and they stay on the card when the optimizer's state does not; DeepSpeed moves them too.
 """
@@ -127,8 +129,8 @@ def row(case: Case, document: dict[str, Any]) -> list[str]:
         config_text(config_of(rung)) if needed else f"**nothing fits**; nearest: {config_text(config_of(rung))}",
         bytes_text(rung["needed_bytes"]),
         bytes_text(host) if host else "–",
-        f"{most['micro_batch_size']:,}" if most else "–",
-        f"{longest['sequence_length']:,}" if longest else "–",
+        f"{most['micro_batch_size']:,} (ZeRO {most['config']['zero_stage']})" if most else "–",
+        f"{longest['sequence_length']:,} (ZeRO {longest['config']['zero_stage']})" if longest else "–",
         f"{bytes_text(states_by_hand(document, rung))} / {bytes_text(predicted_states(rung))}",
     ]
 
@@ -158,8 +160,9 @@ def page(answers: list[tuple[Case, dict[str, Any]]], seconds: float) -> list[str
         own = [(case, found) for case, found in answers if case.model == model]
         count = own[0][1]["model"]["parameter_count"]
         lines += ["", f"## {name}", "", f"{count:,} parameters.", "", *table(headings, [row(*each) for each in own])]
-        lines += ["", *(lacking(case, found) for case, found in own if not found["needed"]), "", "```"]
-        lines += [*(case.command for case, _ in own), "```"]
+        if short := [lacking(case, found) for case, found in own if not found["needed"]]:
+            lines += ["", *short]
+        lines += ["", "```", *(case.command for case, _ in own), "```"]
     lines += ["", *known_facts(answers)]
     return [*lines, "", f"{len(answers)} answers in {seconds:.1f} s, without a trial."]
 

@@ -123,7 +123,16 @@ def best_text(entry: SeriesEntry) -> str:
     return " ".join(f"`{name}={value_text(value)}`" for name, value in changed.items()) or "all defaults"
 
 
-def page(found: SeriesResult, arguments: argparse.Namespace, seconds: float) -> list[str]:
+def busy_seconds() -> tuple[float, float]:
+    """Processor seconds of this machine since it started, and those of this process and its ended children."""
+    user, nice, system, _, _, *further = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9])
+    own = os.times()
+    ticks = os.sysconf("SC_CLK_TCK")
+    whole = (user + nice + system + sum(further)) / ticks
+    return whole, own.user + own.system + own.children_user + own.children_system
+
+
+def page(found: SeriesResult, arguments: argparse.Namespace, seconds: float, others: float) -> list[str]:
     """Lines of Markdown."""
     told = INTRODUCTION.format(
         rate=arguments.rate, model=MODEL, space=SPACE, trials=arguments.trials, confirm=arguments.confirm,
@@ -134,7 +143,8 @@ def page(found: SeriesResult, arguments: argparse.Namespace, seconds: float) -> 
     lines = [*told.splitlines(), "", *table(headings, rows(found)), "", f"{first[:1].upper()}{first[1:]}."]
     if warnings:
         lines += ["", *(f"- {text}" for text in _joined(warnings))]
-    return [*lines, "", f"{len(found.entries)} sweeps in {seconds:.0f} s."]
+    share = f"{max(others / seconds / len(os.sched_getaffinity(0)), 0.0):.0%}".replace("%", " %")
+    return [*lines, "", f"{len(found.entries)} sweeps in {seconds:.0f} s; other work took {share} of the processors meanwhile."]
 
 
 def _joined(parts: list[str]) -> list[str]:
@@ -166,9 +176,11 @@ def main() -> int:
     if missing := why_not():
         print(f"nothing is measured: {missing}")
         return 0
-    began = time.monotonic()
+    began, (whole, own) = time.monotonic(), busy_seconds()
     found = measured(arguments.sizes, arguments)
-    lines = page(found, arguments, time.monotonic() - began)
+    whole_after, own_after = busy_seconds()
+    others = whole_after - whole - (own_after - own)
+    lines = page(found, arguments, time.monotonic() - began, others)
     print("\n".join(lines))
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
