@@ -1,9 +1,14 @@
-"""What holds for every test: garbage collections look at what the tests of a module made, not at all that others imported."""
+"""What all tests share: small collections of garbage, a database to copy, and a process that ranks are forked from."""
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from tests.forked_ranks import ForkServer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,3 +21,32 @@ def small_heap() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that has its tables, to be copied: to make them takes longer than most tests."""
+    from storage.sql import open_store
+
+    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
+    open_store(str(path)).close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process that ranks are forked from."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def forked_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ranks of this module's local runners are forked, where that can be done; see `tests.forked_ranks`."""
+    if sys.platform != "linux":
+        yield
+        return
+    server: ForkServer = request.getfixturevalue("fork_server")
+    with patch("executor.runners.rank_process.subprocess", server.as_subprocess()):
+        yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_pair
+from benchmarks import gpu, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
@@ -42,10 +42,10 @@ def test_imports_no_more_than_torch_and_the_standard_library() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run `make gpu`")
-def test_skips_with_a_reason_without_a_gpu() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("skipped: torch")
+def test_skips_with_a_reason_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    assert gpu.main() == 0
+    assert capsys.readouterr().out.startswith("skipped: torch")
 
 
 def test_the_model_by_hand_computes_what_ours_does() -> None:
@@ -72,7 +72,7 @@ def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(capsys: pyt
     assert sum("samples/s at least 1.0 of the model by hand" in line for line in proof.lines) == 1
 
 
-def test_two_ranks_over_host_messages_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_over_host_messages_on_a_cpu(forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_pair, "LAYOUTS", {"zbv": gpu_pair.LAYOUTS["pipeline 2, zbv"]})
     monkeypatch.setattr(gpu_pair, "OFFLOADS", {3: gpu_pair.OFFLOADS[3][-1:]})
     monkeypatch.setattr(gpu_pair, "LOSS_BOUND", {"bf16": 2e-3})

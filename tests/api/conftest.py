@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from starlette.testclient import TestClient
@@ -22,23 +23,16 @@ BASE = "http://127.0.0.1:8000"
 REQUEST = {"model": "llama-tiny", "ranks": 2, "space": "zero", "trials": 3, "global_batch_size": 8, "sequence_length": 64}
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that has its tables, to be copied: to make them takes longer than most tests."""
-    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
-    open_store(str(path)).close()
-    return path
-
-
 @pytest.fixture
 def database(tmp_path: Path, migrated: Path) -> str:
     return str(shutil.copy(migrated, tmp_path / "jobs.db"))
 
 
-@pytest.fixture(autouse=True)
-def _no_collection_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _no_collection_at_the_start() -> Iterator[None]:
     """A service sets aside, once and for good, what its process has imported: hundreds of them in one process do it in vain."""
-    monkeypatch.setattr("api.app.gc", Mock())
+    with patch("api.app.gc"):
+        yield
 
 
 @pytest.fixture
@@ -50,23 +44,42 @@ def store(database: str) -> Iterator[Store]:
 @pytest.fixture
 def serve(database: str, store: Store) -> Iterator[Callable[..., TestClient]]:
     """Starts a service with these settings, and returns a client that speaks to it over loopback."""
-    clients: list[TestClient] = []
-
-    def start(**settings: Any) -> TestClient:
-        app = create_app(Settings(database_url=database, **{"require_keys": False, **settings}))
-        client = TestClient(app, base_url=BASE, raise_server_exceptions=False)
-        clients.append(client)
-        return client.__enter__()
-
-    yield start
-    for client in clients:
-        client.__exit__(None, None, None)
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(service(database, **settings))
 
 
 @pytest.fixture
 def client(serve: Callable[..., TestClient]) -> TestClient:
     """A client that needs no key."""
     return serve()
+
+
+@contextmanager
+def service(database: str, **settings: Any) -> Iterator[TestClient]:
+    """A client of a service on the database; without keys, unless the settings say otherwise."""
+    app = create_app(Settings(database_url=database, **{"require_keys": False, **settings}))
+    with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def untouched_database(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> str:
+    """For all tests of a module that write nothing: to start a service for each would take longer than what they ask."""
+    return str(shutil.copy(migrated, tmp_path_factory.mktemp("untouched") / "jobs.db"))
+
+
+@pytest.fixture(scope="module")
+def untouched(untouched_database: str) -> Iterator[Store]:
+    """What must be empty after each of these tests."""
+    with open_store(untouched_database) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def refusing(untouched_database: str) -> Iterator[TestClient]:
+    """A client of the one service that these tests ask; needs no key."""
+    with service(untouched_database) as client:
+        yield client
 
 
 def submit(client: TestClient, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:

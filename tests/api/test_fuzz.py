@@ -1,4 +1,7 @@
-"""What is malformed is refused: never a failure of the server, never a trace in the database."""
+"""What is malformed is refused: never a failure of the server, never a trace in the database.
+
+`make fuzz` sends twenty times as much.
+"""
 
 import asyncio
 import errno
@@ -33,7 +36,7 @@ from tests.api.test_docs import COMMAND, PAGE
 
 pytestmark = pytest.mark.fuzz
 
-REQUESTS = max(10_500, 200 * int(os.environ.get("AUTOTUNE_FUZZ_EXAMPLES", "0")))
+REQUESTS = max(3_000, 200 * int(os.environ.get("AUTOTUNE_FUZZ_EXAMPLES", "0")))
 SEED = 20260101
 OPENS_A_JOB = rb"POST /v1/jobs(/[^/ ]+/clone)? "
 """What else is answered by 202 steers a job that is there."""
@@ -130,7 +133,7 @@ def test_whatever_is_sent_is_answered(store: Store, database: str, jobs: tuple[l
 
     asyncio.run(run())
     watch.close()
-    assert sum(statuses.values()) == REQUESTS >= 10_000
+    assert sum(statuses.values()) == REQUESTS
     assert {400, 401, 404, 405, 413, 415, 422} <= set(statuses), statuses
     assert sum(count for status, count in statuses.items() if status >= 400) > 0.7 * REQUESTS, statuses
     assert len(store.jobs(limit=100_000)) == 3 + accepted

@@ -4,7 +4,9 @@ and everybody's jobs by everybody else's keys. Each is refused within seconds, b
 
 import asyncio
 import json
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.rates import KnownKeys, Rates
 from api.settings import Settings
+from storage.sql import open_store
 from storage.store import Store
 from tests.api.asgi import Raw, ask
-from tests.api.conftest import REQUEST, measure, problem_of, submit
+from tests.api.conftest import REQUEST, measure, problem_of, service, submit
 from tests.api.malformed import HOST, JSON, MODEL
 from tests.api.test_security import bearer
 
@@ -40,7 +43,7 @@ def spent(client: TestClient, method: str, url: str, **more: Any) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("name", PATHS, ids=repr)
-def test_no_name_is_a_path(client: TestClient, store: Store, name: str, tmp_path: Path) -> None:
+def test_no_name_is_a_path(refusing: TestClient, untouched: Store, name: str) -> None:
     for change in (
         {"model": name}, {"model": {"name": name, "config": MODEL}}, {"cluster": name}, {"space": name}, {"engine": name},
         {"strategy": name}, {"runner": name}, {"objective": name}, {"pins": {name: 1}}, {"baseline": {name: 1}},
@@ -48,48 +51,65 @@ def test_no_name_is_a_path(client: TestClient, store: Store, name: str, tmp_path
     ):  # fmt: skip
         if change in ({"model": {"name": "tests", "config": MODEL}}, {"model": {"name": "pyproject.toml", "config": MODEL}}):
             continue  # names as good as any: they are nowhere looked up
-        document = problem_of(client.post("/v1/jobs", json=REQUEST | change), 422)
+        document = problem_of(refusing.post("/v1/jobs", json=REQUEST | change), 422)
         assert "root:" not in json.dumps(document)
-    assert store.jobs() == []
+    assert untouched.jobs() == []
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[tuple[TestClient, str]]:
+    """A client, and the address of the export of a job that has something to export."""
+    database = str(shutil.copy(migrated, tmp_path_factory.mktemp("export") / "jobs.db"))
+    with open_store(database) as store, service(database) as client:
+        job_id = submit(client)["id"]
+        measure(store, job_id)
+        address = f"/v1/jobs/{job_id}/export"
+        assert client.get(address, params={"format": "deepspeed"}).status_code == 200
+        yield client, address
 
 
 @pytest.mark.parametrize("name", PATHS, ids=repr)
-def test_no_format_is_a_path(client: TestClient, store: Store, name: str) -> None:
-    job_id = submit(client)["id"]
-    measure(store, job_id)
-    answer = client.get(f"/v1/jobs/{job_id}/export", params={"format": name})
+def test_no_format_is_a_path(export: tuple[TestClient, str], name: str) -> None:
+    client, address = export
+    answer = client.get(address, params={"format": name})
     problem_of(answer, answer.status_code)
     assert answer.status_code in (404, 422)
 
 
+@pytest.fixture(scope="module")
+def allowing(untouched_database: str) -> Iterator[TestClient]:
+    """A client of a service that allows one factory."""
+    with service(untouched_database, factories=("mine:build",)) as client:
+        yield client
+
+
 @pytest.mark.parametrize("name", CODE, ids=repr)
-def test_only_factories_that_were_allowed_letter_by_letter(serve, store: Store, name: str) -> None:
-    client = serve(factories=("mine:build",))
-    problem_of(client.post("/v1/jobs", json=REQUEST | {"model": name}), 422)
+def test_only_factories_that_were_allowed_letter_by_letter(allowing: TestClient, untouched: Store, name: str) -> None:
+    problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": name}), 422)
     if name != "mine.build":  # a name as good as any, and no reference
-        problem_of(client.post("/v1/jobs", json=REQUEST | {"model": {"name": name, "config": MODEL}}), 422)
-    assert store.jobs() == []
+        problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": {"name": name, "config": MODEL}}), 422)
+    assert untouched.jobs() == []
 
 
-def test_an_upload_does_not_pass_for_a_preset(client: TestClient, store: Store) -> None:
-    refused = client.post("/v1/jobs", json=REQUEST | {"model": {"name": "llama-3-8b", "config": MODEL}})
+def test_an_upload_does_not_pass_for_a_preset(refusing: TestClient, untouched: Store) -> None:
+    refused = refusing.post("/v1/jobs", json=REQUEST | {"model": {"name": "llama-3-8b", "config": MODEL}})
     assert problem_of(refused, 422)["errors"][0]["field"] == "model.name"
-    assert store.jobs() == []
+    assert untouched.jobs() == []
 
 
 @pytest.mark.parametrize(
     "value", [10**18, 10**9, 2**31, 10**400, 0, -1, -(10**18), 64.0, 1e300, True, "64", None, [64], {"x": 1}]
 )
 @pytest.mark.parametrize("key", sorted(MODEL.keys() - {"model_type"}))
-def test_absurd_sizes_of_a_model_are_refused_at_once(client: TestClient, store: Store, key: str, value: object) -> None:
+def test_absurd_sizes_of_a_model_are_refused_at_once(refusing: TestClient, untouched: Store, key: str, value: object) -> None:
     if value == 10**9 and key != "num_hidden_layers":
         value = 10**10  # some sizes of 10**9 are only large
     for url in ("/v1/jobs", "/v1/spaces/count"):
         config = MODEL | {key: value}
-        answer, seconds = spent(client, "POST", url, json=REQUEST | {"space": "full", "model": {"config": config}})
+        answer, seconds = spent(refusing, "POST", url, json=REQUEST | {"space": "full", "model": {"config": config}})
         problem_of(answer, 422)
         assert seconds < QUICK_SECONDS
-    assert store.jobs() == []
+    assert untouched.jobs() == []
 
 
 CLUSTER = {"cluster": "dgx-h100:4096", "ranks": None, "model": "llama-3-70b", "space": "full"}
@@ -155,14 +175,14 @@ BOMBS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_of_a_megabyte_do_no_harm(client: TestClient, store: Store, bomb: str) -> None:
+def test_bombs_of_a_megabyte_do_no_harm(refusing: TestClient, untouched: Store, bomb: str) -> None:
     for url in ("/v1/jobs", "/v1/spaces/validate"):
-        answer, seconds = spent(client, "POST", url, content=BOMBS[bomb], headers={"Content-Type": "application/json"})
+        answer, seconds = spent(refusing, "POST", url, content=BOMBS[bomb], headers={"Content-Type": "application/json"})
         assert answer.status_code in (400, 422)
         problem_of(answer, answer.status_code)
         assert seconds < QUICK_SECONDS
         assert len(answer.content) < 60_000
-    assert store.jobs() == []
+    assert untouched.jobs() == []
 
 
 def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
@@ -210,16 +230,17 @@ def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
 @pytest.mark.parametrize(
     "host", ["[", "[::1", "]", "127.0.0.1:x", "127.0.0.1@evil.example", "%6c", "\x7f", "[::ffff:10.0.0.1]", "0"]
 )
-def test_a_host_that_is_no_name_is_refused(client: TestClient, host: str) -> None:
-    answer = client.get("/v1/jobs", headers={"Host": host})
+def test_a_host_that_is_no_name_is_refused(refusing: TestClient, host: str) -> None:
+    answer = refusing.get("/v1/jobs", headers={"Host": host})
     assert answer.status_code == (200 if host == "127.0.0.1:x" else 421)
 
 
 @pytest.mark.parametrize(
     "origin", ["http://[", "http://[evil", "", "null", "http://", "//127.0.0.1:8000.evil.example", "http://127.0.0.1"]
 )
-def test_an_origin_that_is_no_address_is_refused(client: TestClient, origin: str) -> None:
-    problem_of(client.post("/v1/jobs", json=REQUEST, headers={"Origin": origin}), 403)
+def test_an_origin_that_is_no_address_is_refused(refusing: TestClient, untouched: Store, origin: str) -> None:
+    problem_of(refusing.post("/v1/jobs", json=REQUEST, headers={"Origin": origin}), 403)
+    assert untouched.jobs() == []
 
 
 def test_no_redirect_names_the_host_of_the_request(serve, store: Store) -> None:

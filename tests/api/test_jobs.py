@@ -68,11 +68,11 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
     ],
     ids=str,
 )
-def test_a_bad_field_is_named_and_nothing_is_written(client: TestClient, changes: dict, field: str) -> None:
-    answer = client.post("/v1/jobs", json=REQUEST | changes)
+def test_a_bad_field_is_named_and_nothing_is_written(refusing: TestClient, changes: dict, field: str) -> None:
+    answer = refusing.post("/v1/jobs", json=REQUEST | changes)
     fields = [error["field"] for error in problem_of(answer, 422)["errors"]]
     assert any(found.startswith(field) for found in fields), fields
-    assert client.get("/v1/jobs").json()["items"] == []
+    assert refusing.get("/v1/jobs").json()["items"] == []
 
 
 def test_pages_are_newest_first_and_filtered(client: TestClient) -> None:
@@ -165,8 +165,8 @@ def test_every_format(client: TestClient, store: Store) -> None:
 
 
 @pytest.mark.parametrize("verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream"])
-def test_an_unknown_job(client: TestClient, verb: str) -> None:
-    problem_of(client.get(f"/v1/jobs/20300101-000000-aaaa{verb}"), 404)
+def test_an_unknown_job(refusing: TestClient, verb: str) -> None:
+    problem_of(refusing.get(f"/v1/jobs/20300101-000000-aaaa{verb}"), 404)
 
 
 def test_the_catalog(client: TestClient) -> None:

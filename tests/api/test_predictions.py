@@ -13,6 +13,12 @@ CONFIG = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def client(refusing: TestClient) -> TestClient:
+    """One service for all: nothing of what is asked here is kept."""
+    return refusing
+
+
 def problem(client: TestClient, path: str, status: int = 422, **fields: Any) -> dict[str, Any]:
     answer = client.post(path, json=ASKED | fields)
     assert answer.status_code == status, answer.text

@@ -1,6 +1,7 @@
 """Who may do what, and what is refused: nothing of a refused request is written."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from api.settings import Settings
 from autotune.errors import RequestError
 from storage.sql import open_store
 from storage.store import Store
-from tests.api.conftest import BASE, REQUEST, measure, problem_of, submit
+from tests.api.conftest import BASE, REQUEST, measure, problem_of, service, submit
 
 
 def bearer(text: str) -> dict[str, str]:
@@ -77,13 +78,13 @@ def test_beyond_loopback_keys_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "evil.example:8000"])
-def test_a_name_that_was_made_to_point_here_is_refused(client: TestClient, host: str) -> None:
-    problem_of(client.get("/v1/jobs", headers={"Host": host}), 421)
+def test_a_name_that_was_made_to_point_here_is_refused(refusing: TestClient, host: str) -> None:
+    problem_of(refusing.get("/v1/jobs", headers={"Host": host}), 421)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "[::1]:8000"])
-def test_names_of_loopback_are_ours(client: TestClient, host: str) -> None:
-    assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
+def test_names_of_loopback_are_ours(refusing: TestClient, host: str) -> None:
+    assert refusing.get("/v1/jobs", headers={"Host": host}).status_code == 200
 
 
 def test_a_page_of_another_site_is_refused(client: TestClient) -> None:
@@ -93,6 +94,13 @@ def test_a_page_of_another_site_is_refused(client: TestClient) -> None:
     assert len(client.get("/v1/jobs").json()["items"]) == 1
 
 
+@pytest.fixture(scope="module")
+def allowing(untouched_database: str) -> Iterator[TestClient]:
+    """A client of a service that allows one factory."""
+    with service(untouched_database, factories=("mine:other",)) as client:
+        yield client
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -100,11 +108,10 @@ def test_a_page_of_another_site_is_refused(client: TestClient) -> None:
         "./x.json", "llama-tiny/../../x", "file:///etc/passwd", "llama-tiny\x00", "a" * 201, "", "mine:build;evil",
     ],
 )  # fmt: skip
-def test_no_request_names_a_path_or_code_of_the_server(serve, store: Store, model: str, tmp_path: Path) -> None:
-    client = serve(factories=("mine:other",))
-    document = problem_of(client.post("/v1/jobs", json=REQUEST | {"model": model}), 422)
+def test_no_request_names_a_path_or_code_of_the_server(allowing: TestClient, untouched: Store, model: str) -> None:
+    document = problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": model}), 422)
     assert "root:" not in json.dumps(document)
-    assert store.jobs() == []
+    assert untouched.jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -117,9 +124,9 @@ def test_no_request_names_a_path_or_code_of_the_server(serve, store: Store, mode
     ],
     ids=str,
 )  # fmt: skip
-def test_nor_by_another_field(client: TestClient, store: Store, changes: dict) -> None:
-    problem_of(client.post("/v1/jobs", json=REQUEST | changes), 422)
-    assert store.jobs() == []
+def test_nor_by_another_field(refusing: TestClient, untouched: Store, changes: dict) -> None:
+    problem_of(refusing.post("/v1/jobs", json=REQUEST | changes), 422)
+    assert untouched.jobs() == []
 
 
 def test_bodies_are_bounded(serve, store: Store) -> None:

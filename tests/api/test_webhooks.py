@@ -168,10 +168,12 @@ NO_URLS = [
 
 
 @pytest.mark.parametrize("url", PRIVATE + NO_URLS)
-def test_a_target_that_is_private_or_none_is_refused_and_nothing_written(client: TestClient, store: Store, url: str) -> None:
-    problem = problem_of(client.post("/v1/webhooks", json={"url": url}), 422)
+def test_a_target_that_is_private_or_none_is_refused_and_nothing_written(
+    refusing: TestClient, untouched: Store, url: str
+) -> None:
+    problem = problem_of(refusing.post("/v1/webhooks", json={"url": url}), 422)
     assert "url" in problem["errors"][0]["field"]
-    assert store.webhooks() == []
+    assert untouched.webhooks() == []
 
 
 def test_a_name_that_turns_private_later_is_not_called(

@@ -13,14 +13,6 @@ from storage.sql import open_store
 from storage.store import Store
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that has its tables, to be copied: to make them takes longer than many a test."""
-    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
-    open_store(str(path)).close()
-    return path
-
-
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Store]:
     """A fresh SQLite store."""

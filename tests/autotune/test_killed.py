@@ -19,7 +19,7 @@ from storage.sql import open_store
 pytestmark = pytest.mark.chaos
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "3"))
+KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "2"))
 
 
 def start(folder: Path, strategy: str) -> subprocess.Popen[str]:

@@ -22,10 +22,10 @@ from storage.sql import open_store
 pytestmark = pytest.mark.chaos
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "3"))
+KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "2"))
 STRATEGIES = ["random", "grid"] if "AUTOTUNE_CHAOS_KILLS" in os.environ else ["random"]
 """The other one by `make chaos`; test_killed.py kills every strategy too, without ranks."""
-TRIALS = 2 * KILLS
+TRIALS = max(6, 2 * KILLS)
 SWEEP = (
     "sweep", "config.json", "--runner", "local", "--trials", str(TRIALS), "--confirm-repeats", "1", "--trial-seconds", "0.2",
     "--space", "zero-buckets",

@@ -31,7 +31,7 @@ Try = Callable[..., TrialResult]
 
 
 @pytest.fixture(scope="module")
-def attempt() -> Iterator[Try]:
+def attempt(forked_ranks: None) -> Iterator[Try]:
     """Runs a trial on ranks that are started anew where the last one failed; a failed one must leave none, and soon."""
     numbers, others = itertools.count(), children()
     environment = {"PYTHONPATH": str(Path(__file__).parent)}

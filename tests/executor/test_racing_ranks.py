@@ -22,7 +22,7 @@ Run = Callable[..., TrialResult]
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run(forked_ranks: None) -> Iterator[Run]:
     with LocalRunner(2, device="cpu") as runner:
 
         def measured(fidelity: Fidelity, batch: int = 4, **fields: object) -> TrialResult:

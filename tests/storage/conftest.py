@@ -1,6 +1,7 @@
 """Stores to test on, one backend after another, and processes that share a database."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,10 +69,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind that the contract must hold on."""
+def address(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> str:
+    """A database without jobs, with its tables, of each kind that the contract must hold on."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
+        return f"sqlite:///{shutil.copy(migrated, tmp_path / 'jobs.db')}"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.new_database()
 

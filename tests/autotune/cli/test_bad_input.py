@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import table
 from called import Command
 
+from autotune.cli import sweep
 from executor.runners import rank_process
 from storage.sql import open_store
 
@@ -190,7 +192,8 @@ def test_rotary_positions_have_no_end(command: Command) -> None:
     assert command("space", "config.json", "--seq-len", 1000).status == 0
 
 
-def test_a_locked_database(command: Command, folder: Path) -> None:
+def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "open_store", partial(open_store, busy_seconds=0.2))  # in place of 5 s
     with open_store(str(folder / "jobs.db")) as store:
         assert store.jobs() == []
     with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:

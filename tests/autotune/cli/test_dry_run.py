@@ -11,6 +11,8 @@ from executor.dry.result import DryRank, DryRun
 from executor.runners import rank_process
 from search_spaces.trial import CollectiveCount
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 FACTORY = """
 import torch
 from torch import nn

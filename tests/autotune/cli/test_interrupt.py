@@ -37,6 +37,7 @@ def start(*words: str) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.usefixtures("forked_ranks")  # of what goes on in this process; those of the command are real
 def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
     process = start(*SWEEP, "--trial-seconds", "0.2")
     assert a_trial_runs(folder / "jobs.db")

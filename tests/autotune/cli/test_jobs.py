@@ -246,22 +246,31 @@ def test_keys(command: Command, folder: Path, kept: Store, monkeypatch: pytest.M
         assert f"there is no job '{job}'" in answer.err
 
 
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from autotune.cli import main; main()"
+"""As on a terminal: where these tests are run as a job in the background, what they start ignores Ctrl-C from birth."""
+
+
 @pytest.mark.usefixtures("place")
 def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str) -> None:
     (job,) = good(command(*SUBMIT, "--trials", 9)).out.split()
     named = ("--db", "jobs.db") if place == "database" else ("--url", os.environ["AUTOTUNE_URL"])
     let_go = threading.Event()
     with working(kept, lambda: HeldRunner(let_go)):  # however slow this machine is, the job has not ended when it is left
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from autotune.cli import main; main()", "watch", job, *named],
+        with subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTIBLE, "watch", job, *named],
             env={**os.environ, "PYTHONPATH": str(served.ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stderr is not None
-        seen = ""
-        while "trial 1: OK" not in seen:
-            seen += process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        ) as process:  # fmt: skip
+            try:
+                assert process.stderr is not None
+                seen = ""
+                while "trial 1: OK" not in seen:
+                    line = process.stderr.readline()
+                    assert line, seen
+                    seen += line
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=120)
+            finally:
+                process.kill()  # leaving the block waits for its end
         assert (process.returncode, out) == (130, "")
         assert err.splitlines()[-2:] == [
             f"detached; job {job} goes on; watch it again with:", f"  autotune watch {job} {' '.join(named)}"

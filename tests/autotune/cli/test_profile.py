@@ -15,6 +15,8 @@ from search_spaces.huggingface import resolve_model
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 FACTORY = """
 import torch
 from torch import nn

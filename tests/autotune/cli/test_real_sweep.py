@@ -11,6 +11,8 @@ from called import Answer, Command
 
 from autotune.best_config import SCHEMA_PATH
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SWEEP = (
     "sweep", "llama-tiny", "--runner", "local", "--trials", 3, "--trial-seconds", 0.2, "--confirm-repeats", 1,
     "--global-batch-size", 4, "--seq-len", 32, "--seed", 1,

@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Runner]:
+def ranks(forked_ranks: None) -> Iterator[Runner]:
     with LocalRunner(2, device="cpu") as runner:
         yield runner
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import served
 import table
 
 import autotune
@@ -152,28 +153,34 @@ def test_what_there_is_to_choose_from(client: Client) -> None:
     assert bad.refusals[0].remedy
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"trials": 0}, "^trials: .*greater than or equal to 1"),
-        ({"strategy": "genetic"}, "^strategy: 'genetic' is not known; use one of guided"),
-        ({"pins": {"zero_stage": 7}}, "^zero_stage: 7.*; give 0, 1, 2 or 3"),
-        ({"space": "../x.toml"}, "no space has this name; use one of"),
-    ],
-)
-def test_a_field_that_is_refused(client: Client, store: Store, fields: dict[str, object], says: str) -> None:
-    with pytest.raises(InvalidRequestError, match=says) as found:
-        submit(client, **fields)
-    assert isinstance(found.value, ValueError)
-    assert "\n" not in str(found.value)
-    assert found.value.problems
-    assert store.jobs() == []
+REFUSED: dict[str, dict[str, object]] = {
+    "^trials: .*greater than or equal to 1": {"trials": 0},
+    "^strategy: 'genetic' is not known; use one of guided": {"strategy": "genetic"},
+    "^zero_stage: 7.*; give 0, 1, 2 or 3": {"pins": {"zero_stage": 7}},
+    "no space has this name; use one of": {"space": "../x.toml"},
+}
+
+
+def test_a_field_that_is_refused(client: Client, store: Store) -> None:
+    for says, fields in REFUSED.items():
+        with pytest.raises(InvalidRequestError, match=says) as found:
+            submit(client, **fields)
+        assert isinstance(found.value, ValueError)
+        assert "\n" not in str(found.value)
+        assert found.value.problems
+        assert store.jobs() == []
 
 
 @pytest.mark.parametrize("job", ["", ".", "../models", "a/b", "x" * 101, "20300101-000000-aaaa\n"])
-def test_what_is_no_id_is_not_asked_for(client: Client, job: str) -> None:
-    with pytest.raises(RequestError, match="is no id of a job; give a whole id"):
+def test_what_is_no_id_is_not_asked_for(job: str) -> None:
+    asked: list[served.Request] = []
+    with (
+        served.answering(asked.append) as url,
+        Client(url) as client,
+        pytest.raises(RequestError, match="is no id of a job; give a whole id"),
+    ):
         client.job(job)
+    assert asked == []
 
 
 def test_an_unknown_job(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,15 @@ from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialRequest
 from storage.owners import current_owner
 from storage.records import Ask, AttemptState, Owner, Submission
-from storage.sql import open_store
 from storage.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "jobs.db")) as store:
-        yield store
 
 
 def submit(store: Store, folder: Path, **changes: object) -> str:
     return store.submit(request_to_row(table.session(folder, **changes).request), Submission())[0].id
 
 
-def make(seconds: float = 0.0) -> object:
-    return lambda _session: table.runner(seconds_per_trial=seconds)
+def make() -> object:
+    return lambda _session: table.runner()
 
 
 def until(condition, seconds: float = 20.0) -> None:
@@ -51,7 +44,8 @@ class Running:
 
     def __init__(self, store: Store, seconds: float) -> None:
         self.stop = StopSignal()
-        self.worker = Worker(store, make(seconds), poll_seconds=0.02)
+        self.ranks = table.runner(seconds_per_trial=seconds)
+        self.worker = Worker(store, lambda _session: self.ranks, poll_seconds=0.02)
         self._thread = threading.Thread(target=self.worker.run, args=(self.stop,))
 
     def __enter__(self) -> "Running":
@@ -167,11 +161,12 @@ def test_what_is_asked_of_a_running_job(
 ) -> None:
     monkeypatch.setattr("autotune.jobs.keeper.BEAT_SECONDS", 0.05)
     job_id = submit(store, tmp_path)
-    with Running(store, seconds=1.5):
+    with Running(store, seconds=1.5) as running:
         until(lambda: store.attempts(job_id))
         store.ask(job_id, wanted)
         until(lambda: store.job(job_id).owner is None)
         job = store.job(job_id)
+        running.ranks._seconds = 0.0
         other = submit(store, tmp_path, seed=3, trials=1)
         until(lambda: store.job(other).state is JobState.SUCCEEDED)
     assert job.state is state

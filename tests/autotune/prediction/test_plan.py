@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,15 @@ def brute(question: Question) -> list[tuple[float, float, TrialConfig]]:
     return [(float(s), float(m), c) for s, m, c, f in zip(seconds, memory, configs, fits, strict=True) if f]
 
 
+@cache
+def fitting_when_asked() -> list[tuple[float, float, TrialConfig]]:
+    """`brute(asked())`, once for all tests."""
+    return brute(asked())
+
+
 def test_a_scan_finds_what_brute_force_finds() -> None:
     question = asked()
-    fitting = brute(question)
+    fitting = fitting_when_asked()
     scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
     assert scanned.fitting == len(fitting) > 500
     assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
@@ -62,7 +69,7 @@ def test_a_scan_finds_what_brute_force_finds() -> None:
 
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
-    fitting = brute(question)
+    fitting = fitting_when_asked()
     scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
     assert {"tensor_parallel_size", "activation_checkpointing", "zero_stage"} <= set(scanned.at_best)
     for knob, values in scanned.at_best.items():
@@ -77,7 +84,7 @@ def test_at_best_is_the_best_of_each_value() -> None:
 
 def test_the_least_memory_among_the_fast_leads() -> None:
     question = asked()
-    fitting = brute(question)
+    fitting = fitting_when_asked()
     fastest = min(seconds for seconds, _, _ in fitting)
     plans = plan(question, PlanOptions(objective=PlanObjective.MEMORY, share=0.9, top=3)).plans
     best = min(memory for seconds, memory, _ in fitting if seconds <= fastest / 0.9)
@@ -94,7 +101,7 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
     times = [found.estimate.step_seconds.mean for found in plans.plans]
     assert len(times) == 20
     assert times == sorted(times)
-    assert times[0] <= min(seconds for seconds, _, _ in brute(question)) * 1.0001
+    assert times[0] <= min(seconds for seconds, _, _ in fitting_when_asked()) * 1.0001
     for found in plans.plans:
         config = found.estimate.config
         assert check_config(config, space.context) == []

@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalRunner]:
+def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
     with LocalRunner(RANKS, device="cpu", environment=environment, trial_function="counting:run_trial") as runner:
         yield runner

@@ -153,7 +153,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalRunner]:
+def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
     with LocalRunner(2, device="cpu") as runner:
         yield runner
 

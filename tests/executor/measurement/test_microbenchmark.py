@@ -27,7 +27,7 @@ def request(**changes: object) -> MicrobenchmarkRequest:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[LocalRunner]:
+def runner(forked_ranks: None) -> Iterator[LocalRunner]:
     with LocalRunner(2, device="cpu") as started:
         yield started
 
@@ -57,14 +57,23 @@ def test_figures_are_ordered_and_none_is_faster_than_any_machine(result: Microbe
     assert copies[max(copies)] > copies[min(copies)]
 
 
-def test_collectives_are_of_both_ranks_and_whole_messages(result: MicrobenchmarkResult) -> None:
+def test_collectives_are_of_both_ranks_and_whole_messages(runner: LocalRunner, result: MicrobenchmarkResult) -> None:
     for row in result.rows:
         both = row.operation in COLLECTIVES
         assert row.group == (GroupShape(ranks=2, in_node=2) if both else GroupShape())
         if both:
             assert row.shape[0] % 8 == 0
             assert row.shape[0] <= 2**20
-    assert {row.shape for row in result.rows if row.operation is Operation.ALL_REDUCE} >= {(4096,), (16384,)}
+    # From the smallest on; how many there is time for depends on who else uses the machine.
+    sizes, seconds = sizes_of(result, Operation.ALL_REDUCE), SECONDS
+    while len(sizes) < 2 and seconds < 100:
+        seconds *= 3
+        sizes = sizes_of(runner.measure(request(seconds=seconds, timeout_seconds=600.0)), Operation.ALL_REDUCE)
+    assert sizes[:2] == [(4096,), (16384,)]
+
+
+def sizes_of(result: MicrobenchmarkResult, operation: Operation) -> list[tuple[int, ...]]:
+    return [row.shape for row in result.rows if row.operation is operation]
 
 
 def test_its_rows_cross_the_border_as_plain_data(result: MicrobenchmarkResult) -> None:

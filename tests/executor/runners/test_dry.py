@@ -13,6 +13,8 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 ASKS = """
 import torch
 from torch import nn

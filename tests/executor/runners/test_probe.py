@@ -10,6 +10,8 @@ from executor.user_module.factory import load_factory
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 WORKLOAD = Workload(global_batch_size=4, sequence_length=16)
 FACTORIES = """
 import torch

@@ -19,7 +19,7 @@ Count = Callable[..., TrialResult]
 
 
 @pytest.fixture(scope="module")
-def count() -> Iterator[Count]:
+def count(forked_ranks: None) -> Iterator[Count]:
     """Runs a layout (`closed_forms.Layout`) for a few steps, once however often it is asked for.
 
     Not wider than a module: its ranks would live on beside tests that count processes.

@@ -35,7 +35,7 @@ Measure = Callable[..., TrialResult]
 
 
 @pytest.fixture(scope="module")
-def measure() -> Iterator[Measure]:
+def measure(forked_ranks: None) -> Iterator[Measure]:
     # "counted" leaves out what nobody reads here: the FLOPs of a step, which takes longer than all others.
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
     with LocalRunner(RANKS, environment=environment, trial_function="counted:run_trial") as runner:
