@@ -14,7 +14,8 @@ from called import Command
 
 from autotune.jobs.request import request_from_fields
 from autotune.jobs.session import prepare
-from executor.runners.local import LocalRunner
+from autotune.runners import make_runner
+from executor.runners.runner import Runner
 from search_spaces.command import CommandModel
 from search_spaces.placeholders import words_of
 
@@ -33,24 +34,23 @@ BRIEF = ("--runner", "local", "--ranks", 2, "--trials", 6, "--trial-seconds", 0.
 RECIPES = {"megatron_lm": "--tensor-model-parallel-size", "torchtitan": "--parallelism.tensor_parallel_degree"}
 
 
-@pytest.fixture
-def script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (folder / "train.py").write_text(SCRIPT)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalRunner]:
-    with LocalRunner(2, device="cpu", environment={"PYTHONPATH": str(ROOT)}) as runner:
-        yield runner
+def ranks() -> Iterator[Runner]:
+    """What a sweep of a script starts, once for all; the scripts find `autotune` here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        asked = {"command": "python train.py", "ranks": 2, "runner": "local", "strategy": "random"}
+        with make_runner(prepare(request_from_fields(asked))) as runner:
+            yield runner
 
 
 @pytest.fixture
-def warm(ranks: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps on ranks that are there already."""
+def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a script, and ranks that are there already."""
     for module in ("sweep", "verify"):
         monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
 
 
 def recipe(name: str) -> tuple[list[str], list[str]]:
@@ -76,7 +76,6 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert "workers=2" in command("explain").out
 
 
-@pytest.mark.usefixtures("warm")
 def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) -> None:
     one = ("--set", "micro_batch_size=1,2", "--script-knob", "workers=2")
     answer = command("sweep", *BRIEF, *one, "--", *WORDS)
@@ -91,7 +90,6 @@ def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) 
     assert json.loads(other.out)["left_out"] == ["script=workers=2"]
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(script: Path, command: Command) -> None:
     (script / "train.py").write_text("import sys\nsys.exit(0)\n")
     answer = command("sweep", *BRIEF, "--set", "micro_batch_size=1", "--", "python", "train.py", "{micro_batch_size}")
@@ -99,15 +97,14 @@ def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(scr
     assert "the script exited with code 0 without a measurement; call autotune.report(samples=…)" in answer.err
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_runs_as_its_readme_says(folder: Path, command: Command, name: str) -> None:
+def test_a_recipe_runs_as_its_readme_says(script: Path, command: Command, name: str) -> None:
     options, words = recipe(name)
     brief = ("--trials", 3, "--trial-seconds", 0.1, "--confirm-repeats", 0, "--no-racing", "--folder", ROOT)
     answer = command("sweep", *options, *brief, "--", *words)
     assert answer.status == 0, answer.err
     assert answer.err.count(": OK ") == 3, answer.err
-    assert RECIPES[name] in json.loads((folder / "best-config.json").read_text())["launch"]["command"]
+    assert RECIPES[name] in json.loads((script / "best-config.json").read_text())["launch"]["command"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
