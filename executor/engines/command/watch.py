@@ -142,10 +142,17 @@ class Watch:
             return State.WRONG
         if self.readings.problem:
             return State.MISUSED
-        if self._limit is not None and self.peak_bytes > self._limit:
+        if self._is_over():
             return State.OVER
         ended = self.process.exit
+        if ended is None and not self.steps.enough:
+            return State.RUNNING
         if ended is None:
-            return State.ENOUGH if self.steps.enough else State.RUNNING
+            # Steps may be told between two looks at memory: what it holds by now decides whether they count.
+            self.tree.look()
+            return State.OVER if self._is_over() else State.ENOUGH
         self.killed_for_memory = ended.code in (-9, 137) and oom_kills() > self._kills
         return State.ENDED if ended.code == 0 else State.BROKEN
+
+    def _is_over(self) -> bool:
+        return self._limit is not None and self.peak_bytes > self._limit
