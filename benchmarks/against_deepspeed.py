@@ -36,11 +36,11 @@ WHOLE_BOUND, TRIAL_BOUND = 8.0, 20.0
 INTRODUCTION = (
     "Written by `make bench` (`benchmarks/against_deepspeed.py`). DeepSpeed 0.19.8's autotuner (`deepspeed --autotuning tune`)",
     "and `autotune sweep`, each from a cold command on the same two ranks, over ZeRO stage, micro-batch and the knobs of",
-    "DeepSpeed's templates, at the same global batch and in the same number of trials. DeepSpeed times two steps of a trial",
-    "after 3 others and confirms nothing; ours times two or more after 7 others, and the finalists once more. *A trial* is",
-    "what one more costs: from one trial of the search to the next, the median. Then every answer is measured in turn by one",
-    "harness: our engine's trials, and DeepSpeed's own engine in processes of its own; ours are the answers of all seeds,",
-    "whose mean is compared in every round.",
+    "DeepSpeed's templates, at the same global batch, in the same number of trials and with as much done in each: DeepSpeed",
+    "times two steps of a trial after 3 others, accounts for no memory and confirms nothing; ours times two or more after 4 or",
+    "more others, and is asked to do neither of these. *A trial* is what one more costs: from one trial of the search to the",
+    "next, the median. Then every answer is measured in turn by one harness: our engine's trials, and DeepSpeed's own engine in",
+    "processes of its own; ours are the answers of all seeds, whose mean is compared in every round.",
 )
 Rates = dict[TrialConfig, list[float]]
 """Samples/s in every round."""
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3, help="sweeps of ours")
     parser.add_argument("--rate", default="1gbit", help="of the loopback, as tc writes it")
-    parser.add_argument("--confirm-repeats", type=int, default=1, help="rounds of confirmation of ours; DeepSpeed has none")
+    parser.add_argument("--confirm-repeats", type=int, default=0, help="rounds of confirmation of ours; DeepSpeed has none")
     parser.add_argument("--keep", type=Path, help="folder for what DeepSpeed came to; what is there already is not tuned again")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
