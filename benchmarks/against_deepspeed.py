@@ -39,8 +39,8 @@ INTRODUCTION = (
     "DeepSpeed's templates, at the same global batch, in the same number of trials and with as much done in each: DeepSpeed",
     "times two steps of a trial after 3 others, accounts for no memory and confirms nothing; ours times two or more after 4 or",
     "more others, and is asked to do neither of these. *A trial* is what one more costs: from one trial of the search to the",
-    "next, the median. Then every answer is measured in turn by one harness: our engine's trials, and DeepSpeed's own engine in",
-    "processes of its own; ours are the answers of all seeds, whose mean is compared in every round.",
+    "next, the median. Then every answer is measured in turn by one harness: our engine's trials, and DeepSpeed's own engine",
+    "in processes of its own; ours are the answers of all seeds, whose mean is compared in every round.",
 )
 Rates = dict[TrialConfig, list[float]]
 """Samples/s in every round."""
