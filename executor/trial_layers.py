@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 
-from executor.errors import MemoryLimitError
 from executor.measurement.fewer import Line
 from executor.measurement.flops import flops_utilization, tflops_per_device
 from executor.measurement.meter import Costs
@@ -41,14 +40,10 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
     - Steps are paired in their order, so that the interval of the pairs holds both depths' errors as they are amplified.
     - Parameters, states, bytes sent and FLOPs of a layer are every layer's: these are exact. Of messages in buckets the bytes
       are, their count is rounded.
-    - The peak is the highest of several moments of a step, each of which grows by the same for every layer: what is
-      extrapolated is never above it, and is below it where another moment is the highest at full depth.
-
-    Raises:
-        MemoryLimitError: even the extrapolated peak is beyond the limit.
+    - The peak is the highest of several moments of a step: what is extrapolated may be above it or below it. So it speaks
+      against winning, but no trial is INFEASIBLE by it; by a peak of either depth it is.
     """
     ranks = tuple(_rank(line, one, other) for one, other in zip(first.ranks, second.ranks, strict=True))
-    _require_room(request, line, ranks)
     pairs = zip(first.step_seconds, second.step_seconds, strict=False)
     seconds = [line.at_full(short, long) for short, long in pairs]
     timing = step_time(seconds)
@@ -75,15 +70,6 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
         unstable=first.unstable or second.unstable,
         phase_seconds=_sums(first.phase_seconds, second.phase_seconds),
     )
-
-
-def _require_room(request: TrialRequest, line: Line, ranks: tuple[RankMeasurement, ...]) -> None:
-    fullest, limit = max(ranks, key=lambda rank: rank.peak_memory_bytes), request.memory_limit_bytes
-    if limit is not None and fullest.peak_memory_bytes > limit:
-        raise MemoryLimitError(
-            f"rank {fullest.rank} needs {fullest.peak_memory_bytes:,} bytes in a step, extrapolated {_text(line)}, the limit "
-            f"is {limit:,}; use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
-        )
 
 
 def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMeasurement:
