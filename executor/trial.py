@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -174,36 +173,27 @@ def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: boo
     timed = None if line is None else _time_pairs(trial, session, line)
     if timed is None:
         timed, line = _time_full(trial, session, meter), None
+    seconds, costs = timed
     trial.phase_seconds["timed_steps"] = time.monotonic() - began
-    lost = trial.race is not None and trial.race.is_lost(timed.seconds)
+    lost = trial.race is not None and trial.race.is_lost(seconds)
     return Window(
-        seconds=timed.seconds,
-        costs=timed.costs,
-        retries=timed.retries,
+        seconds=seconds,
+        costs=costs,
         resident_set=peak_resident_set(),
         settled=settled,
         line=line,
-        lost=trial.race.interval(timed.seconds) if trial.race is not None and lost else None,
+        lost=trial.race.interval(seconds) if trial.race is not None and lost else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """Steps that were timed, what they cost, and the allocator's retries in them."""
-
-    seconds: list[float]
-    costs: Costs
-    retries: int | None
-
-
-def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> tuple[list[float], Costs]:
     most = trial.request.fidelity.max_steps
     while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
         meter.run(lambda events: _run_step(trial, session, events))
-    return _Timed(meter.seconds, meter.costs(), meter.retries)
+    return meter.seconds, meter.costs()
 
 
-def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
+def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[float], Costs] | None:
     """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
     first, second = (Meter(trial.context.device, session.collectives) for _ in range(2))
     seconds: list[float] = []
@@ -215,8 +205,7 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | No
             break
     if not line.rises(first.seconds, second.seconds):
         return None
-    retries = [meter.retries for meter in (first, second) if meter.retries is not None]
-    return _Timed(seconds, line.costs_at_full(first.costs(), second.costs()), sum(retries) if retries else None)
+    return seconds, line.costs_at_full(first.costs(), second.costs())
 
 
 def _run_step(

@@ -24,7 +24,6 @@ def window_of_warm_up(trial: Trial) -> Window:
     return Window(
         seconds=trial.warm_seconds,
         costs=Costs(),
-        retries=None,
         resident_set=peak_resident_set(),
         settled=False,
         lost=trial.race.hopeless_interval(trial.warm_seconds),
@@ -111,7 +110,7 @@ def _rank_measurement(trial: Trial, window: Window, account: MemoryAccount | Non
         device_seconds_per_step=window.costs.device_seconds,
         reserved_bytes=state.reserved_bytes,
         non_torch_bytes=state.non_torch_bytes,
-        allocation_retries=window.retries,
+        allocation_retries=window.costs.retries,
         throttled=state.throttled,
         sm_clock_mhz=state.sm_clock_mhz,
         host_memory_bytes=account.host_peak if account else None,

@@ -81,7 +81,6 @@ class Window:
 
     seconds: list[float]
     costs: Costs
-    retries: int | None
     resident_set: int
     settled: bool
     line: Line | None = None

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor.measurement.meter import Costs
+from executor.measurement.meter import Costs, sum_of_known
 from search_spaces.fewer import at_full, fewer_micro_batches
 from search_spaces.trial import TrialRequest
 
@@ -44,6 +44,7 @@ class Line:
             cpu_seconds=max(self.at_full(first.cpu_seconds, second.cpu_seconds), 0.0),
             device_seconds=None if devices[0] is None or devices[1] is None else self.at_full(devices[0], devices[1]),
             collectives=tuple(collectives),
+            retries=sum_of_known((first.retries, second.retries)),
         )
 
 

@@ -1,7 +1,7 @@
 """What timed steps cost a rank beside their seconds."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,11 +16,13 @@ Sent = Mapping[tuple[str, str], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of one step of this rank."""
+    """Of one step of this rank, but for the retries."""
 
     cpu_seconds: float = 0.0
     device_seconds: float | None = None
     collectives: tuple[CollectiveCount, ...] = ()
+    retries: int | None = None
+    """Times that the caching allocator had to flush its cache in all of the timed steps; None: the device has none."""
 
 
 class Meter:
@@ -49,19 +51,20 @@ class Meter:
             del values[: max(len(values) - last, 0)]
         self._events.keep(last)
 
-    @property
-    def retries(self) -> int | None:
-        """Times that the caching allocator had to flush its cache in these steps; None: the device has none."""
-        known = [count for count in self._retries if count is not None]
-        return sum(known) if known else None
-
     def costs(self) -> Costs:
         """The mean over the steps so far. Every step sends the same, so that the last one's collectives are every one's."""
         return Costs(
             cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
+            retries=sum_of_known(self._retries),
         )
+
+
+def sum_of_known(counts: Sequence[int | None]) -> int | None:
+    """None where none is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _difference(before: Sent, after: Sent) -> tuple[CollectiveCount, ...]:

@@ -58,11 +58,8 @@ def has_trend(seconds: Sequence[float]) -> bool:
     """Whether the last `WINDOW` steps still drift: their halves differ by more than `TREND` and more than their spread."""
     if len(seconds) < WINDOW:
         return True
-    window = seconds[-WINDOW:]
-    first, second = window[: WINDOW // 2], window[WINDOW // 2 :]
-    change = abs(statistics.fmean(first) - statistics.fmean(second))
-    spread = max(max(half) - min(half) for half in (first, second))
-    return change > TREND * statistics.fmean(window) and change > spread
+    change, spread, mean = _drift(seconds)
+    return change > TREND * mean and change > spread
 
 
 def steady_steps(seconds: Sequence[float]) -> int:
@@ -70,13 +67,18 @@ def steady_steps(seconds: Sequence[float]) -> int:
 
     Nothing where the halves differ by more than they spread and by more than `STEADY`: a drift that is small but seen.
     """
-    window = seconds[-WINDOW:]
-    if len(window) < WINDOW:
+    if len(seconds) < WINDOW:
         return 0
+    change, spread, mean = _drift(seconds)
+    return WINDOW - WINDOW // 2 if change <= max(STEADY * mean, spread) else 0
+
+
+def _drift(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Of the last `WINDOW` steps: by how much their halves differ, how far the wider half spreads, and their mean."""
+    window = seconds[-WINDOW:]
     first, second = window[: WINDOW // 2], window[WINDOW // 2 :]
     change = abs(statistics.fmean(first) - statistics.fmean(second))
-    spread = max(max(half) - min(half) for half in (first, second))
-    return len(second) if change <= max(STEADY * statistics.fmean(window), spread) else 0
+    return change, max(max(half) - min(half) for half in (first, second)), statistics.fmean(window)
 
 
 def student_t_975(degrees: int) -> float:
