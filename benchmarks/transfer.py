@@ -1,10 +1,11 @@
 """Does the answer carry over? The same configurations on native, DeepSpeed and FSDP2, by one harness on a shaped link.
 
-    python -m benchmarks.transfer [--repeats 3] [--every N] [--markdown docs/transfer.md]
+    python -m benchmarks.transfer [--repeats 2] [--finals 4] [--every N] [--markdown docs/transfer.md]
 
-About 25 minutes on two idle cores. Each rank runs in a network namespace of its own (root and Linux are needed; elsewhere
-`--loopback` tries it out). Every measurement is written at once to benchmarks/data/transfer.csv; started again, it goes on
-where it was cut off. DeepSpeed must be installed: `pip install autotune[deepspeed]`.
+Every configuration so many times, then those on which the answer rests some times more: they were chosen for being fast, and
+repeats differ. About 30 minutes on two idle cores. Each rank runs in a network namespace of its own (root and Linux are
+needed; elsewhere `--loopback` tries it out). Every measurement is written at once to benchmarks/data/transfer.csv; started
+again, it goes on where it was cut off. DeepSpeed must be installed: `pip install autotune[deepspeed]`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
-from benchmarks.transfer_figures import Measured, page
+from benchmarks.transfer_figures import Measured, finalists, page
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
@@ -83,6 +84,16 @@ def agenda(repeats: int, every: int) -> list[Job]:
     return jobs
 
 
+def finals(rows: Sequence[Measured], first: int, rounds: int) -> list[Job]:
+    """Further repeats, numbered from `first`, of what the losses rest on."""
+    jobs: list[Job] = []
+    for repeat in range(first, first + rounds):
+        for number in finalists(rows, configurations()):
+            asked = [(engine, asked_of(engine, configurations()[number])) for engine in ENGINES]
+            jobs += [(engine, number, one, repeat) for engine, one in asked if one is not None]
+    return jobs
+
+
 def measure(jobs: Sequence[Job], runner: Runner, path: Path) -> None:
     """Run what the file does not hold yet, and add it there."""
     done = {(row.engine, row.number, row.repeat) for row in read(path)}
@@ -136,7 +147,8 @@ def _ranks(loopback: bool) -> Iterator[Runner]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--finals", type=int, default=4, help="further repeats of what the answer rests on")
     parser.add_argument("--every", type=int, default=1, help="every which configuration, to try it out")
     parser.add_argument("--loopback", action="store_true", help="without the shaped link, to try it out")
     parser.add_argument("--data", type=Path, default=DATA)
@@ -151,6 +163,8 @@ def main() -> int:
         print(f"{len(jobs)} measurements of {len(configurations()[:: arguments.every])} configurations", flush=True)
         with _ranks(arguments.loopback) as runner:
             measure(jobs, runner, arguments.data)
+            known = [row for row in read(arguments.data) if row.repeat < arguments.repeats]
+            measure(finals(known, arguments.repeats, arguments.finals), runner, arguments.data)
     lines = page(read(arguments.data), configurations(), RATE_MBIT)
     print("\n".join(lines))
     if arguments.markdown and lines:

@@ -1,7 +1,6 @@
 """What one engine's answer is worth on another: rank correlations, the winner's loss, and the loss knob by knob."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,9 @@ from search_spaces.trial_config import TrialConfig, Value
 
 SPECIFIC = 0.03
 """Share that native's value of a knob may lose on another engine before the knob is the engine's own."""
+CLOSE = 0.1
+"""Share within which two configurations are not told apart by two repeats that differ by as much."""
+LAYOUT = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size")
 SOURCE = "native"
 Rates = Mapping[int, float]
 """Number of a configuration -> its mean samples/s on an engine."""
@@ -36,6 +38,8 @@ class Loss:
     """What native's value of a knob costs on another engine, everything else being tuned there."""
 
     knob: str
+    layout: str
+    """The layout that was given; empty: every layout was there to choose from."""
     source: Value
     """Native's winner has it."""
     target: Value
@@ -48,12 +52,23 @@ class Loss:
 
 
 def mean_rates(rows: Sequence[Measured], engine: str) -> dict[int, float]:
-    """Geometric means of what was measured."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        if row.engine == engine and row.rate > 0:
-            found.setdefault(row.number, []).append(math.log(row.rate))
-    return {number: math.exp(statistics.fmean(logs)) for number, logs in found.items()}
+    """Samples/s of each configuration, in what the machine was on average.
+
+    The machine drifts, and not every configuration was measured in every round, so that plain means would compare hours of the
+    day. By least squares: log rate = configuration on its engine + round, the rounds' effects summing to zero.
+    """
+    measured = [row for row in rows if row.rate > 0]
+    if not any(row.engine == engine for row in measured):
+        return {}
+    cells = {key: place for place, key in enumerate(dict.fromkeys((row.engine, row.number) for row in measured))}
+    rounds = {key: place for place, key in enumerate(dict.fromkeys(row.repeat for row in measured))}
+    design = np.zeros((len(measured) + 1, len(cells) + len(rounds)))
+    for place, row in enumerate(measured):
+        design[place, cells[row.engine, row.number]] = design[place, len(cells) + rounds[row.repeat]] = 1.0
+    design[-1, len(cells) :] = 1.0
+    logs = np.array([*(math.log(row.rate) for row in measured), 0.0])
+    effects = np.linalg.lstsq(design, logs, rcond=None)[0]
+    return {number: math.exp(effects[place]) for (one, number), place in cells.items() if one == engine}
 
 
 def correlation(one: Rates, other: Rates) -> tuple[float | None, int]:
@@ -70,7 +85,7 @@ def winners_loss(source: Rates, target: Rates) -> tuple[int, int, float]:
     return theirs, own, 1 - target[theirs] / target[own]
 
 
-def knob_losses(source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> list[Loss]:
+def knob_losses(source: Rates, target: Rates, configurations: Sequence[TrialConfig], layout: str = "") -> list[Loss]:
     """For each knob that varies: the target's best with the source's value of it, against the target's best of all."""
     theirs, own, _ = winners_loss(source, target)
     common = source.keys() & target.keys()
@@ -79,10 +94,32 @@ def knob_losses(source: Rates, target: Rates, configurations: Sequence[TrialConf
         if len({getattr(configurations[number], knob) for number in common}) > 1:
             value = getattr(configurations[theirs], knob)
             best = max(target[number] for number in common if getattr(configurations[number], knob) == value)
-            losses.append(
-                Loss(knob=knob, source=value, target=getattr(configurations[own], knob), share=1 - best / target[own])
-            )
+            kept = getattr(configurations[own], knob)
+            losses.append(Loss(knob=knob, layout=layout, source=value, target=kept, share=1 - best / target[own]))
     return losses
+
+
+def by_layout(source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> dict[str, tuple[Rates, Rates]]:
+    """Layout -> both engines' rates of the configurations in it that both have: memory may leave no other layout."""
+    groups: dict[str, list[int]] = {}
+    for number in sorted(source.keys() & target.keys()):
+        layout = TrialConfig().replace({name: getattr(configurations[number], name) for name in LAYOUT})
+        groups.setdefault(_text(layout), []).append(number)
+    return {
+        layout: ({number: source[number] for number in numbers}, {number: target[number] for number in numbers})
+        for layout, numbers in groups.items()
+    }
+
+
+def finalists(rows: Sequence[Measured], configurations: Sequence[TrialConfig]) -> list[int]:
+    """The configurations on which the losses rest: in each layout what is within `CLOSE` of the best on either engine."""
+    source = mean_rates(rows, SOURCE)
+    found: set[int] = set()
+    for engine in {row.engine for row in rows} - {SOURCE}:
+        for group in by_layout(source, mean_rates(rows, engine), configurations).values():
+            for rates in group:
+                found.update(number for number, rate in rates.items() if rate >= (1 - CLOSE) * max(rates.values()))
+    return sorted(found)
 
 
 def page(rows: Sequence[Measured], configurations: Sequence[TrialConfig], rate_mbit: int) -> list[str]:
@@ -112,23 +149,34 @@ def page(rows: Sequence[Measured], configurations: Sequence[TrialConfig], rate_m
 
 def _transfer(engine: str, source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> list[str]:
     theirs, own, share = winners_loss(source, target)
-    losses = knob_losses(source, target, configurations)
-    cells = [
-        [
-            loss.knob, str(loss.source), str(loss.target), f"{100 * loss.share:.1f} %",
-            "engine-specific" if loss.specific else "carries over",
-        ]
-        for loss in losses
-    ]  # fmt: skip
-    specific = [f"`{loss.knob}`" for loss in losses if loss.specific]
-    told = f"{', '.join(specific)}: tuned on {engine} only" if specific else "every knob carries over"
+    groups = by_layout(source, target, configurations)
+    free = knob_losses(source, target, configurations)
+    given = [loss for layout, group in groups.items() for loss in knob_losses(*group, configurations, layout)]
     own_best = f"{engine}'s own ({_text(configurations[own])})"
     answer = f"Native's best ({_text(configurations[theirs])}) loses {share:.1%} on {engine} against {own_best}"
-    each = f"Knob by knob, native's value kept and everything else tuned on {engine} (bound {SPECIFIC:.0%})"
+    specific = sorted({f"`{loss.knob}`" for loss in (*free, *given) if loss.specific})
+    verdict = f"{', '.join(specific)}: tuned on {engine} only" if specific else "every knob carries over"
+    layouts = [
+        [layout, _text(configurations[one]), _text(configurations[other]), f"{100 * lost:.1f} %"]
+        for layout, (one, other, lost) in ((layout, winners_loss(*group)) for layout, group in groups.items())
+    ]
     return [
-        f"## Native's answer on {engine}", "", f"{answer}. {each}: {told}.", "",
-        *table(["knob", "native's value", f"{engine}'s value", "loses", ""], cells), "",
+        f"## Native's answer on {engine}", "",
+        f"{answer}. Knob by knob, native's value kept and everything else tuned on {engine} (bound {SPECIFIC:.0%}): {verdict}.",
+        "", *table(["knob", "loses", "most in a given layout", "there native has", f"there {engine} has", ""],
+                   [_knob_cells(loss, given) for loss in free]), "",
+        "Where the layout is given, because memory leaves no other:", "",
+        *table(["layout", "native's best in it", f"{engine}'s best in it", "loses"], layouts), "",
     ]  # fmt: skip
+
+
+def _knob_cells(free: Loss, given: Sequence[Loss]) -> list[str]:
+    """A knob's row: what it loses where every layout may be chosen, and where it loses most in one that is given."""
+    mine = [loss for loss in given if loss.knob == free.knob]
+    worst = max(mine, key=lambda loss: loss.share, default=free)
+    most = f"{100 * worst.share:.1f} % ({worst.layout})" if mine and worst.share else "nothing"
+    told = "engine-specific" if free.specific or worst.specific else "carries over"
+    return [free.knob, f"{100 * free.share:.1f} %", most, str(worst.source), str(worst.target), told]
 
 
 def _cell(one: Rates, other: Rates) -> str:

@@ -2,8 +2,17 @@
 
 import pytest
 
-from benchmarks.transfer import ENGINES, RANKS, agenda, asked_of, configurations
-from benchmarks.transfer_figures import Measured, correlation, knob_losses, mean_rates, page, winners_loss
+from benchmarks.transfer import ENGINES, RANKS, agenda, asked_of, configurations, finals
+from benchmarks.transfer_figures import (
+    Measured,
+    by_layout,
+    correlation,
+    finalists,
+    knob_losses,
+    mean_rates,
+    page,
+    winners_loss,
+)
 from search_spaces.trial_config import TrialConfig
 
 CONFIGS = [TrialConfig(zero_stage=stage, micro_batch_size=micro) for stage in (0, 2) for micro in (1, 2)]
@@ -41,6 +50,28 @@ def test_a_knob_is_charged_with_what_it_alone_loses() -> None:
     losses = {loss.knob: loss for loss in knob_losses(NATIVE, TARGET, CONFIGS)}
     assert {knob: loss.share for knob, loss in losses.items()} == {"zero_stage": 0.5, "micro_batch_size": 0.0}
     assert {knob for knob, loss in losses.items() if loss.specific} == {"zero_stage"}
+
+
+def test_a_layout_that_is_given_has_winners_and_losses_of_its_own() -> None:
+    slower_with_two = {**TARGET, 3: 3.0}
+    groups = by_layout(NATIVE, slower_with_two, CONFIGS)
+    assert {layout: winners_loss(*group) for layout, group in groups.items()} == {
+        "the defaults": (1, 1, 0.0), "zero_stage=2": (3, 2, 0.25),
+    }  # fmt: skip
+    (loss,) = knob_losses(*groups["zero_stage=2"], CONFIGS, "zero_stage=2")
+    assert (loss.knob, loss.share, loss.specific) == ("micro_batch_size", 0.25, True)
+    measured = [*rows("native", NATIVE), *rows("deepspeed", slower_with_two)]
+    assert finalists(measured, CONFIGS) == [1, 2, 3]
+    assert "| micro_batch_size | 0.0 % | 25.0 % (zero_stage=2) | 2 | 1 | engine-specific |" in page(measured, CONFIGS, 500)
+
+
+def test_finals_repeat_what_the_answer_rests_on() -> None:
+    measured = [*rows("native", NATIVE), *rows("deepspeed", NATIVE)]
+    jobs = finals(measured, 2, 3)
+    assert {(number, repeat) for _, number, _, repeat in jobs} == {
+        (number, repeat) for number in finalists(measured, configurations()) for repeat in (2, 3, 4)
+    }
+    assert {engine for engine, *_ in jobs} >= {"native", "deepspeed"}
 
 
 def test_the_page_tells_matrix_losses_and_knobs() -> None:
