@@ -6,6 +6,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
+from autotune.exports.fsdp2 import offload_notes, reduction_note
 from autotune.exports.hugging_face import DECODER_LAYERS
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
@@ -20,7 +21,9 @@ DDP = Target(format="lightning", name="Lightning's DDPStrategy", expressed=_SHAR
 FSDP = Target(
     format="lightning",
     name="Lightning's FSDPStrategy",
-    expressed=_SHARED | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "activation_checkpointing"},
+    expressed=_SHARED
+    | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer", "activation_checkpointing"}
+    | {"reduce_dtype"},
     refused=_REFUSED,
 )
 MODEL_PARALLEL = Target(
@@ -123,7 +126,8 @@ def _sharding(winner: Winner) -> str:
 
 def _fsdp_notes(winner: Winner) -> list[str]:
     config = winner.config
-    notes = ["this is FSDP1, Lightning's own; for FSDP2 use its ModelParallelStrategy"]
+    notes = ["this is FSDP1, Lightning's own; for FSDP2 use its ModelParallelStrategy", *offload_notes(config, "FSDPStrategy")]
+    notes += reduction_note(config, "FSDPStrategy", "give it a mixed_precision of this reduce_dtype")
     if _layer(winner) is None:
         notes.append("give auto_wrap_policy (and activation_checkpointing_policy) your model's layer class")
     if config.activation_checkpointing == "selective":
