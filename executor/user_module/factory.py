@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from executor.errors import FactoryError
+from executor.errors import ExecutorError, FactoryError
 from executor.user_module.huggingface import PREFIX, make_huggingface
 from executor.user_module.plan import ParallelPlan, own_plan, read_plan
 from search_spaces.trial import Workload
@@ -58,8 +58,8 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
 
 def _make(reference: str, workload: Workload) -> Any:
     if reference.startswith(PREFIX):
-        return _call(reference, lambda: make_huggingface(reference, workload))
-    return _call(reference, _find(reference))
+        return _call(reference, lambda: make_huggingface(reference, workload), "give a config.json that transformers can build")
+    return _call(reference, _find(reference), "fix the factory")
 
 
 def _find(reference: str) -> Factory:
@@ -81,13 +81,13 @@ def _find(reference: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def _call(reference: str, factory: Callable[[], Any]) -> Any:
+def _call(reference: str, factory: Callable[[], Any], remedy: str) -> Any:
     try:
         return factory()
-    except FactoryError:
+    except ExecutorError:
         raise
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"{reference} raised {_named(error)}; fix the factory") from error
+        raise FactoryError(f"{reference} raised {_named(error)}; {remedy}") from error
 
 
 def _named(error: BaseException) -> str:
