@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.errors import ExecutorError, FactoryError
 from executor.user_module.huggingface import PREFIX, make_huggingface
-from executor.user_module.plan import ParallelPlan, own_plan, read_plan
+from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
 from search_spaces.trial import Workload
 
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
@@ -52,7 +52,10 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
         raise FactoryError(f"{reference} returned {type(batch).__name__} as batch; return a function (size, generator) -> dict")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise FactoryError(f"{reference}: no parameter requires a gradient; return a module that can be trained")
-    plan = own_plan(module) if len(made) == 2 else read_plan(made[2], reference)
+    if len(made) == 2:
+        return UserModule(reference=reference, module=module, batch=batch, plan=own_plan(module))
+    plan = read_plan(made[2], reference)
+    require_modules(plan, module, reference)
     return UserModule(reference=reference, module=module, batch=batch, plan=plan)
 
 

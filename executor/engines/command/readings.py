@@ -115,6 +115,7 @@ _NUMBERS = frozenset({
     "step_milliseconds", "loss", "waited", "device_bytes", "reserved_bytes",
 })  # fmt: skip
 _POSITIVE = _NUMBERS - {"loss", "clock", "waited", "device_bytes", "reserved_bytes"}
+_NOT_NEGATIVE = _NUMBERS - _POSITIVE - {"loss"}
 
 
 def _number(name: str, value: Any) -> float:
@@ -125,6 +126,8 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"{name} is reported as {value!r}, which is no number") from None
     if name in _POSITIVE and not 0 < number < math.inf:
         raise ValueError(f"{name} is reported as {value!r}, which is not above 0")
+    if name in _NOT_NEGATIVE and not 0 <= number < math.inf:
+        raise ValueError(f"{name} is reported as {value!r}, which is not 0 or above")
     return number
 
 
