@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from executor.errors import ExecutorError, FactoryError
-from executor.user_module.huggingface import PREFIX, make_huggingface
+from executor.user_module.huggingface import make_huggingface
 from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
+from search_spaces.huggingface import BUILT
 from search_spaces.trial import Workload
 
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
@@ -60,7 +61,7 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
 
 
 def _make(reference: str, workload: Workload) -> Any:
-    if reference.startswith(PREFIX):
+    if reference.startswith(BUILT):
         return _call(reference, lambda: make_huggingface(reference, workload), "give a config.json that transformers can build")
     return _call(reference, _find(reference), "fix the factory")
 

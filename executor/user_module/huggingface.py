@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from executor.data import BatchFunction, long_text
 from executor.errors import FactoryError
+from search_spaces.huggingface import BUILT
 from search_spaces.trial import Workload
 
-PREFIX = "hf:"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 MASKED_SHARE = 0.15
 """Of the tokens of a masked language model's sample [Devlin et al. 2019, BERT, 3.1]: as many in each, so that samples weigh
@@ -79,7 +79,7 @@ def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:
 
 def _find(reference: str) -> Path:
     """The config.json; a relative path is looked for where modules are, since ranks may run elsewhere."""
-    path = Path(reference.removeprefix(PREFIX)).expanduser()
+    path = Path(reference.removeprefix(BUILT)).expanduser()
     for folder in ("", *sys.path):
         file = Path(folder) / path
         file = file / CONFIG if file.is_dir() else file

@@ -74,7 +74,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("users_factories:frozen", "no parameter requires a gradient"),
         (
             "users_factories:misspelt",
-            "plan.tensor names 'layers.*.up', which no module of it has; give a name of named_modules()",
+            "plan.tensor names 'layers.*.up', which no module of it has; give a name",
         ),
     ],
 )
