@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed
+from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed, reduces_as_it_computes
 from autotune.imports.imported import Imported, Table
 from search_spaces.trial_config import Value
 
@@ -88,9 +88,11 @@ def _deepspeed(table: Table) -> None:
     table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
     table.knob("deepspeed_config.offload_param_device", "offload_param")
     as_deepspeed_does(table)
+    reduces_as_it_computes(table)
 
 
 def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
+    reduces_as_it_computes(table)
     strategy, reshard = _strategy(table)
     stage = 3 if strategy is None else int(SHARDING[strategy])
     table.set("zero_stage", stage)

@@ -49,7 +49,7 @@ fsdp_config:
     )
     assert found.knobs == {
         "zero_stage": 3, "hsdp_shard_size": 8, "offload_optimizer": "cpu", "offload_param": "cpu", "precision": "bf16",
-        "activation_checkpointing": "full",
+        "activation_checkpointing": "full", "reduce_dtype": "bf16",
     }  # fmt: skip
     assert (found.ranks, found.global_batch_size) == (16, None)
     assert [note.partition(":")[0] for note in found.notes] == [
@@ -113,7 +113,7 @@ deepspeed_config:
 """,
     )
     assert found.knobs == {
-        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "precision": "fp16",
+        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "precision": "fp16", "reduce_dtype": "fp16",
     }  # fmt: skip
     assert any(note.startswith("gradient_accumulation_steps=4") for note in found.notes)
 
@@ -174,7 +174,7 @@ def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, text: str, says: s
 def test_what_is_exported_comes_back(tmp_path: Path) -> None:
     layout: dict[str, Any] = {
         "zero_stage": 3, "hsdp_shard_size": 4, "tensor_parallel_size": 2, "reshard_after_forward": False, "precision": "bf16",
-        "activation_checkpointing": "full",
+        "reduce_dtype": "bf16", "activation_checkpointing": "full",
     }  # fmt: skip
     path = tmp_path / "fsdp.yaml"
     path.write_text(exporter("accelerate-fsdp")(exported.document(exported.large(), **layout)).text)
