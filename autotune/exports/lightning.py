@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
+from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import offload_notes, reduction_note
@@ -39,7 +40,6 @@ MODEL_PARALLEL = Target(
     refused=_REFUSED,
 )
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 BATCH = ("train_batch_size", "gradient_accumulation_steps")
 TRAINER = '"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n'
 LOADER = '"""The batch_size of the DataLoader."""\n'
@@ -88,10 +88,9 @@ def _strategy(winner: Winner) -> _Strategy:
 
 def _ddp(winner: Winner) -> _Strategy:
     DDP.require(winner.config)
-    megabytes = max(winner.config.reduce_bucket_size * BYTES[winner.config.reduce_dtype] // 2**20, 1)
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DDPStrategy",),
-        made=f"DDPStrategy(bucket_cap_mb={megabytes}, gradient_as_bucket_view=True)",
+        made=f"DDPStrategy(bucket_cap_mb={bucket_megabytes(winner.config)}, gradient_as_bucket_view=True)",
         notes=tuple(DDP.unexpressed(winner.config)),
         same=("ddp",),
     )

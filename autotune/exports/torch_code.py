@@ -5,6 +5,7 @@ import importlib.resources
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
+from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import torchrun_words
@@ -34,7 +35,6 @@ SCHEDULES = {
 }  # fmt: skip
 SAME = ("fsdp2", "ddp")
 """The engines that run torch's own."""
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SMALL = ModelSpec(
     name="small", family="llama", num_layers=8, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
     ffn_hidden_size=256, vocab_size=512, sequence_length=128,
@@ -91,7 +91,7 @@ def _constants(winner: Winner) -> str:
         "PRECISION": config.precision,
         "REDUCE_DTYPE": config.reduce_dtype,
         "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,
-        "BUCKET_MEGABYTES": max(config.reduce_bucket_size * BYTES[config.reduce_dtype] // 2**20, 1),
+        "BUCKET_MEGABYTES": bucket_megabytes(config),
         "OFFLOAD": config.offload_param == "cpu",
         "FUSED_OPTIMIZER": config.fused_optimizer,
         "GLOBAL_BATCH_SIZE": workload.global_batch_size,
