@@ -15,6 +15,7 @@ from autotune.objective import pareto_front, rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
 from autotune.verdict import Verdict, decide, estimate, is_measured_in_full, with_whole_result
+from executor.engines.command.capability import COMMAND
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from storage.records import TrialRecord
@@ -59,7 +60,8 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "alternatives": [_entry(trial, book, spread) for trial in front],
         **beyond,
         "launch": launch_of(verdict.best.config, session),
-        "verified": "native-only",
+        # A script is itself the program that its answer is for.
+        "verified": "target" if session.request.engine == COMMAND else "native-only",
         "provenance": provenance(session, book, verdict),
     }
 

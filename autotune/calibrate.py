@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from autotune.engines import capability_of
 from autotune.errors import RequestError
+from autotune.jobs.machine import cluster_here
 from autotune.jobs.request import RUNNERS
-from autotune.jobs.session import cluster_here
 from autotune.prediction.calibrated import fingerprint
 from autotune.runners import start_ranks
 from search_spaces.cluster import ClusterSpec

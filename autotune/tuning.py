@@ -7,10 +7,11 @@ from typing import Any
 
 from autotune.best_config import best_config_text, build_best_config
 from autotune.errors import JobNotResumableError, NoBestError
+from autotune.jobs.baselines import read_baseline
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare, read_baseline, require_startable, session_of
+from autotune.jobs.session import Session, prepare, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.output import require_writable, write_whole

@@ -141,8 +141,9 @@ def verify(document: dict[str, Any], session: Session, best: Translation, runner
 
 
 def verified(document: dict[str, Any], found: Verification) -> dict[str, Any]:
-    """The document with what was found entered: `verified` is `target` where the best runs there and is not slower."""
-    return {**document, "verified": "target" if found.holds else document["verified"], "verification": found.document()}
+    """The document with what was found entered: `verified` is `target` where the best runs there and is not slower, else not,
+    whatever an earlier run has found."""
+    return {**document, "verified": "target" if found.holds else "native-only", "verification": found.document()}
 
 
 def _on_engine(request: JobRequest, engine: str, command: Mapping[str, Any] | None) -> JobRequest:

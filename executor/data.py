@@ -95,13 +95,22 @@ def text_data(workload: Workload, vocab_size: int) -> TextData:
     Raises:
         DataError: it is shorter than one sample.
     """
+    return TextData(text=long_text(workload), workload=workload, vocab_size=vocab_size)
+
+
+def long_text(workload: Workload) -> Tensor:
+    """`read_text` of the workload's path.
+
+    Raises:
+        DataError: there is nothing to read, or less than one sample and its last label.
+    """
     text = read_text(workload.data_path)
     if text.numel() <= workload.sequence_length + 1:
         raise DataError(
             f"data_path: {text.numel()} bytes of text are fewer than one sample of {workload.sequence_length} tokens; "
             "give more text or a smaller --seq-len"
         )
-    return TextData(text=text, workload=workload, vocab_size=vocab_size)
+    return text
 
 
 def micro_batches(

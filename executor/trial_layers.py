@@ -74,13 +74,13 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
 
 def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMeasurement:
     costs = line.costs_at_full(_costs(first), _costs(second))
-    by_tag = _tags(line, first.memory_by_tag, second.memory_by_tag)
+    by_tag = line.tags_at_full(first.memory_by_tag, second.memory_by_tag)
     return dataclasses.replace(
         second,
         peak_memory_bytes=sum(by_tag.values()),
         memory_by_tag=by_tag,
-        tag_peak_bytes=_tags(line, first.tag_peak_bytes, second.tag_peak_bytes),
-        rss_peak_bytes=_whole(line, first.rss_peak_bytes, second.rss_peak_bytes),
+        tag_peak_bytes=line.tags_at_full(first.tag_peak_bytes, second.tag_peak_bytes),
+        rss_peak_bytes=line.whole_at_full(first.rss_peak_bytes, second.rss_peak_bytes),
         cpu_seconds_per_step=costs.cpu_seconds,
         device_seconds_per_step=costs.device_seconds,
         collectives=costs.collectives,
@@ -95,16 +95,8 @@ def _costs(rank: RankMeasurement) -> Costs:
     )
 
 
-def _tags(line: Line, first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    return {tag: _whole(line, first.get(tag, 0), size) for tag, size in second.items()}
-
-
-def _whole(line: Line, first: int, second: int) -> int:
-    return max(round(line.at_full(first, second)), 0)
-
-
 def _known(line: Line, first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else _whole(line, first, second)
+    return None if first is None or second is None else line.whole_at_full(first, second)
 
 
 def _executed(line: Line, first: TrialResult, second: TrialResult) -> float | None:

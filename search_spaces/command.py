@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -84,11 +84,7 @@ class CommandModel:
     @property
     def name(self) -> str:
         """The script's file, or the module: what people call it."""
-        words = self.arguments
-        if "-m" in words[:-1]:
-            return words[words.index("-m") + 1]
-        script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-        return PurePath(script).name
+        return PurePath(self.arguments[program_at(self.arguments) or 0]).name
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -110,10 +106,20 @@ class CommandModel:
         words = self.arguments
         good = bool(words) and all(isinstance(word, str) and "\0" not in word for word in words) and bool(words[0])
         _require(good, "arguments", f"{list(words)!r} is no command", "write it after --, as in -- python train.py")
-        first = {PurePath(words[0]).name, *(words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m")}
-        starts = sorted(first & set(STARTERS))
+        starts = sorted({PurePath(words[0]).name, words[program_at(words) or 0]} & set(STARTERS))
         remedy = "leave it and its options out (see --launcher), and begin with python and the script"
         _require(not starts, "arguments", f"{', '.join(starts)} would start ranks of its own on each rank", remedy)
+
+
+def program_at(words: Sequence[str]) -> int | None:
+    """Where the script's file stands among the words, or the module after `-m`: what comes later is the script's own. None:
+    there is neither."""
+    for at, word in enumerate(words):
+        if word == "-m" and at + 1 < len(words):
+            return at + 1
+        if word.endswith((".py", ".sh")):
+            return at
+    return None
 
 
 def variant_values(variant: str) -> dict[str, str]:

@@ -15,10 +15,13 @@ from search_spaces.errors import ModelFormatError
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.preset_files import preset_tables, unknown_name
 
+BUILT = "hf:"
+"""Begins a reference to Hugging Face's own module for a config.json, which trains on text as our models do."""
+
 
 def is_factory_reference(text: str) -> bool:
     """Whether `text` names a module of the user's own, `module:factory`, or `hf:CONFIG`, Hugging Face's own for a config."""
-    return text.startswith("hf:") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
+    return text.startswith(BUILT) or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
 
 
 def model_preset_names() -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
        from the master for a while only.
     4. An offloaded share of the optimizer state takes its gradients along, since they may be moved while they are made. At
        stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded.
-    5. Frozen parameters have neither gradients nor optimizer state.
+    5. Frozen parameters have neither gradients nor optimizer state. Under low-rank adapters every parameter of the shape is
+       frozen, in as many bits as the model states, and the adapters come on top.
     6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
 
     Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
@@ -31,6 +32,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
         capability: the engine's; None: any engine, which gives the lowest bound.
     """
     trainable, frozen = _elements(config, model)
+    frozen *= _frozen_bytes(config, model)
     shards = _shards(config, world_size)
     whole, master = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
     offloaded = 0.0 if config.offload_optimizer == "none" else config.offload_ratio
@@ -39,13 +41,13 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     if config.zero_stage == 3:
         kept = 0.0 if config.offload_param != "none" else 1.0
         parameters = kept * (state + whole * offloaded / shards)
-        return int(trainable * (parameters + moments + gradients) + kept * frozen * whole / shards)
+        return int(trainable * (parameters + moments + gradients) + kept * frozen / shards)
     is_master = shards == 1 and whole == master
     if is_master:
-        return int(trainable * (whole + moments + gradients) + frozen * whole)
+        return int(trainable * (whole + moments + gradients) + frozen)
     beside = capability is not None and capability.keeps_copy_beside_gradients
     copy_and_gradients = whole + gradients if beside else max(whole, gradients)
-    return int(trainable * (state + moments + copy_and_gradients) + frozen * whole)
+    return int(trainable * (state + moments + copy_and_gradients) + frozen)
 
 
 def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
@@ -53,8 +55,16 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
     if isinstance(model, CommandModel):
         return 0.0, 0.0
     parts = config.tensor_parallel_size * config.pipeline_parallel_size * config.expert_parallel_size
+    if isinstance(model, ModelSpec) and model.lora_rank:
+        return model.adapter_parameters / parts, model.parameter_count / parts
     frozen = 0 if isinstance(model, ModelSpec) else model.frozen_parameter_count
     return (model.parameter_count - frozen) / parts, frozen / parts
+
+
+def _frozen_bytes(config: TrialConfig, model: Model) -> float:
+    """Bytes of a frozen parameter: the precision's, or fewer where its base weights are kept so."""
+    whole = PARAMETER_BYTES[config.precision]
+    return min(whole, model.frozen_bytes) if isinstance(model, ModelSpec) and model.lora_rank else whole
 
 
 def _shards(config: TrialConfig, world_size: int) -> int:

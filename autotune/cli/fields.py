@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.jobs.baselines import read_baseline
 from autotune.jobs.config_file import read_config_file
-from autotune.jobs.session import read_baseline
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 

@@ -27,6 +27,8 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     """
     found = read_imported(path)
     knobs, left = _turned(found.knobs, fields)
+    if "precision" in fields.get("pins", {}) or "precision" in (fields.get("baseline") or {}):
+        knobs.pop("reduce_dtype", None)  # which goes with the file's own precision
     for note in (*found.notes, *left):
         tell(f"{path.name}: {note}")
     pins = dict(fields.get("pins", {}))

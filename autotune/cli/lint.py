@@ -1,6 +1,7 @@
 """`autotune lint`: what a framework makes of a configuration file without a word, or stops at."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def lint_command(format_name: str, path: Path, version: str | None, ranks: int |
     """Every finding; exit status 1 where DeepSpeed would stop."""
     if format_name != "deepspeed":
         raise UnknownFormatError("format", f"{format_name!r} is not known", "use deepspeed")
+    if version is not None and not re.match(r"\d+\.\d+", version):
+        raise RequestError("version", f"{version!r} is no version", f"write it as in {CHECKED_VERSION}")
     of = version or installed_version() or CHECKED_VERSION
     found = findings(_read(path), of, ranks)
     if as_json:

@@ -10,7 +10,7 @@ from rich.table import Table
 from autotune.cli.status import Status
 from autotune.engines import capability_of
 from autotune.errors import RequestError
-from autotune.jobs.session import require_positions
+from autotune.jobs.feasible import require_positions
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text

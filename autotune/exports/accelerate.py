@@ -6,7 +6,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.deepspeed import SAME, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
-from autotune.exports.fsdp2 import fsdp2_notes
+from autotune.exports.fsdp2 import fsdp2_notes, reduction_note, replicas
 from autotune.exports.hugging_face import DECODER_LAYERS
 from autotune.exports.winner import Winner
 from autotune.exports.yaml_text import yaml_text
@@ -17,11 +17,10 @@ FSDP = Target(
     name="an Accelerate file for FSDP",
     expressed=frozenset({
         "zero_stage", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer",
-        "tensor_parallel_size", "context_parallel_size", "activation_checkpointing", "micro_batch_size",
+        "tensor_parallel_size", "context_parallel_size", "activation_checkpointing", "micro_batch_size", "reduce_dtype",
     }),
     elsewhere={
         "sequence_parallel": "the model's own tensor-parallel plan decides it",
-        "reduce_dtype": "give a FullyShardedDataParallelPlugin with a MixedPrecisionPolicy of this reduce_dtype",
         "fused_optimizer": "make the optimizer with foreach=False",
     },
     refused={
@@ -141,7 +140,7 @@ def _has_mesh(winner: Winner) -> bool:
 
 def _mesh(winner: Winner) -> dict[str, Any]:
     context = winner.config.context_parallel_size
-    copies = winner.zero_ranks // winner.shard_size
+    copies = replicas(winner, FSDP.format)
     return {
         "parallelism_config_dp_replicate_size": copies,
         "parallelism_config_dp_shard_size": winner.data_parallel_size // copies,
@@ -153,6 +152,9 @@ def _mesh(winner: Winner) -> dict[str, Any]:
 def _fsdp_notes(winner: Winner) -> list[str]:
     config = winner.config
     notes = fsdp2_notes(config, "fsdp_reshard_after_forward: false")
+    if _sharded(config):
+        plugin = "give a FullyShardedDataParallelPlugin with a MixedPrecisionPolicy of this reduce_dtype"
+        notes += reduction_note(config, "Accelerate", plugin)
     notes += _machine_notes(winner)
     if config.zero_stage == 0 and _sharded(config):
         notes.append("zero_stage=0: Accelerate composes other dimensions with FSDP2 alone, so that states are sharded")

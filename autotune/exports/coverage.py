@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
+from executor.engines.command.capability import COMMAND
 from search_spaces.trial_config import TrialConfig
 
 ANYWHERE: Mapping[str, str] = {
@@ -73,6 +74,8 @@ def verified_note(winner: Winner, same: Collection[str]) -> str:
         winner: what is exported.
         same: engines of ours that run this framework itself.
     """
+    if winner.engine == COMMAND:
+        return "verified: target, measured in your own script; measure it again in any other program"
     if winner.verified == "target" or winner.engine in same:
         return "verified: target, measured in this framework itself"
     return f"verified: native-only, measured by the engine {winner.engine}; measure it in this framework before you rely on it"

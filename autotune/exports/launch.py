@@ -1,5 +1,7 @@
 """Where ranks run: launch lines of torchrun, and a job for Slurm."""
 
+import shlex
+
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.winner import Winner
 from search_spaces.knobs import value_text
@@ -92,7 +94,7 @@ def _usage(winner: Winner) -> str:
 
 def environment(winner: Winner) -> str:
     """Lines that export the launch's variables."""
-    return "".join(f"export {name}={value}\n" for name, value in winner.env.items())
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
 
 
 def _lines(winner: Winner) -> str:

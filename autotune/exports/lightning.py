@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
+from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
+from autotune.exports.fsdp2 import offload_notes, reduction_note
 from autotune.exports.hugging_face import DECODER_LAYERS
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
@@ -20,7 +22,9 @@ DDP = Target(format="lightning", name="Lightning's DDPStrategy", expressed=_SHAR
 FSDP = Target(
     format="lightning",
     name="Lightning's FSDPStrategy",
-    expressed=_SHARED | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "activation_checkpointing"},
+    expressed=_SHARED
+    | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer", "activation_checkpointing"}
+    | {"reduce_dtype"},
     refused=_REFUSED,
 )
 MODEL_PARALLEL = Target(
@@ -36,7 +40,6 @@ MODEL_PARALLEL = Target(
     refused=_REFUSED,
 )
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 BATCH = ("train_batch_size", "gradient_accumulation_steps")
 TRAINER = '"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n'
 LOADER = '"""The batch_size of the DataLoader."""\n'
@@ -85,10 +88,9 @@ def _strategy(winner: Winner) -> _Strategy:
 
 def _ddp(winner: Winner) -> _Strategy:
     DDP.require(winner.config)
-    megabytes = max(winner.config.reduce_bucket_size * BYTES[winner.config.reduce_dtype] // 2**20, 1)
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DDPStrategy",),
-        made=f"DDPStrategy(bucket_cap_mb={megabytes}, gradient_as_bucket_view=True)",
+        made=f"DDPStrategy(bucket_cap_mb={bucket_megabytes(winner.config)}, gradient_as_bucket_view=True)",
         notes=tuple(DDP.unexpressed(winner.config)),
         same=("ddp",),
     )
@@ -123,7 +125,8 @@ def _sharding(winner: Winner) -> str:
 
 def _fsdp_notes(winner: Winner) -> list[str]:
     config = winner.config
-    notes = ["this is FSDP1, Lightning's own; for FSDP2 use its ModelParallelStrategy"]
+    notes = ["this is FSDP1, Lightning's own; for FSDP2 use its ModelParallelStrategy", *offload_notes(config, "FSDPStrategy")]
+    notes += reduction_note(config, "FSDPStrategy", "give it a mixed_precision of this reduce_dtype")
     if _layer(winner) is None:
         notes.append("give auto_wrap_policy (and activation_checkpointing_policy) your model's layer class")
     if config.activation_checkpointing == "selective":

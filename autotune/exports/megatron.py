@@ -4,6 +4,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
+from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.pipeline import split_layers
@@ -28,7 +29,9 @@ TARGET = Target(
 )  # fmt: skip
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> the strategy of Megatron-FSDP."""
-ATTENTION = {"flash": "flash", "cudnn": "fused", "efficient": "fused", "math": "unfused"}
+ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
+"""Kernel -> what Transformer Engine, which runs attention there, calls it."""
+BUILT_IN = ("experts", "tied embeddings")
 LOOPED = ("1f1b", "interleaved_1f1b")
 """Schedules that Megatron-LM has."""
 
@@ -168,8 +171,13 @@ def _notes(winner: Winner) -> list[str]:
     notes = ["add your data and tokenizer: --data-path, --tokenizer-type, --train-iters"]
     if shape is None:
         notes.append(f"{winner.model.name}: its shape is not known; add --num-layers, --hidden-size and the rest")
-    if shape is not None and not _has_activation(shape):
-        notes.append(f"the model's activation {shape.activation} is not one of pretrain_gpt.py's")
+    if shape is not None:
+        notes += _shape_notes(shape)
+    elif config.pipeline_parallel_size > 1:
+        told = f"virtual_stages={config.virtual_stages}, pipeline_split={config.pipeline_split}"
+        notes.append(f"{told}: give --pipeline-model-parallel-layout your model's layers")
+    if config.attention_backend not in ("best", *ATTENTION):
+        notes.append(f"attention_backend={config.attention_backend}: Transformer Engine has no such kernel")
     if config.pipeline_parallel_size > 1 and config.pipeline_schedule not in LOOPED:
         notes.append(f"pipeline_schedule={config.pipeline_schedule}: Megatron-LM has 1f1b and its interleaved form alone")
         if config.virtual_stages > 1:
@@ -185,6 +193,18 @@ def _notes(winner: Winner) -> list[str]:
     if config.zero_stage >= 2 and config.pipeline_parallel_size > 1:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: look whether your version composes Megatron-FSDP with it")
     return notes + TARGET.unexpressed(config)
+
+
+def _shape_notes(shape: ModelSpec) -> list[str]:
+    """What of the model's shape no argument says."""
+    missing, notes = lacking(shape, BUILT_IN), []
+    if missing:
+        notes.append(f"pretrain_gpt.py's model is written without {', '.join(missing)}: add them")
+    if not _has_activation(shape):
+        notes.append(f"the model's activation {shape.activation} is not one of pretrain_gpt.py's")
+    if shape.mlp_bias != shape.attention_output_bias or (shape.attention_output_bias and not shape.qkv_bias):
+        notes.append("only some of the model's matrices have a bias, and --disable-bias-linear speaks of all of them")
+    return notes
 
 
 def _has_activation(shape: ModelSpec) -> bool:

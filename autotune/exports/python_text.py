@@ -1,5 +1,6 @@
 """Values as Python text, as a formatter would leave them."""
 
+import json
 from collections.abc import Mapping
 
 
@@ -9,8 +10,8 @@ def python_text(value: object, indent: str = "") -> str:
         if not value:
             return "{}"
         inner = indent + "    "
-        lines = "".join(f'{inner}"{name}": {python_text(item, inner)},\n' for name, item in value.items())
+        lines = "".join(f"{inner}{python_text(name)}: {python_text(item, inner)},\n" for name, item in value.items())
         return f"{{\n{lines}{indent}}}"
     if isinstance(value, tuple) and value:
         return f"({', '.join(python_text(item) for item in value)}{',' if len(value) == 1 else ''})"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)

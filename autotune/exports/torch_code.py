@@ -5,9 +5,11 @@ import importlib.resources
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
+from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.export import Export, header, remarks
-from autotune.exports.fsdp2 import fsdp2_notes
+from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import torchrun_words
+from autotune.exports.model_parts import lacking
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
 from search_spaces.mesh import ABBREVIATIONS
@@ -33,7 +35,6 @@ SCHEDULES = {
 }  # fmt: skip
 SAME = ("fsdp2", "ddp")
 """The engines that run torch's own."""
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SMALL = ModelSpec(
     name="small", family="llama", num_layers=8, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
     ffn_hidden_size=256, vocab_size=512, sequence_length=128,
@@ -90,7 +91,7 @@ def _constants(winner: Winner) -> str:
         "PRECISION": config.precision,
         "REDUCE_DTYPE": config.reduce_dtype,
         "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,
-        "BUCKET_MEGABYTES": max(config.reduce_bucket_size * BYTES[config.reduce_dtype] // 2**20, 1),
+        "BUCKET_MEGABYTES": bucket_megabytes(config),
         "OFFLOAD": config.offload_param == "cpu",
         "FUSED_OPTIMIZER": config.fused_optimizer,
         "GLOBAL_BATCH_SIZE": workload.global_batch_size,
@@ -112,7 +113,7 @@ def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
 
 
 def _replicas(winner: Winner) -> int:
-    return winner.data_parallel_size if winner.config.zero_stage == 0 else winner.zero_ranks // winner.shard_size
+    return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
 
 
 def _model(shape: ModelSpec) -> dict[str, object]:
@@ -149,14 +150,5 @@ def _model_notes(shape: ModelSpec | None) -> list[str]:
     """What of the model's shape the built-in one has not."""
     if shape is None:
         return ["the model's shape is not known: a small Llama stands in its place; put your own there"]
-    missing = {
-        "experts": shape.num_experts > 0,
-        "tied embeddings": shape.tied_embeddings,
-        "norms after the sub-layers": not shape.pre_norm,
-        "parallel residuals": shape.parallel_residual,
-        "a sliding window": shape.sliding_window > 0,
-        "projected embeddings": shape.embedding_size > 0,
-        "adapters": shape.lora_rank > 0,
-    }
-    lacking = [what for what, has in missing.items() if has]
-    return [f"the model that is built in has no {', no '.join(lacking)}: put your own there"] if lacking else []
+    missing = lacking(shape, ())
+    return [f"the model that is built in has no {', no '.join(missing)}: put your own there"] if missing else []

@@ -3,7 +3,7 @@
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, header, remarks
-from autotune.exports.fsdp2 import fsdp2_notes
+from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.winner import Winner
 from search_spaces.pipeline import split_layers
@@ -73,7 +73,7 @@ def _overrides(winner: Winner) -> list[str]:
 
 def _replicas(winner: Winner) -> int:
     """Copies of the states: without sharding every data-parallel rank has one."""
-    return winner.data_parallel_size if winner.config.zero_stage == 0 else winner.zero_ranks // winner.shard_size
+    return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
 
 
 def _reshard(config: TrialConfig) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
+from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
@@ -25,8 +26,6 @@ TARGET = Target(
 )  # fmt: skip
 HERE = frozenset({"activation_checkpointing"})
 """Knobs that a DeepSpeed configuration has no place for and TrainingArguments have."""
-MEGABYTE = 2**20
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def export_transformers(winner: Winner) -> Export:
@@ -37,7 +36,7 @@ def export_transformers(winner: Winner) -> Export:
     if _by_deepspeed(config):
         content["deepspeed"] = deepspeed_document(winner)
     else:
-        content["ddp_bucket_cap_mb"] = max(config.reduce_bucket_size * BYTES[config.reduce_dtype] // MEGABYTE, 1)
+        content["ddp_bucket_cap_mb"] = bucket_megabytes(config)
     notes = remarks(winner, _notes(winner), Checkpoints.TRAINER, SAME if _by_deepspeed(config) else ("ddp",))
     return Export(text=json.dumps(content, indent=2) + "\n", notes=notes)
 

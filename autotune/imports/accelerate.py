@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed
+from autotune.errors import RequestError
+from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed, reduces_as_it_computes
 from autotune.imports.imported import Imported, Table
 from search_spaces.trial_config import Value
 
@@ -20,10 +21,13 @@ SETTINGS = (
 PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
 SHARDING: Mapping[str, Value] = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
-    "hybrid_shard_zero2": 2, "5": 2,
+    "hybrid_shard_zero2": 3, "5": 3,
 }  # fmt: skip
-"""FSDP1's strategies, by name and by number -> ZeRO stage."""
+"""FSDP1's strategies, by name and by number -> ZeRO stage: copies on a part of the ranks are stage 3's alone."""
 HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+KEPT = ("hybrid_shard_zero2", "5")
+"""Of these, the one that keeps parameters gathered until backward."""
+STRATEGY, RESHARD = "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"
 ReadFile = Callable[[Path], Mapping[str, Any]]
 
 
@@ -84,23 +88,47 @@ def _deepspeed(table: Table) -> None:
     table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
     table.knob("deepspeed_config.offload_param_device", "offload_param")
     as_deepspeed_does(table)
+    reduces_as_it_computes(table)
 
 
 def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
-    strategy = str(table.take("fsdp_config.fsdp_sharding_strategy") or "").lower()
-    reshard = table.take("fsdp_config.fsdp_reshard_after_forward")
-    if isinstance(reshard, str):  # FSDP1 keeps its strategy here
-        strategy, reshard = strategy or reshard.lower(), None
-    table.set("zero_stage", SHARDING.get(strategy, 3))
-    if reshard is not None:
-        table.set("reshard_after_forward", bool(reshard))
+    reduces_as_it_computes(table)
+    strategy, reshard = _strategy(table)
+    stage = 3 if strategy is None else int(SHARDING[strategy])
+    table.set("zero_stage", stage)
+    table.set("reshard_after_forward", False if strategy in KEPT else reshard)
     if strategy in HYBRID and ranks is not None and machines > 1:
         table.set("hsdp_shard_size", ranks // machines)
     if table.switch("fsdp_config.fsdp_offload_params"):
-        table.set("offload_param", "cpu")
-        table.set("offload_optimizer", "cpu")
+        _offload(table, stage)
     if table.switch("fsdp_config.fsdp_activation_checkpointing"):
         table.set("activation_checkpointing", "full")
+
+
+def _strategy(table: Table) -> tuple[str | None, bool | None]:
+    """FSDP1's strategy, and FSDP2's switch in its place.
+
+    Raises:
+        RequestError: Accelerate has no such strategy.
+    """
+    strategy, reshard = table.take(STRATEGY), table.take(RESHARD)
+    if isinstance(reshard, str) and reshard.lower() not in ("true", "false"):
+        strategy, reshard = strategy or reshard, None  # FSDP1 may keep its strategy here
+    word = None if strategy is None else str(strategy).lower()
+    if word is not None and word not in SHARDING:
+        raise RequestError(STRATEGY, f"{strategy!r} in {table.source} is not known", f"use one of {', '.join(SHARDING)}")
+    return word, None if reshard is None else str(reshard).lower() in ("true", "1")
+
+
+def _offload(table: Table, stage: int) -> None:
+    """FSDP offloads parameters and optimizer state together; below stage 3 parameters stay where they are."""
+    if stage > 0:
+        table.set("offload_optimizer", "cpu")
+    if stage == 3:
+        table.set("offload_param", "cpu")
+    else:
+        kept = "parameters stay on the device" if stage else "nothing is offloaded"
+        table.notes.append(f"fsdp_config.fsdp_offload_params=true: at stage {stage} {kept} in trials")
 
 
 def _megatron(table: Table) -> None:
@@ -119,7 +147,7 @@ def _mesh(table: Table) -> None:
         table.set("tensor_parallel_size", sizes["tp"])
     if sizes["cp"] > 1:
         table.set("context_parallel_size", sizes["cp"])
-    if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1:
+    if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1 and table.knobs.get("zero_stage") == 3:
         table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"])
 
 

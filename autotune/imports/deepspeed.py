@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.errors import RequestError
 from autotune.imports.imported import Imported, Table
 from search_spaces.deepspeed_config import KEEP_ALL, REDUCTION
 from search_spaces.knobs import value_text
@@ -47,7 +48,10 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         table.knob(key, name)
     for name in NEWER_NAMES:
         table.knob(f"{ZERO}{name}", name)
-    if (size := table.number("tensor_parallel.autotp_size", default=0)) > 1:  # 0 and 1: it is off
+    key = "tensor_parallel.autotp_size"
+    if (size := table.number(key, default=0)) > 1:  # 0 and 1: it is off
+        if size != int(size):
+            raise RequestError(key, f"{size:g} in {source} is no count", "give a whole number")
         table.set("tensor_parallel_size", int(size))
     as_deepspeed_does(table)
     _reuse(table)
@@ -86,6 +90,13 @@ def as_deepspeed_does(table: Table) -> None:
         table.knobs.setdefault("overlap_comm", False)
 
 
+def reduces_as_it_computes(table: Table) -> None:
+    """Where the file is silent of the type of reductions, it is that of mixed precision: half the bytes of our default."""
+    precision = table.knobs.get("precision", "fp32")
+    if precision in ("bf16", "fp16"):
+        table.knobs.setdefault("reduce_dtype", precision)
+
+
 def _reuse(table: Table) -> None:
     """How far ahead DeepSpeed looks before it lets go of gathered parameters: not at all, over the whole step, or between."""
     if table.knobs.get("zero_stage") != 3:
@@ -111,6 +122,7 @@ def _precision(table: Table) -> None:
     elif bf16 is False or fp16 is False:
         table.set("precision", "fp32")
     table.set("reduce_dtype", table.choice("communication_data_type", DTYPES))
+    reduces_as_it_computes(table)
 
 
 def _optimizer(table: Table) -> None:

@@ -1,6 +1,6 @@
 """A model in parts on this rank, trained step by step: what the engines have in common."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class ParallelSession(EngineSession):
         self._ties, self.data = source.ties, source.data
         self.groups = ParallelGroups(mesh, context, self._ties)
         self.parts = source.parts(self.groups)
-        self._in_training = _in_training(self.parts) if isinstance(model, FactoryModel) else []
+        self._in_training = [module for part in self.parts for module in in_training(model, part.module)]
         for part in self.parts:
             checkpoint_blocks(part.blocks, config)
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
@@ -58,9 +58,7 @@ class ParallelSession(EngineSession):
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
         mesh = self.groups.mesh
-        for module in self._in_training:
-            # The first losses are held against those of other layouts: nothing random may be in them.
-            module.training = step >= REFERENCE_STEPS
+        keep_still(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
         mine = cut_batch(
             self.data.global_batch(step),
@@ -195,8 +193,15 @@ def refuse(capability: Capability, context: RankContext, config: TrialConfig, wo
         )
 
 
-def _in_training(parts: list[ModelPart]) -> list[nn.Module]:
-    return [module for part in parts for module in part.module.modules() if module.training]
+def in_training(model: Model, module: nn.Module) -> list[nn.Module]:
+    """The modules of a user's own that may draw random numbers in training; none of ours does."""
+    return [inner for inner in module.modules() if inner.training] if isinstance(model, FactoryModel) else []
+
+
+def keep_still(modules: Iterable[nn.Module], step: int) -> None:
+    """Leave nothing random in the first losses, which are held against those of other layouts."""
+    for module in modules:
+        module.training = step >= REFERENCE_STEPS
 
 
 def loss_from(output: object) -> Tensor:

@@ -3,10 +3,9 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor.data import Data, FactoryData, text_data
 from executor.engines.native.context import ContextParallel
@@ -147,7 +146,7 @@ class _Factory(Source):
 
     def _whole(self, user: UserModule, groups: ParallelGroups) -> ModelPart:
         division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
-        blocks = [user.module.get_submodule(name) for name in _block_names(user)]
+        blocks = blocks_of(user)
         return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, found: Survey) -> ModelPart:
@@ -178,8 +177,13 @@ class _Factory(Source):
             raise EngineRefusalError("factory-shape", f"{self.reference} has no pipeline stages: {error}") from error
 
 
-def _block_names(user: UserModule) -> Sequence[str]:
+def blocks_of(user: UserModule) -> list[nn.Module]:
+    """What is checkpointed and gathered together: the blocks that the factory's plan names, else those that repeat.
+
+    Raises:
+        FactoryError: the plan names what holds no blocks.
+    """
     try:
-        return block_names(user.module, user.plan)
+        return [user.module.get_submodule(name) for name in block_names(user.module, user.plan)]
     except UndividedError as error:
         raise FactoryError(f"{user.reference}: {error}; name its ModuleList, or leave plan.blocks out") from error

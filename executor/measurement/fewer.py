@@ -2,12 +2,12 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from executor.measurement.meter import Costs, sum_of_known
 from search_spaces.fewer import at_full, fewer_micro_batches
-from search_spaces.trial import TrialRequest
+from search_spaces.trial import CollectiveCount, TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,23 +27,38 @@ class Line:
         """The value at the full count, from those at the two."""
         return at_full(self.full, (self.first, self.second), first, second)
 
+    def whole_at_full(self, first: int, second: int) -> int:
+        """The same of what is counted, bytes too: no fewer than none, where a line that falls would end below."""
+        growth, distance = (self.full - self.second) * (second - first), self.second - self.first
+        return max(second + (2 * growth + distance) // (2 * distance), 0)
+
+    def tags_at_full(self, first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+        """Bytes by tag."""
+        return {tag: self.whole_at_full(first.get(tag, 0), size) for tag, size in second.items()}
+
+    def collectives_at_full(
+        self, first: Iterable[CollectiveCount], second: Iterable[CollectiveCount]
+    ) -> tuple[CollectiveCount, ...]:
+        """What a full step sends: sums over micro-batches, or layers, so that this is exact."""
+        before = {(sent.operation, sent.mesh_dimension): (sent.count, sent.bytes) for sent in first}
+        found = []
+        for sent in second:
+            count, size = before.get((sent.operation, sent.mesh_dimension), (0, 0))
+            grown, bytes_grown = self.whole_at_full(count, sent.count), self.whole_at_full(size, sent.bytes)
+            found.append(dataclasses.replace(sent, count=grown, bytes=bytes_grown))
+        return tuple(found)
+
     def rises(self, first: Sequence[float], second: Sequence[float]) -> bool:
         """Whether more micro-batches took longer: where noise hides even that, nothing can be extrapolated."""
         return statistics.fmean(second) > statistics.fmean(first)
 
     def costs_at_full(self, first: Costs, second: Costs) -> Costs:
-        """The costs of a full step. Collectives are sums over micro-batches, or layers, so that theirs are exact."""
-        before = {(count.operation, count.mesh_dimension): count for count in first.collectives}
-        collectives = []
-        for count in second.collectives:
-            less = before.get((count.operation, count.mesh_dimension), dataclasses.replace(count, count=0, bytes=0))
-            grown, size = self.at_full(less.count, count.count), self.at_full(less.bytes, count.bytes)
-            collectives.append(dataclasses.replace(count, count=round(grown), bytes=round(size)))
+        """The costs of a full step."""
         devices = (first.device_seconds, second.device_seconds)
         return Costs(
             cpu_seconds=max(self.at_full(first.cpu_seconds, second.cpu_seconds), 0.0),
             device_seconds=None if devices[0] is None or devices[1] is None else self.at_full(devices[0], devices[1]),
-            collectives=tuple(collectives),
+            collectives=self.collectives_at_full(first.collectives, second.collectives),
             retries=sum_of_known((first.retries, second.retries)),
         )
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from executor.errors import FactoryError
-from executor.user_module.huggingface import PREFIX, make_huggingface
-from executor.user_module.plan import ParallelPlan, own_plan, read_plan
+from executor.errors import ExecutorError, FactoryError
+from executor.user_module.huggingface import make_huggingface
+from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
+from search_spaces.huggingface import BUILT
 from search_spaces.trial import Workload
 
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
@@ -52,14 +53,17 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
         raise FactoryError(f"{reference} returned {type(batch).__name__} as batch; return a function (size, generator) -> dict")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise FactoryError(f"{reference}: no parameter requires a gradient; return a module that can be trained")
-    plan = own_plan(module) if len(made) == 2 else read_plan(made[2], reference)
+    if len(made) == 2:
+        return UserModule(reference=reference, module=module, batch=batch, plan=own_plan(module))
+    plan = read_plan(made[2], reference)
+    require_modules(plan, module, reference)
     return UserModule(reference=reference, module=module, batch=batch, plan=plan)
 
 
 def _make(reference: str, workload: Workload) -> Any:
-    if reference.startswith(PREFIX):
-        return _call(reference, lambda: make_huggingface(reference, workload))
-    return _call(reference, _find(reference))
+    if reference.startswith(BUILT):
+        return _call(reference, lambda: make_huggingface(reference, workload), "give a config.json that transformers can build")
+    return _call(reference, _find(reference), "fix the factory")
 
 
 def _find(reference: str) -> Factory:
@@ -81,13 +85,13 @@ def _find(reference: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def _call(reference: str, factory: Callable[[], Any]) -> Any:
+def _call(reference: str, factory: Callable[[], Any], remedy: str) -> Any:
     try:
         return factory()
-    except FactoryError:
+    except ExecutorError:
         raise
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"{reference} raised {_named(error)}; fix the factory") from error
+        raise FactoryError(f"{reference} raised {_named(error)}; {remedy}") from error
 
 
 def _named(error: BaseException) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.data import BatchFunction, read_text
+from executor.data import BatchFunction, long_text
 from executor.errors import FactoryError
+from search_spaces.huggingface import BUILT
 from search_spaces.trial import Workload
 
-PREFIX = "hf:"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 MASKED_SHARE = 0.15
 """Of the tokens of a masked language model's sample [Devlin et al. 2019, BERT, 3.1]: as many in each, so that samples weigh
@@ -29,6 +29,7 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
 
     Raises:
         FactoryError: there is no such file, a package is missing, or the architecture is trained otherwise.
+        DataError: the text is shorter than one sample.
     """
     file = _find(reference)
     transformers = _import("transformers", reference)
@@ -54,7 +55,7 @@ class _Text:
 
     def __init__(self, workload: Workload, vocab_size: int, masked: bool) -> None:
         self.length, self.vocab_size, self.masked = workload.sequence_length, vocab_size, masked
-        self.text = read_text(workload.data_path)
+        self.text = long_text(workload)
 
     def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """`input_ids` and `labels` [size, tokens], int64."""
@@ -78,7 +79,7 @@ def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:
 
 def _find(reference: str) -> Path:
     """The config.json; a relative path is looked for where modules are, since ranks may run elsewhere."""
-    path = Path(reference.removeprefix(PREFIX)).expanduser()
+    path = Path(reference.removeprefix(BUILT)).expanduser()
     for folder in ("", *sys.path):
         file = Path(folder) / path
         file = file / CONFIG if file.is_dir() else file

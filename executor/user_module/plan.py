@@ -60,10 +60,10 @@ def read_plan(plan: Any, reference: str) -> ParallelPlan:
         FactoryError: it is not a mapping of `KEYS`, or holds what no plan can say.
     """
     if not isinstance(plan, Mapping) or not set(plan) <= set(KEYS):
-        told = f"{sorted(set(plan) - set(KEYS))}" if isinstance(plan, Mapping) else type(plan).__name__
+        told = f"{sorted(map(str, set(plan) - set(KEYS)))}" if isinstance(plan, Mapping) else type(plan).__name__
         raise FactoryError(f"{reference}: its plan has {told}; return a dict of some of {', '.join(KEYS)}")
     tensor = plan.get("tensor", {})
-    if not isinstance(tensor, Mapping):
+    if not isinstance(tensor, Mapping) or not all(isinstance(name, str) for name in tensor):
         raise FactoryError(f"{reference}: plan.tensor is a {type(tensor).__name__}; give a dict of module name -> style")
     unknown = {str(style) for style in tensor.values()} - set(_SAME)
     if unknown:
@@ -78,6 +78,19 @@ def read_plan(plan: Any, reference: str) -> ParallelPlan:
         blocks=blocks,
         split_points=_names(plan, "split_points", reference),
     )
+
+
+def require_modules(plan: ParallelPlan, module: nn.Module, reference: str) -> None:
+    """Refuse a tensor plan with a name that is no module's: what it was meant for would stay whole beside what is cut.
+
+    Raises:
+        FactoryError: it has one.
+    """
+    names = [name for name, _ in module.named_modules()]
+    for pattern in plan.tensor:
+        if not any(fits(pattern, name) for name in names):
+            remedy = "give a name of named_modules(), * for any one part of it"
+            raise FactoryError(f"{reference}: plan.tensor names {pattern!r}, which no module of it has; {remedy}")
 
 
 def own_plan(module: nn.Module) -> ParallelPlan:

@@ -117,6 +117,7 @@ def test_a_command_is_called_by_its_script() -> None:
     assert COMMAND.name == "train.py"
     assert CommandModel(arguments=("python", "-u", "-m", "my.train")).name == "my.train"
     assert CommandModel(arguments=("/bin/other",)).name == "other"
+    assert CommandModel(arguments=("python", "train.py", "-m", "torchrun")).name == "train.py"  # the script's own -m
 
 
 def test_requests_of_every_kind_of_model_cross_a_border() -> None:

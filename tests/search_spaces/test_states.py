@@ -1,5 +1,6 @@
 """The lower bound of the states: closed forms, and that dividing more never needs more."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -120,3 +121,15 @@ def test_neither_dividing_nor_offloading_needs_more(
         assert states_lower_bound_bytes(divided, MODEL, 16, engine) <= whole
         assert states_lower_bound_bytes(offloaded, MODEL, 16, engine) <= whole
         assert states_lower_bound_bytes(config, MODEL, 16) <= whole
+
+
+@pytest.mark.parametrize(("bits", "frozen"), [(16, 2.0), (4, 0.5625)])
+def test_under_adapters_all_else_is_frozen(bits: int, frozen: float) -> None:
+    adapted = dataclasses.replace(MODEL, lora_rank=4, frozen_bits=bits)
+    trained = adapted.adapter_parameters
+    assert 0 < trained < COUNT
+    for precision, each in (("fp32", 16), ("bf16", 18)):
+        config = TrialConfig(precision=precision)
+        assert states_lower_bound_bytes(config, adapted, 1, BOTH) == int(trained * each + COUNT * frozen)
+    sharded = TrialConfig(precision="bf16", zero_stage=3)
+    assert states_lower_bound_bytes(sharded, adapted, 4, BOTH) == int(trained * 16 / 4 + COUNT * frozen / 4)

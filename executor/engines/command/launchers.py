@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.command import CommandModel
+from search_spaces.command import CommandModel, program_at
 from search_spaces.trial_config import TrialConfig
 
 REPORT_VARIABLE = "AUTOTUNE_REPORT"
@@ -52,14 +52,10 @@ def inherited(variables: Mapping[str, str]) -> dict[str, str]:
 
 def launcher_words(launcher: str, words: Sequence[str], place: Place) -> list[str]:
     """The words as the launcher passes them on: deepspeed's tells the script its local rank, right after its name."""
-    if launcher != "deepspeed":
+    program = program_at(words) if launcher == "deepspeed" else None
+    if program is None:
         return list(words)
-    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-    if "-m" in words[:-1]:
-        script = list(words).index("-m") + 1
-    if script is None:
-        return list(words)
-    return [*words[: script + 1], f"--local_rank={place.local_rank}", *words[script + 1 :]]
+    return [*words[: program + 1], f"--local_rank={place.local_rank}", *words[program + 1 :]]
 
 
 def _everyones(place: Place) -> dict[str, str]:
@@ -118,7 +114,7 @@ def _accelerate(plugin: str, config: TrialConfig, accumulation: int, files: Mapp
         found |= {
             "ACCELERATE_USE_FSDP": "true",
             "FSDP_VERSION": "2",
-            "FSDP_RESHARD_AFTER_FORWARD": _text(config.zero_stage == 3),
+            "FSDP_RESHARD_AFTER_FORWARD": _text(config.zero_stage == 3 and config.reshard_after_forward),
             "FSDP_OFFLOAD_PARAMS": _text(config.offload_param == "cpu"),
             "FSDP_ACTIVATION_CHECKPOINTING": _text(config.activation_checkpointing != "none"),
             "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",

@@ -115,6 +115,7 @@ _NUMBERS = frozenset({
     "step_milliseconds", "loss", "waited", "device_bytes", "reserved_bytes",
 })  # fmt: skip
 _POSITIVE = _NUMBERS - {"loss", "clock", "waited", "device_bytes", "reserved_bytes"}
+_NOT_NEGATIVE = _NUMBERS - _POSITIVE - {"loss"}
 
 
 def _number(name: str, value: Any) -> float:
@@ -125,6 +126,8 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"{name} is reported as {value!r}, which is no number") from None
     if name in _POSITIVE and not 0 < number < math.inf:
         raise ValueError(f"{name} is reported as {value!r}, which is not above 0")
+    if name in _NOT_NEGATIVE and not 0 <= number < math.inf:
+        raise ValueError(f"{name} is reported as {value!r}, which is not 0 or above")
     return number
 
 
@@ -136,12 +139,7 @@ class ReportFile:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Those that were completed since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                new = file.read()
-        except FileNotFoundError:
-            return
+        new = _read_on(self._path, self._at)
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
         for line in whole.splitlines():
@@ -171,12 +169,7 @@ class Output:
 
     def rows(self) -> list[dict[str, Any]]:
         """Read on; return what the pattern's groups found in new lines."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                new = file.read()
-        except FileNotFoundError:
-            return []
+        new = _read_on(self._path, self._at)
         self._at += len(new)
         self.length += len(new)
         if self._at > LARGEST_OUTPUT:
@@ -195,3 +188,13 @@ class Output:
         assert self._pattern is not None
         matches = self._pattern.finditer(_COLOURS.sub("", line))
         return [{name: value for name, value in match.groupdict().items() if value is not None} for match in matches]
+
+
+def _read_on(path: Path, at: int) -> bytes:
+    """What the file has from there on; nothing where there is no file yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read()
+    except FileNotFoundError:
+        return b""

@@ -45,7 +45,7 @@ def main() -> None:
     try:
         script = _start(launch)
     except (OSError, subprocess.SubprocessError) as error:
-        _tell({"failed": f"{launch['words'][0]} cannot be started in {launch['folder']}: {error}"})
+        _tell({"failed": f"{launch['words'][0]} cannot be started in {launch['folder'] or Path.cwd()}: {error}"})
         return
     _tell({"pid": script.pid})
     ended = _watch(script.pid)

@@ -22,7 +22,7 @@ from executor.engines.deepspeed.memory import (
 )
 from executor.engines.deepspeed.package import Traces, load, quiet
 from executor.engines.native.collectives import accounting, mark
-from executor.engines.session import loss_from, refuse
+from executor.engines.session import in_training, keep_still, loss_from, refuse
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
 from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
@@ -63,6 +63,7 @@ class DeepSpeedSession(EngineSession):
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
         self._batches: list[dict[str, Tensor]] = []
+        self._in_training: list[nn.Module] = []
         self._steps = 0
         self.engine: Any = None
         self._hooks: list[RemovableHandle] = []
@@ -70,6 +71,7 @@ class DeepSpeedSession(EngineSession):
         self._account = Account(mesh)
         try:
             module, self.data = self._make_module(model, places[PIPELINE])
+            self._in_training = in_training(model, module)
             # Before DeepSpeed adds its own, which reduce a gradient and let go of it.
             self._hooks = follow_gradients(module, self._mark_gradient)
             with quiet():
@@ -83,6 +85,7 @@ class DeepSpeedSession(EngineSession):
         self._account.attach(importlib.import_module("deepspeed.comm.comm").cdb)
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
+        keep_still(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
         mine = cut_batch(
             self.data.global_batch(step),
@@ -129,17 +132,20 @@ class DeepSpeedSession(EngineSession):
         self._account.detach()
         while self._hooks:
             self._hooks.pop().remove()
-        engine, self.engine, self._batches = self.engine, None, []
+        engine, self.engine, self._batches, self._in_training = self.engine, None, [], []
         with quiet():
-            if engine is not None:
-                engine.destroy()
-            traces.remove(self.package)
+            try:
+                if engine is not None:
+                    engine.destroy()
+            finally:
+                traces.remove(self.package)
 
     def _make_module(self, model: Model, stage: int) -> tuple[nn.Module, Any]:
         if self.config.pipeline_parallel_size == 1:
             return whole_module(model, self.config, self.workload, self._dtype)
         if not isinstance(model, ModelSpec):
-            raise EngineRefusalError("factory-shape", "the layers of a module:factory are not known; leave the degrees at 1")
+            problem = "a module:factory cannot be cut into the stages of a PipelineModule"
+            raise EngineRefusalError("factory-shape", f"{problem}; use pipeline_parallel_size=1, or the native engine")
         with quiet():
             return pipeline_module(self.package, model, self.config, self.workload, self._dtype, stage)
 

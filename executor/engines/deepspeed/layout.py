@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from executor.data import Data, FactoryData, text_data
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.model import Part, Transformer, build_transformer, whole
+from executor.engines.sources import blocks_of
 from executor.errors import EngineRefusalError
 from executor.user_module.factory import load_factory
-from executor.user_module.survey import repeated_blocks
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import split_layers
 from search_spaces.trial import Workload
@@ -35,16 +35,21 @@ def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: t
     """The model in one piece on the CPU, and what it is trained on: the weights and samples that every other engine has.
 
     Raises:
-        EngineRefusalError: the model has adapters.
+        EngineRefusalError: the model has adapters, or is a user's own and to be divided.
         FactoryError, DataError: the user's module or text cannot be used.
     """
     if isinstance(model, ModelSpec):
         module = _transformer(model, config, workload, dtype, whole(model))
         return module, text_data(workload, model.vocab_size)
     assert isinstance(model, FactoryModel)  # a user's command has an engine of its own
+    if config.tensor_parallel_size > 1:
+        # AutoTP takes the plan for ours without a word, finds nothing of it, and every rank computes the whole.
+        raise EngineRefusalError(
+            "factory-shape", "the plan of a module:factory is not AutoTP's; use tensor_parallel_size=1, or the native engine"
+        )
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
-    checkpoint_blocks(repeated_blocks(user.module), config)
+    checkpoint_blocks(blocks_of(user), config)
     return user.module.to(dtype), FactoryData(batch=user.batch, workload=workload)
 
 

@@ -21,6 +21,8 @@ PRESENT: dict[str, Any] = {
     "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
 }  # fmt: skip
 
+BASELINE = "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false reduce_dtype=bf16 precision=bf16"
+
 
 def imported(folder: Path, content: dict[str, Any], ranks: tuple[int, ...] = (2,), **fields: Any) -> tuple[Session, list[str]]:
     """The session of a sweep that begins with the file, and what it told."""
@@ -37,10 +39,10 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
     assert (baseline.zero_stage, baseline.micro_batch_size, baseline.precision) == (2, 4, "bf16")
     assert session.request.global_batch_size == 16
     # Every trial computes in their precision: a gain is of the layout alone.
-    assert {config.precision for config in session.space.enumerate()} == {"bf16"}
+    assert {(config.precision, config.reduce_dtype) for config in session.space.enumerate()} == {("bf16", "bf16")}
     assert told == [
         "ds.json: zero_allow_untested_optimizer=true: is no knob here; trials do without it",
-        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false precision=bf16",
+        BASELINE,
     ]
 
 
@@ -54,7 +56,7 @@ def test_what_is_given_besides_wins(tmp_path: Path) -> None:
     )
     assert session.request.global_batch_size == 32
     assert (session.baselines[0].zero_stage, session.baselines[0].micro_batch_size) == (2, 8)
-    assert {config.precision for config in session.space.enumerate()} == {"fp32"}
+    assert {(config.precision, config.reduce_dtype) for config in session.space.enumerate()} == {("fp32", "fp32")}
 
 
 def test_a_knob_that_the_engine_has_not_is_left_out_of_the_baseline(tmp_path: Path) -> None:
@@ -72,13 +74,15 @@ def test_a_script_begins_with_the_file_that_it_has(tmp_path: Path) -> None:
     words = ["python", "train.py", "--deepspeed_config", "{config}"]
     fields = {"command": words, "ranks": 2, "strategy": "random"}
     session = prepare(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
-    assert told == ["ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false precision=bf16"]
+    assert told == [
+        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false reduce_dtype=bf16 precision=bf16"
+    ]
     assert (session.baselines[0].zero_stage, session.baselines[0].overlap_comm) == (2, False)
     trainer = fields | {"command": ["python", "train.py", "--batch", "{micro_batch_size}"]}
     told.clear()
     session = prepare(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
-    assert [line.split("=")[0] for line in told] == ["ds.json: zero_stage", "ds.json: overlap_comm", "ds.json: precision",
-                                                     "ds.json: the baseline is micro_batch_size"]  # fmt: skip
+    left = ["zero_stage", "overlap_comm", "reduce_dtype", "precision", "the baseline is micro_batch_size"]
+    assert [line.split("=")[0] for line in told] == [f"ds.json: {name}" for name in left]
     assert session.baselines[0].micro_batch_size == 4
 
 

@@ -94,6 +94,23 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "expandable_segments": (True, {}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
+OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
+FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
+    ("offload_param", "nvme", SHARDED),
+    ("offload_param", "nvme", SHARDED | {"reshard_after_forward": False}),
+    ("offload_optimizer", "nvme", OFFLOADED),
+    ("offload_optimizer", "none", OFFLOADED),
+    ("offload_optimizer", "none", OFFLOADED | {"reshard_after_forward": False}),
+    ("attention_backend", "efficient", {"attention_backend": "cudnn"}),
+    ("reduce_dtype", "bf16", SHARDED | {"precision": "bf16"}),
+    ("reduce_dtype", "bf16", SHARDED | {"precision": "bf16", "reshard_after_forward": False}),
+    ("reduce_dtype", "fp16", {"precision": "bf16"}),
+    ("reduce_dtype", "bf16", SHARDED | {"precision": "fp64"}),
+    ("precision", "fp64", {}),
+    ("activation_checkpointing", "selective", SHARDED),
+    ("zero_stage", 1, {"tensor_parallel_size": 2}),
+]
+"""Other values of knobs that a format may carry in part: another one, where it stands, and what is beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +123,13 @@ def test_every_knob_is_moved() -> None:
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("knob", MOVES)
-def test_nothing_is_dropped_in_silence(session: Any, name: str, knob: str) -> None:
-    """A knob that moves changes the file, is told, or is refused."""
-    value, beside = MOVES[knob]
+@pytest.mark.parametrize(
+    ("knob", "value", "beside"),
+    [*((knob, value, beside) for knob, (value, beside) in MOVES.items()), *FURTHER],
+    ids=lambda value: str(value).replace("'", ""),
+)
+def test_nothing_is_dropped_in_silence(session: Any, name: str, knob: str, value: Value, beside: dict[str, Value]) -> None:
+    """A knob that moves changes the file, is told where it stands or where it stood, or is refused."""
 
     def made(**knobs: Value) -> Export | None:
         document = exported.document(session, **knobs)
@@ -117,14 +137,39 @@ def test_nothing_is_dropped_in_silence(session: Any, name: str, knob: str) -> No
             found = exporter(name)(document)
         except ExportRefusedError:
             return None
-        beside = exporter("deepspeed")(document).text if name == "accelerate-deepspeed" else ""
-        return Export(text=found.text + beside, notes=found.notes)
+        second = exporter("deepspeed")(document).text if name == "accelerate-deepspeed" else ""
+        return Export(text=found.text + second, notes=found.notes)
 
     before, after = made(**beside), made(**beside | {knob: value})
     if before is None or after is None:
         return
-    told = any(re.search(rf"\b{knob}={value}\b", note, re.IGNORECASE) for note in after.notes)
-    assert told or body(after.text) != body(before.text), after.notes
+    stood, stands = (
+        {note for note in export.notes if re.search(rf"\b{knob}=\w", note, re.IGNORECASE)} for export in (before, after)
+    )
+    assert stood != stands or body(after.text) != body(before.text), after.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "reduces", "told"),
+    [
+        ("accelerate-fsdp", "bf16", "fp32", True), ("accelerate-fsdp", "bf16", "bf16", False),
+        ("accelerate-fsdp", "fp32", "fp32", False), ("lightning", "bf16", "fp32", True), ("torch", "bf16", "fp32", False),
+    ],
+)  # fmt: skip
+def test_a_target_that_reduces_as_it_computes_says_so(
+    session: Any, name: str, precision: str, reduces: str, told: bool
+) -> None:
+    knobs: dict[str, Value] = {**SHARDED, "reshard_after_forward": False, "precision": precision, "reduce_dtype": reduces}
+    notes = exporter(name)(exported.document(session, **knobs)).notes
+    assert any(note.startswith(f"reduce_dtype={reduces}: ") for note in notes) is told
+
+
+@pytest.mark.parametrize("name", ["accelerate-fsdp", "torchtitan"])
+def test_a_copy_of_the_states_on_fewer_ranks_than_a_sequence_is_refused(session: Any, name: str) -> None:
+    knobs: dict[str, Value] = {**SHARDED, "context_parallel_size": 4}
+    assert exporter(name)(exported.document(session, hsdp_shard_size=8, **knobs)).text
+    with pytest.raises(ExportRefusedError, match=r"format: .*hsdp_shard_size=2 is fewer; use "):
+        exporter(name)(exported.document(session, hsdp_shard_size=2, **knobs))
 
 
 def body(text: str) -> str:
@@ -144,6 +189,7 @@ def test_a_script_of_the_users_own(name: str) -> None:
     made = exporter(name)(exported.document(exported.script(), zero_stage=3, micro_batch_size=2, script="workers=2"))
     assert "LlamaDecoderLayer" not in made.text
     assert "workers=2" in made.text + "".join(made.notes)
+    assert made.notes[-1].startswith("verified: target, measured in your own script")
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "megatron", "slurm", "torchrun"])

@@ -59,6 +59,17 @@ def test_every_node_has_its_line_and_its_ranks(tmp_path: Path) -> None:
     assert "# node 1: ranks 8-15 (tensor 0-3, data 0-1, pipeline 1)\n" in text
 
 
+def test_variables_are_quoted() -> None:
+    best = exported.document(exported.large())
+    best["launch"]["env"] = {"PLAIN": "expandable_segments:True", "SHELL_WOULD_RUN": "$(id);'x'"}
+    text = exporter("torchrun")(best).text
+    assert "export PLAIN=expandable_segments:True\n" in text
+    exports = "".join(line for line in text.splitlines(keepends=True) if line.startswith("export "))
+    shown = subprocess.run(["bash", "-c", f'{exports}printf %s "$SHELL_WOULD_RUN"'], capture_output=True, text=True, check=True)
+    assert shown.stdout == "$(id);'x'"
+    compile(exporter("ray")(best).text, "ray", "exec")
+
+
 def run_with(tool: str, folder: Path, **knobs: Any) -> list[float]:
     """Losses that rank 0 prints where the export `torch` is started by the export `tool`."""
     ranks = knobs.pop("ranks")

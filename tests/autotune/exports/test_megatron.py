@@ -69,6 +69,27 @@ def test_a_pipeline_is_laid_out_stage_by_stage() -> None:
     assert pipeline_layout(shape, config, 1024) == "Etttttt|ttttttL"  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("llama-3-8b", []),
+        ("opt-1.3b", ["the model's activation relu"]),
+        ("gpt-neox-20b", ["pretrain_gpt.py's model is written without parallel residuals"]),
+        ("mistral-7b", ["pretrain_gpt.py's model is written without a sliding window"]),
+    ],
+)
+def test_what_no_argument_says_of_a_shape_is_told(model: str, told: list[str]) -> None:
+    notes = exporter("megatron")(exported.document(exported.large(model, sequence_length=2048))).notes
+    of_shape = [note for note in notes if note.startswith(("the model's", "pretrain_gpt.py", "only some"))]
+    assert len(of_shape) == len(told)
+    assert all(note.startswith(start) for note, start in zip(of_shape, told, strict=True))
+
+
+def test_the_layers_of_a_model_that_is_not_known_are_left_to_its_user() -> None:
+    notes = exporter("megatron")(exported.document(exported.unknown(), pipeline_parallel_size=2, pipeline_split="even")).notes
+    assert any(note.startswith("virtual_stages=1, pipeline_split=even: ") for note in notes)
+
+
 def test_a_schedule_that_it_has_not_is_told() -> None:
     best = exported.document(exported.large(), pipeline_parallel_size=2, virtual_stages=2, pipeline_schedule="zbv")
     made = exporter("megatron")(best)

@@ -49,7 +49,7 @@ fsdp_config:
     )
     assert found.knobs == {
         "zero_stage": 3, "hsdp_shard_size": 8, "offload_optimizer": "cpu", "offload_param": "cpu", "precision": "bf16",
-        "activation_checkpointing": "full",
+        "activation_checkpointing": "full", "reduce_dtype": "bf16",
     }  # fmt: skip
     assert (found.ranks, found.global_batch_size) == (16, None)
     assert [note.partition(":")[0] for note in found.notes] == [
@@ -71,6 +71,33 @@ def test_its_strategies_are_stages(tmp_path: Path, strategy: str, stage: int) ->
     assert found.knobs == {"zero_stage": stage, "precision": "fp32"}
 
 
+FSDP = "distributed_type: FSDP\nmixed_precision: 'no'\nfsdp_config:\n  "
+
+
+def test_what_the_strategy_says_is_a_legal_baseline(tmp_path: Path) -> None:
+    """Copies on a part of the ranks, and parameters in main memory, are stage 3's alone."""
+    kept = read(tmp_path, f"{FSDP}fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n", machines=2, processes=4)
+    assert kept.knobs == {"zero_stage": 3, "reshard_after_forward": False, "hsdp_shard_size": 2, "precision": "fp32"}
+    offloads = f"{FSDP}fsdp_offload_params: true\n  fsdp_sharding_strategy: "
+    second, none = read(tmp_path, f"{offloads}SHARD_GRAD_OP\n"), read(tmp_path, f"{offloads}NO_SHARD\n")
+    assert second.knobs == {"zero_stage": 2, "offload_optimizer": "cpu", "precision": "fp32"}
+    assert none.knobs == {"zero_stage": 0, "precision": "fp32"}
+    for found in (second, none):
+        assert any(note.startswith("fsdp_config.fsdp_offload_params=true: at stage ") for note in found.notes)
+
+
+def test_fsdp_version_2(tmp_path: Path) -> None:
+    for switch in ("false", "'false'"):
+        found = read(tmp_path, f"{FSDP}fsdp_version: 2\n  fsdp_reshard_after_forward: {switch}\n")
+        assert found.knobs == {"zero_stage": 3, "reshard_after_forward": False, "precision": "fp32"}
+
+
+@pytest.mark.parametrize("key", ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"])
+def test_a_strategy_that_it_has_not_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(RequestError, match=r"fsdp_config.fsdp_sharding_strategy: 'FULLSHARD' .* use one of full_shard, "):
+        read(tmp_path, f"{FSDP}{key}: FULLSHARD\n")
+
+
 def test_deepspeed_within(tmp_path: Path) -> None:
     found = read(
         tmp_path,
@@ -86,7 +113,7 @@ deepspeed_config:
 """,
     )
     assert found.knobs == {
-        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "precision": "fp16",
+        "zero_stage": 2, "overlap_comm": False, "offload_optimizer": "cpu", "precision": "fp16", "reduce_dtype": "fp16",
     }  # fmt: skip
     assert any(note.startswith("gradient_accumulation_steps=4") for note in found.notes)
 
@@ -147,7 +174,7 @@ def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, text: str, says: s
 def test_what_is_exported_comes_back(tmp_path: Path) -> None:
     layout: dict[str, Any] = {
         "zero_stage": 3, "hsdp_shard_size": 4, "tensor_parallel_size": 2, "reshard_after_forward": False, "precision": "bf16",
-        "activation_checkpointing": "full",
+        "reduce_dtype": "bf16", "activation_checkpointing": "full",
     }  # fmt: skip
     path = tmp_path / "fsdp.yaml"
     path.write_text(exporter("accelerate-fsdp")(exported.document(exported.large(), **layout)).text)

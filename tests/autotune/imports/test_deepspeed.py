@@ -103,7 +103,21 @@ def test_how_far_ahead_deepspeed_looks(tmp_path: Path, distance: float, reshards
 def test_older_names_and_what_is_off(tmp_path: Path) -> None:
     older = {"train_batch_size": 8, "bfloat16": {"enabled": True}, "tensor_parallel": {"autotp_size": 0}}
     found = read(tmp_path, older)
-    assert (found.knobs, found.notes) == ({"precision": "bf16"}, ())
+    assert (found.knobs, found.notes) == ({"precision": "bf16", "reduce_dtype": "bf16"}, ())
+
+
+@pytest.mark.parametrize(
+    ("stated", "reduces"),
+    [
+        ({}, None),
+        ({"bf16": {"enabled": True}}, "bf16"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"bf16": {"enabled": True}, "communication_data_type": "fp32"}, "fp32"),
+        ({"bf16": {"enabled": "auto"}}, None),
+    ],
+)
+def test_deepspeed_reduces_in_the_type_that_it_computes_in(tmp_path: Path, stated: dict[str, Any], reduces: str | None) -> None:
+    assert read(tmp_path, {"train_batch_size": 8, **stated}).knobs.get("reduce_dtype") == reduces
 
 
 def test_torchs_optimizer_is_fused_where_it_says_so(tmp_path: Path) -> None:
@@ -124,6 +138,7 @@ def test_torchs_optimizer_is_fused_where_it_says_so(tmp_path: Path) -> None:
             {"zero_optimization": {"stage": 3, "stage3_max_reuse_distance": -1}},
             "stage3_max_reuse_distance: -1 in ds.json is no number; give a number of at least 0",
         ),
+        ({"tensor_parallel": {"autotp_size": 2.5}}, "tensor_parallel.autotp_size: 2.5 in ds.json is no count; give a whole"),
         ({"train_batch_size": "many"}, "train_batch_size: 'many' in ds.json is no count; give a whole number"),
         ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps' in ds.json is no switch; give true or false"),
         ({"communication_data_type": "int8"}, "communication_data_type: 'int8' in ds.json is not known; use one of fp32"),

@@ -9,7 +9,7 @@ import table
 from autotune import engines
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.jobs.request import request_from_row, request_to_row
-from autotune.jobs.session import Session, prepare, read_baseline, session_of
+from autotune.jobs.session import Session, prepare, session_of
 from search_spaces.errors import SearchSpaceError
 from storage.store import Store
 
@@ -78,6 +78,7 @@ def test_a_limit_below_every_configuration_is_refused(tmp_path: Path) -> None:
     [
         {"engine": "none"},
         {"data_path": "/no/such/folder"},
+        {"data_path": "/no/such/folder", "model": "hf:tiny"},
         {"space": "unheard"},
         {"pins": {"zero_stage": 7}},
         {"ranks": 10_000},
@@ -97,19 +98,3 @@ def test_a_job_is_resumed_from_its_row_alone(tmp_path: Path, store: Store) -> No
     assert again.space.hash == session.space.hash
     assert again.baselines == session.baselines
     assert prepare(again.request).request == session.request
-
-
-def test_a_baseline_is_read_from_either_kind_of_file(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.json"
-    path.write_text('{"zero_stage": 2}')
-    assert read_baseline(path) == {"zero_stage": 2}
-    path.write_text('{"best": {"config": {"zero_stage": 3}}}')
-    assert read_baseline(path) == {"zero_stage": 3}
-
-
-@pytest.mark.parametrize("content", ["[1]", "{", '{"zero_stag": 1}', '{"zero_stage": 9}'])
-def test_a_bad_baseline_file_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "baseline.json"
-    path.write_text(content)
-    with pytest.raises((RequestError, SearchSpaceError)):
-        read_baseline(path)

@@ -23,6 +23,11 @@ def test_what_a_step_takes_once_is_counted_once() -> None:
     assert LINE.at_full(3.0 + 2 * 0.5, 3.0 + 6 * 0.5) == pytest.approx(3.0 + 32 * 0.5)
 
 
+def test_bytes_are_whole_and_never_below_none() -> None:
+    found = LINE.tags_at_full({"parameters": 10**18 + 1, "buffers": 900}, {"parameters": 10**18 + 5, "buffers": 100, "late": 4})
+    assert found == {"parameters": 10**18 + 31, "buffers": 0, "late": 30}
+
+
 def test_costs_grow_with_the_micro_batches_and_collectives_exactly() -> None:
     found, expected = LINE.costs_at_full(costs(2), costs(6)), costs(32)
     assert found.collectives == expected.collectives

@@ -37,6 +37,9 @@ def no_module():
 def no_batch():
     return nn.Linear(3, 2), None
 
+def misspelt():
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3)), print, {"tensor": {"*": "colwise", "layers.*.up": "colwise"}}
+
 def frozen():
     return nn.Linear(3, 2).requires_grad_(False), print
 
@@ -69,6 +72,10 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("users_factories:no_module", "returned int as the module"),
         ("users_factories:no_batch", "returned NoneType as batch"),
         ("users_factories:frozen", "no parameter requires a gradient"),
+        (
+            "users_factories:misspelt",
+            "plan.tensor names 'layers.*.up', which no module of it has; give a name",
+        ),
     ],
 )
 def test_what_a_factory_does_wrong_is_one_line_with_the_remedy(factories: Path, reference: str, message: str) -> None:

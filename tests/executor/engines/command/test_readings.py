@@ -49,7 +49,15 @@ def test_a_log_tells_the_seconds_of_a_step_at_once(row: dict[str, str], seconds:
     assert step.seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("row", "problem"), [({"samples": "x"}, "no number"), ({"samples": 0, "clock": 1.0}, "not above 0")])
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"samples": "x"}, "no number"),
+        ({"samples": 0, "clock": 1.0}, "not above 0"),
+        ({"device_bytes": float("inf")}, "not 0 or above"),
+        ({"step_seconds": 0.1, "waited": "nan"}, "not 0 or above"),
+    ],
+)
 def test_what_cannot_be_read_is_told(row: dict[str, object], problem: str) -> None:
     told = Readings(BATCH)
     assert told.take(row) is None
@@ -210,6 +218,7 @@ def test_each_launcher_tells_its_own(tmp_path: Path) -> None:
     assert launcher_words("torchrun", words, PLACE) == words
     assert launcher_words("deepspeed", words, PLACE) == ["python", "-u", "train.py", "--local_rank=1", "--lr", "1"]
     assert launcher_words("deepspeed", ["python", "-m", "my.train"], PLACE) == ["python", "-m", "my.train", "--local_rank=1"]
+    assert launcher_words("deepspeed", ["train.py", "-m", "x.py"], PLACE) == ["train.py", "--local_rank=1", "-m", "x.py"]
 
 
 def test_a_host_whose_ranks_see_a_device_each_has_them_all() -> None:

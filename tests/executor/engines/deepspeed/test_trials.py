@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks import user_model
+from benchmarks.parity_cases import USER_PARAMETERS
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.model import FactoryModel, Model, ModelSpec, Norm, Position
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
@@ -29,6 +31,9 @@ TIED = ModelSpec(
     ffn_hidden_size=64, vocab_size=128, sequence_length=64, norm=Norm.LAYERNORM, position=Position.LEARNED, gated_mlp=False,
     activation="gelu_tanh", qkv_bias=True, attention_output_bias=True, mlp_bias=True, tied_embeddings=True,
 )  # fmt: skip
+USERS = FactoryModel(
+    reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, python_path=(str(Path(user_model.__file__).parents[1]),)
+)
 FP32_BOUND, BF16_BOUND = 1e-5, 2e-2
 """Relative, of losses and gradient norms after up to two updates."""
 CASES: dict[str, dict[str, Any]] = {
@@ -55,7 +60,7 @@ def runner() -> Iterator[LocalRunner]:
         yield local
 
 
-def request(engine: str, knobs: dict[str, Any], model: ModelSpec = MODEL, **fields: Any) -> TrialRequest:
+def request(engine: str, knobs: dict[str, Any], model: Model = MODEL, **fields: Any) -> TrialRequest:
     return TrialRequest(
         attempt=f"{engine} {knobs}", model=model, config=TrialConfig(**{"micro_batch_size": 2, **knobs}), workload=WORK,
         world_size=RANKS, engine=engine, **{"fidelity": SHORT, **fields},
@@ -65,6 +70,11 @@ def request(engine: str, knobs: dict[str, Any], model: ModelSpec = MODEL, **fiel
 @pytest.fixture(scope="module")
 def native(runner: LocalRunner) -> TrialResult:
     return runner.run(request("native", {}))
+
+
+@pytest.fixture(scope="module")
+def users_own(runner: LocalRunner) -> TrialResult:
+    return runner.run(request("native", {}, model=USERS))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -132,6 +142,26 @@ def test_one_weight_at_both_ends_of_a_pipeline_is_refused(runner: LocalRunner) -
     result = runner.run(request("deepspeed", {"pipeline_parallel_size": 2}, model=TIED))
     assert (result.outcome, result.rule) == (Outcome.INVALID, "deepspeed-tied-pipeline")
     assert runner.run(request("deepspeed", {"zero_stage": 3}, model=TIED)).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"zero_stage": 0}, {"zero_stage": 2}, {"zero_stage": 3, "activation_checkpointing": "full"}], ids=str
+)
+def test_a_module_of_the_users_own_trains_as_in_the_native_engine(
+    runner: LocalRunner, users_own: TrialResult, knobs: dict[str, Any]
+) -> None:
+    """It draws random numbers in training, has a frozen parameter and tied ones, and names its blocks."""
+    result = runner.run(request("deepspeed", knobs, model=USERS, reference_losses=users_own.losses))
+    assert result.outcome is Outcome.OK, f"{result.message}\n{result.traceback}"
+    assert result.losses == pytest.approx(users_own.losses, rel=FP32_BOUND)
+    assert result.gradient_norms == pytest.approx(users_own.gradient_norms, rel=FP32_BOUND)
+
+
+@pytest.mark.parametrize("degree", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_module_of_the_users_own_is_not_divided(runner: LocalRunner, degree: str) -> None:
+    result = runner.run(request("deepspeed", {degree: 2}, model=USERS))
+    assert (result.outcome, result.rule) == (Outcome.INVALID, "factory-shape")
+    assert f"use {degree}=1" in result.message
 
 
 def test_a_preset_in_a_sweep_of_the_engine(runner: LocalRunner) -> None:

@@ -1,0 +1,76 @@
+"""This machine: the cluster that a request names, and whether its data and its devices are here."""
+
+from pathlib import Path
+
+from autotune.errors import RequestError
+from autotune.jobs.request import JobRequest
+from autotune.jobs.shape import parse_shape, reshaped
+from executor.detect import local_gpus
+from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters import local_cluster, resolve_cluster
+from search_spaces.huggingface import BUILT, is_factory_reference
+
+
+def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
+    """The cluster that the request names, or as much of it as trials run on; `live`: the one that was found, for `ray`.
+
+    Raises:
+        RequestError: the part of it that trials run on cannot be had.
+        SearchSpaceError: there is no such cluster, or it cannot be described.
+    """
+    local = request.cluster == "local" and live is None
+    ranks = _ranks_of_shape(request.tune_on) if local and request.tune_on is not None else request.ranks
+    gpus = local_gpus() if local else None
+    if gpus is not None:
+        return local_cluster(ranks, request.memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
+    cluster = resolve_cluster(request.cluster, ranks, request.memory_limit_bytes, live)
+    return cluster if local or request.tune_on is None else reshaped(cluster, "tune_on", request.tune_on)
+
+
+def cluster_here(name: str, ranks: int | None = None) -> ClusterSpec:
+    """The cluster of that name, which must be what is here.
+
+    Raises:
+        RequestError: this machine has not its devices.
+        SearchSpaceError: there is no such cluster, or it cannot be described.
+    """
+    cluster = cluster_of(JobRequest(model="any", cluster=name, ranks=ranks), None)
+    require_here(cluster)
+    return cluster
+
+
+def require_here(cluster: ClusterSpec) -> None:
+    """Trials run on this machine: what is measured on it must not be told as another cluster's."""
+    if cluster.device.kind == "cpu":
+        local_cluster(cluster.world_size)
+        return
+    gpus = local_gpus()
+    if cluster.nodes > 1 or gpus is None or gpus.count < cluster.devices_per_node:
+        problem = f"{cluster.name} has {cluster.world_size} GPUs, and this machine has {gpus.count if gpus else 'none'}"
+        raise RequestError("cluster", problem, "use local, or run it there; `autotune space` counts for any cluster")
+
+
+def require_text(request: JobRequest) -> None:
+    """Refuse data that is missing, or too short for one sample; the same bounds as the ranks have (executor.data)."""
+    own_batches = is_factory_reference(request.model) and not request.model.startswith(BUILT)
+    if request.data_path is None or own_batches:
+        return
+    root = Path(request.data_path)
+    if not root.exists():
+        raise RequestError("data_path", f"{root} does not exist", "give a file or a folder of text")
+    files = [root] if root.is_file() else (path for path in root.glob("**/*") if path.is_file())
+    found, least = 0, request.sequence_length + 2
+    for path in files:
+        found += path.stat().st_size
+        if found >= least:
+            return
+    problem = f"{root} holds {found:,} bytes, fewer than one sample of {request.sequence_length} tokens"
+    raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--seq-len)")
+
+
+def _ranks_of_shape(shape: str) -> int:
+    """Ranks of so much of this machine: each has its share of memory and cores, so that none is cut out of something larger."""
+    nodes, devices = parse_shape("tune_on", shape)
+    if nodes > 1:
+        raise RequestError("tune_on", f"{shape} has {nodes} nodes, and local is one", f"write 1x{devices}, or name a cluster")
+    return devices
