@@ -1,6 +1,7 @@
 """What one engine's answer is worth on another: rank correlations, the winner's loss, and the loss knob by knob."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ CLOSE = 0.1
 """Share within which two configurations are not told apart by two repeats that differ by as much."""
 LAYOUT = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size")
 SOURCE = "native"
+USE = (
+    "What is marked here each engine declares in its capability: `autotune sweep MODEL --from best-config.json "
+    "--engine TARGET` keeps all else of an answer and tunes that on the target alone."
+)
 Rates = Mapping[int, float]
 """Number of a configuration -> its mean samples/s on an engine."""
 
@@ -111,6 +116,13 @@ def by_layout(source: Rates, target: Rates, configurations: Sequence[TrialConfig
     }
 
 
+def all_losses(source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> tuple[list[Loss], list[Loss]]:
+    """Knob by knob where every layout may be chosen, and in each that may be given."""
+    groups = by_layout(source, target, configurations)
+    given = [loss for layout, group in groups.items() for loss in knob_losses(*group, configurations, layout)]
+    return knob_losses(source, target, configurations), given
+
+
 def finalists(rows: Sequence[Measured], configurations: Sequence[TrialConfig]) -> list[int]:
     """The configurations on which the losses rest: in each layout what is within `CLOSE` of the best on either engine."""
     source = mean_rates(rows, SOURCE)
@@ -134,10 +146,15 @@ def page(rows: Sequence[Measured], configurations: Sequence[TrialConfig], rate_m
     )
     counts = ", ".join(f"{len(rates[engine])} on {engine}" for engine in engines)
     noise = ", ".join(f"{_spread(rows, engine)} on {engine}" for engine in engines)
+    finals = (
+        f"what a loss rests on was measured {_finals(rows)} times, which leaves a difference uncertain by "
+        f"± {100 * _uncertainty(rows):.0f} % (95 %)"
+    )
     matrix = [[one, *(_cell(rates[one], rates[other]) for other in engines)] for one in engines]
     lines = [
         "# Does the answer carry over?", "",
-        f"Written by `python -m benchmarks.transfer`. {method}: {counts}. Repeats differ by {noise}.", "", "## Ranks", "",
+        f"Written by `python -m benchmarks.transfer`. {method}: {counts}. Repeats differ by {noise}; {finals}.", "",
+        USE, "", "## Ranks", "",
         "Spearman of samples/s over the configurations that both engines run (their number in brackets).", "",
         *table(["", *engines], matrix), "",
     ]  # fmt: skip
@@ -150,12 +167,13 @@ def page(rows: Sequence[Measured], configurations: Sequence[TrialConfig], rate_m
 def _transfer(engine: str, source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> list[str]:
     theirs, own, share = winners_loss(source, target)
     groups = by_layout(source, target, configurations)
-    free = knob_losses(source, target, configurations)
-    given = [loss for layout, group in groups.items() for loss in knob_losses(*group, configurations, layout)]
+    free, given = all_losses(source, target, configurations)
     own_best = f"{engine}'s own ({_text(configurations[own])})"
     answer = f"Native's best ({_text(configurations[theirs])}) loses {share:.1%} on {engine} against {own_best}"
-    specific = sorted({f"`{loss.knob}`" for loss in (*free, *given) if loss.specific})
-    verdict = f"{', '.join(specific)}: tuned on {engine} only" if specific else "every knob carries over"
+    specific = sorted({loss.knob for loss in (*free, *given) if loss.specific})
+    verdict = (
+        f"{', '.join(f'`{knob}`' for knob in specific)}: tuned on {engine} only" if specific else "every knob carries over"
+    )
     layouts = [
         [layout, _text(configurations[one]), _text(configurations[other]), f"{100 * lost:.1f} %"]
         for layout, (one, other, lost) in ((layout, winners_loss(*group)) for layout, group in groups.items())
@@ -184,13 +202,27 @@ def _cell(one: Rates, other: Rates) -> str:
     return f"{'none' if told is None else f'{told:.2f}'} ({count})"
 
 
+def _finals(rows: Sequence[Measured]) -> int:
+    return max(Counter((row.engine, row.number) for row in rows if row.rate > 0).values())
+
+
+def _uncertainty(rows: Sequence[Measured]) -> float:
+    """Half-width of the 95 % interval of the ratio of two configurations that were measured most often."""
+    deviation, _ = _pooled(rows)
+    return 1.96 * deviation * math.sqrt(2 / _finals(rows))
+
+
 def _spread(rows: Sequence[Measured], engine: str) -> str:
-    groups: dict[int, list[float]] = {}
-    for row in rows:
-        if row.engine == engine and row.rate > 0:
-            groups.setdefault(row.number, []).append(row.rate)
-    deviation, freedom = pooled_deviation(list(groups.values()))
+    deviation, freedom = _pooled([row for row in rows if row.engine == engine])
     return f"{100 * deviation:.1f} %" if freedom else "an unknown share"
+
+
+def _pooled(rows: Sequence[Measured]) -> tuple[float, int]:
+    groups: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        if row.rate > 0:
+            groups.setdefault((row.engine, row.number), []).append(row.rate)
+    return pooled_deviation(list(groups.values()))
 
 
 def _text(config: TrialConfig) -> str:

@@ -41,6 +41,9 @@ class Capability:
     """Knob -> the values that are honoured, the one to begin with first; None: its whole domain."""
     combinations: tuple[Combination, ...] = ()
     """Each refused before any process starts."""
+    specific: frozenset[str] = frozenset()
+    """Knobs of which the value that is best on the native engine lost over 3 % here (docs/transfer.md): tuned on this engine
+    alone."""
     keeps_copy_beside_gradients: bool = False
     """Whether whole parameters stand on a rank of stages 0-2 at the same time as all its gradients. False: not at every
     moment, so that only the larger of the two counts in the lower bound of a rank's states."""

@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks.transfer import ENGINES, RANKS, agenda, asked_of, configurations, finals
+from benchmarks.transfer import DATA, ENGINES, RANKS, agenda, asked_of, configurations, finals, read
 from benchmarks.transfer_figures import (
     Measured,
+    all_losses,
     by_layout,
     correlation,
     finalists,
@@ -63,6 +64,13 @@ def test_a_layout_that_is_given_has_winners_and_losses_of_its_own() -> None:
     measured = [*rows("native", NATIVE), *rows("deepspeed", slower_with_two)]
     assert finalists(measured, CONFIGS) == [1, 2, 3]
     assert "| micro_batch_size | 0.0 % | 25.0 % (zero_stage=2) | 2 | 1 | engine-specific |" in page(measured, CONFIGS, 500)
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+def test_each_engine_declares_what_was_measured_to_be_its_own(engine: str) -> None:
+    measured = read(DATA)
+    losses = all_losses(mean_rates(measured, "native"), mean_rates(measured, engine), configurations())
+    assert {loss.knob for some in losses for loss in some if loss.specific} == ENGINES[engine].specific
 
 
 def test_finals_repeat_what_the_answer_rests_on() -> None:

@@ -9,6 +9,8 @@ from autotune.imports.imported import Imported
 from autotune.imports.read import read_imported
 from autotune.jobs.command_field import with_command
 from autotune.verification import LAYOUT
+from executor.engines.command.capability import COMMAND
+from search_spaces.capability import Capability
 from search_spaces.command import CommandModel
 from search_spaces.knob import Numerics
 from search_spaces.knobs import KNOBS, value_text
@@ -21,6 +23,7 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     """The fields with what the file says, where nothing else says it; what is no knob is told.
 
     What changes results (precision, the type of reductions) is pinned too: every trial then computes as the user's runs do.
+    Of a best configuration that another engine of ours measured all is pinned but what is this engine's own.
 
     Raises:
         RequestError: the file cannot be read, or has a value that cannot be.
@@ -32,9 +35,9 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     for note in (*found.notes, *left):
         tell(f"{path.name}: {note}")
     pins = dict(fields.get("pins", {}))
-    for name, value in knobs.items():
-        if KNOBS[name].numerics is Numerics.CHANGES:
-            pins.setdefault(name, value)
+    changing = {name: value for name, value in knobs.items() if KNOBS[name].numerics is Numerics.CHANGES}
+    for name, value in {**_carried_over(found, fields, tell), **changing}.items():
+        pins.setdefault(name, value)
     if found.ranks is not None and ranks not in ((), (found.ranks,)):
         tell(f"{path.name}: is written for {found.ranks} processes, and trials run on {', '.join(map(str, ranks))}")
     baseline = {**knobs, **(fields.get("baseline") or {})}
@@ -43,21 +46,39 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     return _with_batch({**fields, "baseline": baseline, "pins": pins}, found, ranks, tell)
 
 
+def _carried_over(found: Imported, fields: Mapping[str, Any], tell: Tell) -> dict[str, Value]:
+    """What is right here too of another engine's best configuration, as far as engines were compared."""
+    capability = _capability(fields)
+    if found.engine in (None, capability.engine) or not capability.specific:
+        return {}
+    told = ", ".join(sorted(capability.specific))
+    tell(f"measured on {found.engine}: what carries over to {capability.engine} is kept, and {told} tuned (docs/transfer.md)")
+    values = TrialConfig().replace(found.knobs).values()
+    return {
+        name: value for name, value in values.items() if name not in capability.specific and capability.honours(name, value)
+    }
+
+
+def _capability(fields: Mapping[str, Any]) -> Capability:
+    command = with_command(fields).get("command")
+    engine = fields.get("engine", "native" if command is None else "command")
+    return capability_of(engine, None if command is None else CommandModel(**command))
+
+
 def _turned(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
     """The knobs that the sweep's engine turns, and a line for each other one.
 
     A knob of the layout is kept all the same: without it the baseline would be another, and the engine's refusal names the
     remedy. But a script's layout is its own affair.
     """
-    command = with_command(fields).get("command")
-    engine = fields.get("engine", "native" if command is None else "command")
-    capability = capability_of(engine, None if command is None else CommandModel(**command))
+    capability = _capability(fields)
+    script = capability.engine == COMMAND
     kept, left = {}, []
     for name, value in knobs.items():
-        if capability.honours(name, value) or (command is None and name in LAYOUT):
+        if capability.honours(name, value) or (not script and name in LAYOUT):
             kept[name] = value
         else:
-            why = f"the {engine} engine has no such knob" if command is None else "no placeholder of the command carries it"
+            why = "no placeholder of the command carries it" if script else f"the {capability.engine} engine has no such knob"
             left.append(f"{name}={value_text(value)}: {why}; the baseline is without it")
     return kept, left
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from autotune.engines import CAPABILITIES
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
 from executor.engines.command.capability import COMMAND
@@ -79,6 +80,15 @@ def verified_note(winner: Winner, same: Collection[str]) -> str:
     if winner.verified == "target" or winner.engine in same:
         return "verified: target, measured in this framework itself"
     return f"verified: native-only, measured by the engine {winner.engine}; measure it in this framework before you rely on it"
+
+
+def specific_note(winner: Winner, same: Collection[str]) -> list[str]:
+    """What of a configuration that another engine measured is to be tuned in the framework of the export."""
+    engine = next((name for name in same if CAPABILITIES[name].specific), None)
+    if engine is None or winner.verified == "target" or winner.engine in (*same, COMMAND):
+        return []
+    told = ", ".join(sorted(CAPABILITIES[engine].specific))
+    return [f"tune {told} there: they carry over least (autotune sweep MODEL --from best-config.json --engine {engine})"]
 
 
 def size_note(winner: Winner) -> list[str]:

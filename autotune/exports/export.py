@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints, checkpoint_note
-from autotune.exports.coverage import size_note, verified_note
+from autotune.exports.coverage import size_note, specific_note, verified_note
 from autotune.exports.winner import Winner
 
 
@@ -31,7 +31,7 @@ def remarks(
         same: engines of ours that run the export's framework itself.
     """
     kept = [] if checkpoints is None else [checkpoint_note(winner, checkpoints)]
-    return (*notes, *size_note(winner), *kept, verified_note(winner, same))
+    return (*notes, *size_note(winner), *kept, *specific_note(winner, same), verified_note(winner, same))
 
 
 def header(winner: Winner, what: str, notes: Sequence[str], mark: str = "# ") -> str:

@@ -25,6 +25,8 @@ class Imported:
     """Samples of a data-parallel rank in an optimizer step; None: the file does not say it."""
     ranks: int | None = None
     """Processes that the file is written for; None: it does not say."""
+    engine: str | None = None
+    """The engine of ours that measured it; None: none did."""
     notes: tuple[str, ...] = ()
     """What was not read as a knob, one line each."""
 

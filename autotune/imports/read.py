@@ -9,21 +9,25 @@ import yaml
 
 from autotune.errors import RequestError
 from autotune.imports.accelerate import from_accelerate
+from autotune.imports.best_config import from_best_config
 from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported
 
 ACCELERATE = frozenset({"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"})
 DEEPSPEED = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
-REMEDY = "give a DeepSpeed configuration (JSON) or a file of `accelerate config` (YAML)"
+BEST_CONFIG = frozenset({"schema_version", "best"})
+REMEDY = "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), or a best-config.json"
 
 
 def read_imported(path: Path) -> Imported:
     """What the file says, by what keys it has.
 
     Raises:
-        RequestError: it cannot be read, is neither of the two, or has a value that cannot be.
+        RequestError: it cannot be read, is none of the three, or has a value that cannot be.
     """
     content = read_table(path)
+    if content.keys() >= BEST_CONFIG:
+        return from_best_config(content, path.name)
     if ACCELERATE & content.keys():
         return from_accelerate(content, path, read_table)
     if DEEPSPEED & content.keys():

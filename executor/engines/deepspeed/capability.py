@@ -83,6 +83,7 @@ DEEPSPEED = Capability(
         "fused_optimizer": None,
         "expandable_segments": None,
     },
+    specific=frozenset({"micro_batch_size", "reduce_bucket_size"}),
     combinations=(
         Combination(
             rule="deepspeed-pipeline-stage",

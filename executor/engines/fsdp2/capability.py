@@ -48,6 +48,7 @@ FSDP2 = Capability(
         "rank_order": None,
         "expandable_segments": None,
     },
+    specific=frozenset({"micro_batch_size"}),
     combinations=(
         Combination(
             rule="fsdp2-zero-bubble",

@@ -9,8 +9,10 @@ import pytest
 import table
 from called import Command
 
+from autotune.best_config import best_config_text, build_best_config
 from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
+from autotune.jobs.book import read_book
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import Session, prepare
 from autotune.loop import run_job
@@ -44,6 +46,38 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
         "ds.json: zero_allow_untested_optimizer=true: is no knob here; trials do without it",
         BASELINE,
     ]
+
+
+def test_of_another_engines_best_only_what_is_the_engines_own_is_tuned(tmp_path: Path) -> None:
+    sweep = table.session(tmp_path, pins={"zero_stage": [1], "micro_batch_size": [2, 4]}, trials=3)
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        job = store.create_job(request_to_row(sweep.request))
+        run_job(sweep, store, job.id, table.runner())
+        best = build_best_config(sweep, read_book(store, job.id))
+    (tmp_path / "best-config.json").write_text(best_config_text(best))
+    given: dict[str, Any] = {
+        "model": str(tmp_path / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", "engine": "deepspeed",
+        "pins": {"reduce_bucket_size": (20_000, 40_000)},
+    }  # fmt: skip
+    told: list[str] = []
+    found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (2,), told.append)))
+    assert told[0] == (
+        "measured on native: what carries over to deepspeed is kept, and micro_batch_size, reduce_bucket_size tuned "
+        "(docs/transfer.md)"
+    )
+    assert found.baselines[0].zero_stage == 1
+    assert found.request.global_batch_size == sweep.request.global_batch_size
+    varied = {name for config in found.space.enumerate() for name in config.differences(found.baselines[0])}
+    assert varied == {"micro_batch_size", "reduce_bucket_size"}
+
+    again = with_imported({**given, "engine": "native"}, tmp_path / "best-config.json", (2,), told.append)
+    assert "zero_stage" not in again["pins"]
+
+
+def test_a_best_config_that_lacks_a_part_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 1, "best": {}}))
+    with pytest.raises(RequestError, match=r"from: best-config\.json lacks 'config'; write it again with"):
+        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
 
 
 def test_what_is_given_besides_wins(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""A best configuration of ours as the start of a sweep on another engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.best_config import request_of
+from autotune.errors import RequestError
+from autotune.imports.imported import Imported
+from search_spaces.errors import KnobValueError
+from search_spaces.knobs import check_value
+from search_spaces.trial_config import TrialConfig
+
+
+def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
+    """Read the document: its best configuration, and the batch and the ranks that it was found for.
+
+    Raises:
+        RequestError: it lacks a part, or a value is outside its knob's domain.
+        BestConfigError: this version cannot read its request.
+    """
+    try:
+        values, ranks, engine = content["best"]["config"], content["launch"]["world_size"], content["engine"]
+        knobs = {name: check_value(name, value) for name, value in values.items()}
+        knobs = TrialConfig().replace(knobs).differences(TrialConfig())
+    except (KeyError, TypeError) as error:
+        raise RequestError("from", f"{source} lacks {error}", "write it again with `autotune export`") from error
+    except KnobValueError as error:
+        raise RequestError("from", f"{source}: {error}", error.remedy) from error
+    return Imported(knobs=knobs, global_batch_size=request_of(dict(content)).global_batch_size, ranks=ranks, engine=engine)
