@@ -52,19 +52,18 @@ class Row:
         return self.error is None and self.case.least < self.off <= self.case.bound
 
 
-def run(ranks: int, cases: Sequence[Case]) -> Iterator[Row]:
-    """Every case, one after another in the same processes, which start again after one that fails."""
-    with Gang(ranks, compare) as gang:
-        for case in cases:
-            if gang.starts >= MOST_STARTS:
-                yield Row(case=case, error="not run: too many cases before it failed")
-                continue
-            began = time.monotonic()
-            try:
-                off, error = _judged(case, gang.run(case)), None
-            except TaskError as problem:
-                off, error = math.inf, f"{str(problem).partition(': ')[0]}: {str(problem).splitlines()[-1]}"
-            yield Row(case=case, off=off, error=error, seconds=time.monotonic() - began)
+def run(gang: Gang, cases: Sequence[Case]) -> Iterator[Row]:
+    """Every case, one after another in the processes of a gang that does `compare`; they start again after one that fails."""
+    for case in cases:
+        if gang.starts >= MOST_STARTS:
+            yield Row(case=case, error="not run: too many cases before it failed")
+            continue
+        began = time.monotonic()
+        try:
+            off, error = _judged(case, gang.run(case)), None
+        except TaskError as problem:
+            off, error = math.inf, f"{str(problem).partition(': ')[0]}: {str(problem).splitlines()[-1]}"
+        yield Row(case=case, off=off, error=error, seconds=time.monotonic() - began)
 
 
 def _judged(case: Case, reports: Sequence[Report]) -> float:
@@ -141,12 +140,13 @@ def main() -> int:
     rows = []
     for ranks, mine in cases.items():
         chosen = [case for case in some(mine, arguments.every) if arguments.only in case.label()]
-        for done, row in enumerate(run(ranks, chosen), 1):
-            rows.append(row)
-            if done % 100 == 0:
-                print(f"{ranks} ranks: {done} of {len(chosen)} cases, {time.monotonic() - began:.0f} s", flush=True)
-            if not row.right:
-                print(f"WRONG {row.case.label()}: {row.error or f'{row.off:.2e} > {row.case.bound:.1e}'}", flush=True)
+        with Gang(ranks, compare) as gang:
+            for done, row in enumerate(run(gang, chosen), 1):
+                rows.append(row)
+                if done % 100 == 0:
+                    print(f"{ranks} ranks: {done} of {len(chosen)} cases, {time.monotonic() - began:.0f} s", flush=True)
+                if not row.right:
+                    print(f"WRONG {row.case.label()}: {row.error or f'{row.off:.2e} > {row.case.bound:.1e}'}", flush=True)
     text = summary(rows, time.monotonic() - began)
     print(text)
     for claim in missing:

@@ -183,8 +183,22 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
 
 
+def _sections(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    """A section that is something else than an object."""
+    for path in ("optimizer", *FORBIDS_OTHERS):
+        section, _, key = path.rpartition(".")
+        value = (_section(config, section) if section else config).get(key)
+        as_flag = path == "zero_optimization" and isinstance(value, bool)
+        if not (value in (None, "auto") or isinstance(value, Mapping) or as_flag):
+            yield _refused("section-type", path, f"{value!r} is no object", 'write its keys, as in {"enabled": true}')
+
+
 def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value < 1:
+            yield _refused("batch-positive", name, f"{value} is no count", "give a whole number of at least 1")
     if config.get(names[0]) is None and config.get(names[1]) is None:
         yield _refused("batch-missing", names[0], "neither it nor the micro-batch is given", f"give {names[1]}")
     divided = _section(config, "tensor_parallel").get("autotp_size", 0)
@@ -226,7 +240,7 @@ def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
         path = "zero_optimization.zero_hpz_partition_size"
         yield _make("hpz-ranks", path, Effect.FAILS, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks")
     batch, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    if isinstance(batch, int) and isinstance(micro, int) and size == 1:
+    if isinstance(batch, int) and isinstance(micro, int) and min(batch, micro) > 0 and size == 1:
         steps = config.get("gradient_accumulation_steps")
         steps = steps if isinstance(steps, int) else batch // (micro * world_size)
         if micro * steps * world_size != batch:
@@ -235,7 +249,7 @@ def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Config, tuple[int, ...]], Iterator[Finding]], ...] = (
-    _removed_keys, _unknown_keys, _batch, _types, _stage, _offload, _tensor, _dead_keys,
+    _removed_keys, _unknown_keys, _sections, _batch, _types, _stage, _offload, _tensor, _dead_keys,
 )  # fmt: skip
 
 

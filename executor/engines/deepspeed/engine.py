@@ -22,7 +22,7 @@ from executor.engines.deepspeed.memory import (
 )
 from executor.engines.deepspeed.package import Traces, load, quiet
 from executor.engines.native.collectives import accounting, mark
-from executor.engines.session import in_training, keep_still, loss_from, refuse
+from executor.engines.session import in_training, keep_still, refuse
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
 from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
@@ -165,7 +165,7 @@ class DeepSpeedSession(EngineSession):
         losses = []
         for index, batch in enumerate(self._batches):
             self.engine.set_gradient_accumulation_boundary(index == len(self._batches) - 1)
-            loss = loss_from(self.engine(**batch))
+            loss: Tensor = self.engine(**batch)
             self.engine.backward(loss)
             self._mark_gradients()
             self.engine.step()

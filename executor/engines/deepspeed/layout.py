@@ -1,7 +1,8 @@
 """The module that DeepSpeed is given: whole, with the plan by which AutoTP divides it, or cut into the stages of a pipeline."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from executor.data import Data, FactoryData, text_data
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.model import Part, Transformer, build_transformer, whole
+from executor.engines.session import loss_from
 from executor.engines.sources import blocks_of
 from executor.errors import EngineRefusalError
 from executor.user_module.factory import load_factory
@@ -50,6 +52,8 @@ def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: t
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     checkpoint_blocks(blocks_of(user), config)
+    # Its hooks find tensors in tuples and dicts: of another object stage 3 would not see that a backward begins.
+    user.module.forward = functools.partial(_loss_alone, user.module.forward)
     return user.module.to(dtype), FactoryData(batch=user.batch, workload=workload)
 
 
@@ -86,6 +90,10 @@ def pipeline_module(
         # Else the norm of the gradients, at stage 0, would be that of the first stage's alone.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     return module, text_data(workload, spec.vocab_size)
+
+
+def _loss_alone(call: Callable[..., object], *args: Any, **batch: Any) -> Tensor:
+    return loss_from(call(*args, **batch))
 
 
 def _no_loss(_outputs: Tensor, _labels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from benchmarks.gang import Gang
 from benchmarks.parity import run
 from benchmarks.parity_cases import CAPABILITIES, Case
 from benchmarks.parity_matrix import matrix, some, untested
+from benchmarks.parity_rank import compare
 from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
 
@@ -26,7 +27,8 @@ def cases() -> dict[int, list[Case]]:
 @pytest.mark.parametrize("ranks", EVERY)
 def test_losses_norms_and_weights_equal_one_process(cases: dict[int, list[Case]], ranks: int) -> None:
     """Odd strides go through layouts, schedules, stages, checkpointing and settings in turn."""
-    rows = [*run(ranks, some(cases[ranks], EVERY[ranks]))]
+    with Gang(ranks, compare) as gang:
+        rows = [*run(gang, some(cases[ranks], EVERY[ranks]))]
     assert len(rows) > 20
     assert [f"{row.case.label()}: {row.error or row.off}" for row in rows if not row.right] == []
 

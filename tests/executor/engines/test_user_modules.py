@@ -1,12 +1,14 @@
 """Modules that are not ours, in every dimension: losses, norms and weights after three steps against the module alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from benchmarks.gang import Gang
 from benchmarks.parity import run
 from benchmarks.parity_cases import BRANCH, HUGGING_FACE, USER, Case, make_model
+from benchmarks.parity_rank import compare
 from executor.user_module.description import describe
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Workload
@@ -23,11 +25,18 @@ def case(model: str, engine: str = "native", ranks: int = 2, **knobs: Any) -> Ca
     return Case(engine=engine, ranks=ranks, model=model, config=TrialConfig().replace({**BASE, **knobs}))
 
 
-def wrong(ranks: int, cases: Sequence[Case]) -> list[str]:
-    return [f"{row.case.label()}: {row.error or row.off}" for row in run(ranks, cases) if not row.right]
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Gang]:
+    """Two ranks for all models: importing Hugging Face's classes takes longer than training them."""
+    with Gang(2, compare) as gang:
+        yield gang
 
 
-def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions() -> None:
+def wrong(gang: Gang, cases: Sequence[Case]) -> list[str]:
+    return [f"{row.case.label()}: {row.error or row.off}" for row in run(gang, cases) if not row.right]
+
+
+def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions(pair: Gang) -> None:
     """A part of what the parity matrix has of these models."""
     usual = {"param_persistence_threshold": TrialConfig().param_persistence_threshold}
     cases = [
@@ -36,12 +45,14 @@ def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions() -> None:
         case(BRANCH, zero_stage=2, **PIPELINE),
         *(case(USER, "fsdp2", zero_stage=3, **usual, **way) for way in (TENSOR, PIPELINE)),
     ]  # fmt: skip
-    assert wrong(2, cases) == []
+    assert wrong(pair, cases) == []
 
 
 def test_a_module_with_a_plan_runs_in_both_at_once() -> None:
     interleaved = {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"}
-    assert wrong(4, [case(USER, ranks=4, zero_stage=3, **knobs) for knobs in ({**TENSOR, **PIPELINE}, interleaved)]) == []
+    with Gang(4, compare) as gang:
+        both = ({**TENSOR, **PIPELINE}, interleaved)
+        assert wrong(gang, [case(USER, ranks=4, zero_stage=3, **knobs) for knobs in both]) == []
 
 
 @pytest.mark.parametrize("model", [USER, BRANCH])
@@ -53,7 +64,7 @@ def test_a_look_at_a_module_finds_what_the_matrix_states(model: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
 @pytest.mark.parametrize("model", HUGGING_FACE)
-def test_hugging_face_modules_train_as_they_do_alone(model: str) -> None:
+def test_hugging_face_modules_train_as_they_do_alone(pair: Gang, model: str) -> None:
     pytest.importorskip("transformers", reason="needs the extra transformers")
     if model == "hf-lora":
         pytest.importorskip("peft", reason="needs the extra transformers")
@@ -62,4 +73,4 @@ def test_hugging_face_modules_train_as_they_do_alone(model: str) -> None:
     assert found == stated
     layouts = [{}, {"zero_stage": 2, **CHECKPOINTED}, {"zero_stage": 3}, {**PIPELINE, "zero_stage": 1}]
     layouts += [{**TENSOR, "zero_stage": 3}] if stated.tensor_divisor else []
-    assert wrong(2, [case(model, **layout) for layout in layouts]) == []
+    assert wrong(pair, [case(model, **layout) for layout in layouts]) == []
