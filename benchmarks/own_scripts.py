@@ -1,6 +1,6 @@
 """Scripts of the Hugging Face Trainer and of DeepSpeed, tuned as they are, and what becomes of those that go wrong.
 
-    python -m benchmarks.own_scripts [--only NAME ...] [--trials 6] [--markdown docs/own-scripts.md]
+    python -m benchmarks.own_scripts [--only NAME ...] [--trials 4] [--markdown docs/own-scripts.md]
 
 Each example is swept by `autotune sweep … -- python train.py …` on two ranks; then one line is added to it, by which it
 fails, hangs, ends without a measurement, or wants more memory than there is. Exit code 1 where an outcome is another than
@@ -25,7 +25,7 @@ from storage.sql import open_store
 MEMORY_LIMIT = "2GB"
 HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
 """100 MB more at each call."""
-SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 90"
+SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 60"
 INTRODUCTION = """# Your own script: what was run
 
 Written by `make extras` (`benchmarks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on two
@@ -165,7 +165,7 @@ def _typed(words: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*SCRIPTS], default=[*SCRIPTS], metavar="NAME")
-    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     parts = [part(name, SCRIPTS[name], arguments) for name in arguments.only]

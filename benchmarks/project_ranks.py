@@ -7,9 +7,12 @@ list of knobs; what is printed is one of differences. Imports nothing of ours: w
 """
 
 import functools
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from benchmarks.gang import Gang
@@ -26,11 +29,19 @@ def run(rank: int, task: Mapping[str, Any]) -> float:
 @functools.cache
 def _isolated(folder: str) -> Callable[..., Any]:
     """The comparison, after which every import in this process means the project's module."""
-    from executor.runners.rank_main import load, put_first
-
-    _, difference = load("benchmarks.project_parity:difference")
-    put_first([folder])
+    program = _rank_main()
+    _, difference = program.load("benchmarks.project_parity:difference")
+    program.put_first([folder])
     return difference
+
+
+def _rank_main() -> ModuleType:
+    """The program of a rank, by its file: it takes our packages for the user's where they are imported before it."""
+    (place,) = importlib.util.find_spec("executor").submodule_search_locations
+    spec = importlib.util.spec_from_file_location("rank_main", Path(place) / "runners" / "rank_main.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def main() -> None:
