@@ -73,14 +73,19 @@ class Swept:
         """Cells of the table."""
         space = session_of(self.job).space
         turned = [f"{name} {', '.join(map(value_text, values))}" for name, values in _values(space.enumerate()).items()]
-        outcomes = Counter(str(trial.outcome) for trial in self.trials if trial.counted)
+        searched = [trial for trial in self.trials if trial.counted]
+        outcomes = Counter(str(trial.outcome) for trial in searched)
+        cut = {
+            "in tensor slices": sum(trial.config.tensor_parallel_size > 1 for trial in searched),
+            "in pipeline stages": sum(trial.config.pipeline_parallel_size > 1 for trial in searched),
+        }
         changed = TrialConfig(**self.best["best"]["config"]).differences(TrialConfig())
         gain = self.best["baseline"]["gain"]
         return [
             self.title,
             f"{space.count()}",
             "; ".join(turned),
-            ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()),
+            ", ".join(f"{count} {what}" for what, count in (outcomes + Counter(cut)).items()),
             " ".join(f"`{name}={value_text(value)}`" for name, value in changed.items()) or "all defaults",
             f"{gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]",
             f"{max(self.off):.1e} of {len(self.off)}{'' if self.right else ' **WRONG**'}",
@@ -102,7 +107,7 @@ def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argpa
     database, out = folder / f"{name}.db", folder / f"{name}.json"
     reference = getattr(make_model(name, 3), "reference")  # noqa: B009 - the matrix has models of other kinds too
     words = (
-        "sweep", reference, "--runner", "local", "--ranks", RANKS, "--space", "3d", "--strategy", "random", "--seed", 1,
+        "sweep", reference, "--runner", "local", "--ranks", RANKS, "--space", "3d", "--strategy", "random", "--seed", 2,
         "--global-batch-size", GLOBAL_BATCH, "--seq-len", SEQUENCE, "--trials", arguments.trials, "--trial-seconds", 1,
         "--confirm-repeats", 2, "--out", out, "--db", database, "--json",
     )  # fmt: skip
