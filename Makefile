@@ -7,8 +7,12 @@ DATA ?= ../shared/data
 DEEPSPEED_PYTHON ?= $(VENV)/bin/python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The environment with the frameworks of others: what is exported to, and what brings its own models and engines.
+EXTRAS_VENV ?= .venv-extras
+EXTRAS_BIN := $(EXTRAS_VENV)/bin
+EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 
-.PHONY: demo test gpu parity chaos fuzz bench validate search clean
+.PHONY: demo test extras gpu parity chaos fuzz bench validate search clean
 
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
@@ -26,6 +30,22 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+# torchtitan by itself: it asks for a version of datasets that refuses the fsspec of the others.
+$(EXTRAS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(EXTRAS_VENV)
+	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,exports,transformers,deepspeed,outside]' -c constraints.txt
+	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torchtitan==' constraints.txt)"
+	touch $@
+
+# Every test that skips where a framework of others is missing, and the proofs that need them.
+extras: $(EXTRAS_STAMP)
+	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
+	    tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed
+	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
+	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
+	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md
@@ -67,4 +87,4 @@ gpu:
 	$(PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(EXTRAS_VENV) build dist *.egg-info

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks import branch_model, user_model
+from benchmarks import branch_model, user_model, wheel_project
 from executor.engines.ddp.capability import DDP
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
@@ -59,6 +59,8 @@ BRANCH = "branch"
 """A user's module, of which some ranks do not run every part (`benchmarks.branch_model`)."""
 USER = "user"
 """A user's module with a plan for tensor and pipeline parallelism (`benchmarks.user_model`)."""
+PROJECT = "project"
+"""A module of a project that has packages of our names (`benchmarks.wheel_project`): found where that project runs alone."""
 USER_PARAMETERS = 64 * 16 + 16 * 16 + 4 * (32 + 272 + 256 + 4 + 272 + 1088 + 1040) + 32
 BRANCH_PARAMETERS = 61 * 16 + 3 * 2 * (16 * 16 + 16) + 16 + 16 * 61 + 61
 
@@ -152,6 +154,8 @@ def make_model(name: str, layers: int) -> Model:
         return HUGGING_FACE[name]
     if name == BRANCH:
         return FactoryModel(reference=branch_model.REFERENCE, parameter_count=BRANCH_PARAMETERS, pipeline_stages=3)
+    if name == PROJECT:
+        return FactoryModel(reference=wheel_project.REFERENCE, parameter_count=wheel_project.PARAMETERS)
     if name == USER:
         return FactoryModel(
             reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,

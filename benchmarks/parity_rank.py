@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -105,7 +105,7 @@ def _reference(
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(STEPS):
-        output = module(**data.global_batch(step))
+        output = module(**_exact(data.global_batch(step)))
         loss = output if isinstance(output, Tensor) else output.loss
         loss.backward()
         for parameter in module.parameters():
@@ -117,6 +117,11 @@ def _reference(
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
+
+
+def _exact(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Floating inputs as float64."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
 
 
 def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:

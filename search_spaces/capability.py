@@ -47,6 +47,8 @@ class Capability:
     keeps_copy_beside_gradients: bool = False
     """Whether whole parameters stand on a rank of stages 0-2 at the same time as all its gradients. False: not at every
     moment, so that only the larger of the two counts in the lower bound of a rank's states."""
+    divides_states_over_all_ranks: bool = False
+    """Whether `hsdp_shard_size` is about parameters alone: gradients and optimizer state have one share on every rank."""
 
     def honours(self, name: str, value: Value) -> bool:
         """Whether the engine does what this value of the knob says."""

@@ -73,7 +73,10 @@ def _ratio(config: TrialConfig) -> dict[str, Any]:
 
 
 def _stage_3(config: TrialConfig) -> dict[str, Any]:
+    # A second, nearer copy of the parameters that backward gathers from (hpZ of ZeRO++). States stay divided over all ranks.
+    near = {"zero_hpz_partition_size": config.hsdp_shard_size} if config.hsdp_shard_size else {}
     return {
+        **near,
         "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
         "stage3_param_persistence_threshold": config.param_persistence_threshold,
         "stage3_max_live_parameters": config.max_live_parameters,

@@ -15,7 +15,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
 
     1. A rank has P = parameters / (tensor x pipeline x expert degree): the fullest rank has at least the mean.
     2. Master, two Adam moments and the gradient at rest take M bytes each per element. At stage 0 they are whole; from
-       stage 1 on each rank has 1/S of them, S being the ranks that shard (data x context, or hsdp_shard_size).
+       stage 1 on each rank has 1/S of them, S being the ranks that shard (data x context, or
+       hsdp_shard_size where `capability` divides the states by it).
     3. Stages 0-2 have whole parameters too. Where nothing is divided (S = 1) and the precision is the master's own, the
        master is these. They count beside the gradients where `capability` says so, else only the larger of the two does: the
        one stands at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
@@ -33,7 +34,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     """
     trainable, frozen = _elements(config, model)
     frozen *= _frozen_bytes(config, model)
-    shards = _shards(config, world_size)
+    shards = _shards(config, world_size, capability)
     whole, master = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
     offloaded = 0.0 if config.offload_optimizer == "none" else config.offload_ratio
     state = master * (1.0 - offloaded) / shards
@@ -67,9 +68,11 @@ def _frozen_bytes(config: TrialConfig, model: Model) -> float:
     return min(whole, model.frozen_bytes) if isinstance(model, ModelSpec) and model.lora_rank else whole
 
 
-def _shards(config: TrialConfig, world_size: int) -> int:
+def _shards(config: TrialConfig, world_size: int, capability: Capability | None) -> int:
     """Ranks that divide the states among them."""
     if config.zero_stage == 0:
         return 1
     ranks = max(config.zero_ranks(world_size), 1)
+    if capability is None or capability.divides_states_over_all_ranks:
+        return ranks
     return min(config.hsdp_shard_size, ranks) if config.zero_stage == 3 and config.hsdp_shard_size else ranks

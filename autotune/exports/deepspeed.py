@@ -47,8 +47,6 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
     """The configuration as plain data."""
     config = winner.config
     content = deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count)
-    if config.hsdp_shard_size:
-        content["zero_optimization"]["zero_hpz_partition_size"] = config.hsdp_shard_size
     if _auto_tensor_parallel(config):
         content["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return content

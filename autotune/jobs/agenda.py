@@ -12,6 +12,7 @@ from autotune.objective import peak_bytes
 from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.knobs import value_text
+from search_spaces.model import FactoryModel
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.records import FEWER, FULL, SHALLOWER, TrialRecord
@@ -70,7 +71,9 @@ def ending(session: Session, book: Book) -> Ending:
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
             # Nothing was found out about what fits: the trials themselves are broken.
             common = common_error(book)
-            message = f"every one of {tried} failed{f' alike: {common}' if common else _why_none(session, book)}"
+            # A script's error has its remedy already; of our own model there is none that a user has.
+            remedy = "; fix the module or its batch" if isinstance(session.model, FactoryModel) else ""
+            message = f"every one of {tried} failed{f' alike: {common}{remedy}' if common else _why_none(session, book)}"
             return Ending(state=JobState.FAILED, reason="EVERY_TRIAL_FAILED", message=message)
         return Ending(
             reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(session, book)}"

@@ -82,7 +82,9 @@ def test_what_is_offloaded_does_not_count(stage: int, changes: dict[str, Any], p
 
 def test_a_small_shard_group_divides_less() -> None:
     config = TrialConfig(zero_stage=3, hsdp_shard_size=2)
-    assert states_lower_bound_bytes(config, MODEL, 8) == 8 * COUNT
+    assert states_lower_bound_bytes(config, MODEL, 8, BOTH) == 8 * COUNT
+    near = Capability(engine="near", knobs={}, divides_states_over_all_ranks=True)
+    assert states_lower_bound_bytes(config, MODEL, 8, near) == states_lower_bound_bytes(config, MODEL, 8) == 2 * COUNT
 
 
 def test_frozen_parameters_have_no_optimizer_state() -> None:

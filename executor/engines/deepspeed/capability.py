@@ -58,6 +58,14 @@ def _scatters_what_it_offloads(config: TrialConfig, _: int) -> bool:
     return config.offload_optimizer != "none" and not config.contiguous_gradients
 
 
+def _copies_whole_parameters(config: TrialConfig, _: int) -> bool:
+    return config.hsdp_shard_size == 1
+
+
+def _copies_across_tensor_ranks(config: TrialConfig, _: int) -> bool:
+    return config.hsdp_shard_size > 1 and config.tensor_parallel_size > 1
+
+
 DEEPSPEED = Capability(
     engine="deepspeed",
     knobs={
@@ -71,6 +79,7 @@ DEEPSPEED = Capability(
         "contiguous_gradients": None,
         "reduce_dtype": ("fp32", "bf16"),
         "reshard_after_forward": None,
+        "hsdp_shard_size": None,
         "offload_optimizer": ("none", "cpu"),
         "offload_param": ("none", "cpu"),
         "tensor_parallel_size": None,
@@ -127,6 +136,21 @@ DEEPSPEED = Capability(
             remedy="leave contiguous_gradients at true",
             holds=_scatters_what_it_offloads,
         ),
+        Combination(
+            rule="deepspeed-hpz-off",
+            reads=("hsdp_shard_size",),
+            problem="as zero_hpz_partition_size, 1 is off",
+            remedy="set hsdp_shard_size to at least 2, or use stage 2, whose parameters are whole",
+            holds=_copies_whole_parameters,
+        ),
+        Combination(
+            rule="deepspeed-hpz-tensor",
+            reads=("hsdp_shard_size", "tensor_parallel_size"),
+            problem="hpZ takes its groups from consecutive ranks, which hold different slices under AutoTP",
+            remedy="use one of the two, or the native engine",
+            holds=_copies_across_tensor_ranks,
+        ),
     ),
+    divides_states_over_all_ranks=True,
 )
 """The deepspeed engine. What DeepSpeed accepts and never reads (`allgather_bucket_size`) is not honoured."""

@@ -196,10 +196,10 @@ class DeepSpeedSession(EngineSession):
                 mark("gradients", value)
 
     def _mark_gradients(self) -> None:
-        """What the reductions of a backward have left."""
+        """What the reductions of a backward have left, and the second copy of the parameters that hpZ gathers from in it."""
         if accounting():
             for tag, value in held_tensors(self.engine, self.config, self.context.device):
-                if tag == "gradients":
+                if tag in ("gradients", "parameters"):
                     mark(tag, value)
 
     def _place(self, value: Tensor) -> Tensor:

@@ -38,7 +38,10 @@ def main() -> None:
     program = Path(sys.argv[1]).parent / "step.py"
     program.write_text(PROGRAM)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.num_processes}"]
-    print(subprocess.run([*launcher, program], env=environment, check=True, capture_output=True, text=True).stdout.strip())
+    answer = subprocess.run([*launcher, program], env=environment, capture_output=True, text=True)
+    if answer.returncode:
+        raise SystemExit(answer.stderr)
+    print(answer.stdout.strip())
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def runner() -> Iterator[LocalRunner]:
 def request(engine: str, knobs: dict[str, Any], model: Model = MODEL, **fields: Any) -> TrialRequest:
     return TrialRequest(
         attempt=f"{engine} {knobs}", model=model, config=TrialConfig(**{"micro_batch_size": 2, **knobs}), workload=WORK,
-        world_size=RANKS, engine=engine, **{"fidelity": SHORT, **fields},
+        engine=engine, **{"world_size": RANKS, "fidelity": SHORT, **fields},
     )  # fmt: skip
 
 
@@ -168,6 +168,25 @@ def test_a_preset_in_a_sweep_of_the_engine(runner: LocalRunner) -> None:
     model = resolve_model("llama-tiny")
     assert isinstance(model, ModelSpec)
     assert runner.run(request("deepspeed", {"zero_stage": 3}, model=model)).outcome is Outcome.OK
+
+
+def test_a_second_copy_of_the_parameters_near(runner: LocalRunner) -> None:
+    """hpZ, which takes four ranks to be anything: exact alone, wrong under AutoTP, for which it is refused."""
+    sharded = {"zero_stage": 3, "param_persistence_threshold": 100, "micro_batch_size": 1}
+    near, tensor = {**sharded, "hsdp_shard_size": 2}, {**sharded, "tensor_parallel_size": 2}
+    with LocalRunner(
+        4, device="cpu", trial_function="unguarded:run_unguarded", environment={"PYTHONPATH": str(Path(__file__).parent)}
+    ) as four:
+        plain, copied, divided, both = (
+            four.run(request("deepspeed", knobs, world_size=4)) for knobs in (sharded, near, tensor, {**tensor, **near})
+        )
+    assert copied.losses == plain.losses
+    assert divided.losses == pytest.approx(plain.losses, rel=FP32_BOUND)
+    assert both.losses[0] != pytest.approx(plain.losses[0], rel=1e-3), "hpZ under AutoTP is right now: let it run"
+    extra = copied.ranks[0].tag_peak_bytes["parameters"] - plain.ranks[0].tag_peak_bytes["parameters"]
+    assert extra == pytest.approx(MODEL.parameter_count * 4 / 2, rel=0.05)
+    refused = runner.run(request("deepspeed", {**sharded, "hsdp_shard_size": 1}))
+    assert (refused.outcome, refused.rule) == (Outcome.INVALID, "deepspeed-hpz-off")
 
 
 def test_what_is_refused_is_wrong_or_fails(native: TrialResult) -> None:

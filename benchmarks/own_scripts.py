@@ -1,0 +1,179 @@
+"""Scripts of the Hugging Face Trainer and of DeepSpeed, tuned as they are, and what becomes of those that go wrong.
+
+    python -m benchmarks.own_scripts [--only NAME ...] [--trials 4] [--markdown docs/own-scripts.md]
+
+Each example is swept by `autotune sweep … -- python train.py …` on two ranks; then one line is added to it, by which it
+fails, hangs, ends without a measurement, or wants more memory than there is. Exit code 1 where an outcome is another than
+stated. Needs the extras `transformers` and `deepspeed`; takes about 8 minutes on two cores.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.validation.markdown import table
+from benchmarks.wheel_project import ROOT
+from search_spaces.outcome import Outcome
+from storage.sql import open_store
+
+MEMORY_LIMIT = "2GB"
+HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
+"""100 MB more at each call."""
+SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 60"
+INTRODUCTION = """# Your own script: what was run
+
+Written by `make extras` (`benchmarks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on two
+ranks of two CPU cores, by the commands as they stand here. Of each script two lines are autotune's. Outcomes are explained in
+[your own training script](bring-your-own-script.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """One line that makes a script go wrong."""
+
+    kind: str
+    before: str
+    """The line is added before the one that begins with this, as deep."""
+    line: str
+    outcome: Outcome
+    """What its trial must be told as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """An example and how it is swept."""
+
+    path: str
+    options: str
+    words: str
+    """Its own arguments."""
+    variants: tuple[Wrong, ...]
+
+    def command(self, path: str, *further: str) -> list[str]:
+        """The words of the sweep, without the program."""
+        return ["sweep", *shlex.split(f"{SHARED} {self.options}"), *further, "--", "python", path, *shlex.split(self.words)]
+
+    def added(self) -> list[str]:
+        """The lines that are autotune's."""
+        return [line for line in (ROOT / self.path).read_text().splitlines() if "# (" in line]
+
+    def changed(self, variant: Wrong) -> str:
+        """The script with the line of a variant."""
+        lines = (ROOT / self.path).read_text().splitlines()
+        (at,) = (number for number, line in enumerate(lines) if line.lstrip().startswith(variant.before))
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        return "\n".join([*lines[:at], f"{indent}{variant.line}", *lines[at:]]) + "\n"
+
+
+def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
+    """In the line before `step`, where `third` is true; and before `start`."""
+    return (
+        Wrong(kind="fails", before=step, line=f'if {third}: raise ValueError("the data is damaged")', outcome=Outcome.FAILED),
+        Wrong(kind="hangs", before=step, line=f"if {third}: import time; time.sleep(600)", outcome=Outcome.TIMEOUT),
+        Wrong(kind="measures nothing", before=start, line="return", outcome=Outcome.FAILED),
+        Wrong(kind="wants too much memory", before=step, line=HUNGRY, outcome=Outcome.INFEASIBLE),
+    )
+
+
+SCRIPTS: Mapping[str, Script] = {
+    "Hugging Face Trainer": Script(
+        path="examples/hf_trainer/train.py",
+        options="--global-batch-size 16 --seq-len 64 --script-knob num_workers=0,1",
+        words="--output_dir out --report_to none --use_cpu true --per_device_train_batch_size {micro_batch_size} "
+        "--gradient_accumulation_steps {gradient_accumulation_steps} --gradient_checkpointing {gradient_checkpointing} "
+        "--dataloader_num_workers {num_workers}",
+        variants=_variants("tokens = torch.randint", "index % 7 == 3", "trainer.train()"),
+    ),
+    "DeepSpeed": Script(
+        path="examples/deepspeed_script/train.py",
+        options="--global-batch-size 32 --launcher deepspeed",
+        words="--deepspeed --deepspeed_config {config}",
+        variants=_variants("last = engine", "engine.global_steps == 3", "while engine.global_steps"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a sweep's terminal showed, and the outcome of its first trial."""
+
+    printed: str
+    outcome: Outcome | None
+    message: str
+
+
+def sweep(words: list[str], folder: Path) -> Seen:
+    """Run a sweep with a database of its own, in `folder`."""
+    with tempfile.TemporaryDirectory() as place:
+        database = f"{place}/jobs.db"
+        environment = {**os.environ, "AUTOTUNE_DB": database, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"}
+        program = str(Path(sys.executable).with_name("autotune"))
+        answer = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+        with open_store(database) as store:
+            first = next((trial for job in store.jobs() for trial in store.trials(job.id)), None)
+    message = first.result.message if first is not None and first.result is not None else ""
+    return Seen(printed=answer.stderr + answer.stdout, outcome=first.outcome if first else None, message=message)
+
+
+def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list[str], bool]:
+    """Lines of markdown for one script, and whether everything came out as it must."""
+    lines = [
+        "",
+        f"## {name}",
+        "",
+        f"[{script.path}](../{script.path}); what is autotune's:",
+        "",
+        "```python",
+        *script.added(),
+        "```",
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / script.path).parent.mkdir(parents=True)
+        (folder / script.path).write_text((ROOT / script.path).read_text())
+        words = script.command(script.path, "--trials", str(arguments.trials), "--confirm-repeats", "1")
+        seen = sweep(words, folder)
+        lines += ["", "```", f"$ autotune {_typed(words)}", *seen.printed.strip().splitlines(), "```", ""]
+        print("\n".join(lines), flush=True)
+        rows = list(_wrong(script, folder))
+    headings = ["one line more", "that", "outcome", "told"]
+    right = seen.outcome is Outcome.OK and [row[2] for row in rows] == [f"{variant.outcome}" for variant in script.variants]
+    return [*lines, *table(headings, rows)], right
+
+
+def _wrong(script: Script, folder: Path) -> Iterator[list[str]]:
+    for variant in script.variants:
+        (folder / "train.py").write_text(script.changed(variant))
+        pins = ("--set", "zero_stage=0", "--set", "micro_batch_size=4", "--trials", "1", "--confirm-repeats", "0")
+        seen = sweep(script.command("train.py", *pins), folder)
+        row = [f"`{variant.line}`", variant.kind, f"{seen.outcome}", seen.message.replace("|", "\\|")]
+        print(" | ".join(row), flush=True)
+        yield row
+
+
+def _typed(words: list[str]) -> str:
+    """As a person types it: braces are no characters of the shell here."""
+    return " ".join(word if set(word) & set("{}") else shlex.quote(word) for word in words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*SCRIPTS], default=[*SCRIPTS], metavar="NAME")
+    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    parts = [part(name, SCRIPTS[name], arguments) for name in arguments.only]
+    if arguments.markdown:
+        lines = [INTRODUCTION, *(line for lines, _ in parts for line in lines)]
+        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0 if all(right for _, right in parts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

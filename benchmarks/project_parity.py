@@ -1,0 +1,14 @@
+"""How far a project's module is from the same module alone, as a rank finds that has the project's packages for its names."""
+
+from collections.abc import Mapping
+
+from benchmarks.parity_cases import PROJECT, Case
+from benchmarks.parity_rank import compare, reference_weights
+from search_spaces.trial_config import TrialConfig, Value
+
+
+def difference(rank: int, ranks: int, knobs: Mapping[str, Value]) -> float:
+    """The largest difference of a loss, a gradient norm or a weight after three steps. Every rank must call it."""
+    case = Case(engine="native", ranks=ranks, model=PROJECT, config=TrialConfig(**knobs))
+    report = compare(rank, case)
+    return report.off if report.weights == reference_weights(case) else float("inf")
