@@ -186,8 +186,8 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 def _sections(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     """A section that is something else than an object."""
     for path in ("optimizer", *FORBIDS_OTHERS):
-        section, _, key = path.rpartition(".")
-        value = (_section(config, section) if section else config).get(key)
+        section, dot, key = path.rpartition(".")
+        value = (_section(config, section) if dot else config).get(key)
         as_flag = path == "zero_optimization" and isinstance(value, bool)
         if not (value in (None, "auto") or isinstance(value, Mapping) or as_flag):
             yield _refused("section-type", path, f"{value!r} is no object", 'write its keys, as in {"enabled": true}')
