@@ -25,7 +25,7 @@ from storage.sql import open_store
 MEMORY_LIMIT = "2GB"
 HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
 """100 MB more at each call."""
-SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 60"
+SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 240"
 INTRODUCTION = """# Your own script: what was run
 
 Written by `make extras` (`benchmarks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on two
@@ -43,6 +43,8 @@ class Wrong:
     line: str
     outcome: Outcome
     """What its trial must be told as."""
+    limits: tuple[str, ...] = ()
+    """Options of its sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,13 @@ def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
     """In the line before `step`, where `third` is true; and before `start`."""
     return (
         Wrong(kind="fails", before=step, line=f'if {third}: raise ValueError("the data is damaged")', outcome=Outcome.FAILED),
-        Wrong(kind="hangs", before=step, line=f"if {third}: import time; time.sleep(600)", outcome=Outcome.TIMEOUT),
+        Wrong(
+            kind="hangs",
+            before=step,
+            line=f"if {third}: import time; time.sleep(600)",
+            outcome=Outcome.TIMEOUT,
+            limits=("--trial-timeout", "90", "--report-seconds", "80"),
+        ),
         Wrong(kind="measures nothing", before=start, line="return", outcome=Outcome.FAILED),
         Wrong(kind="wants too much memory", before=step, line=HUNGRY, outcome=Outcome.INFEASIBLE),
     )
@@ -150,7 +158,17 @@ def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list
 def _wrong(script: Script, folder: Path) -> Iterator[list[str]]:
     for variant in script.variants:
         (folder / "train.py").write_text(script.changed(variant))
-        pins = ("--set", "zero_stage=0", "--set", "micro_batch_size=4", "--trials", "1", "--confirm-repeats", "0")
+        pins = (
+            "--set",
+            "zero_stage=0",
+            "--set",
+            "micro_batch_size=4",
+            "--trials",
+            "1",
+            "--confirm-repeats",
+            "0",
+            *variant.limits,
+        )
         seen = sweep(script.command("train.py", *pins), folder)
         row = [f"`{variant.line}`", variant.kind, f"{seen.outcome}", seen.message.replace("|", "\\|")]
         print(" | ".join(row), flush=True)
