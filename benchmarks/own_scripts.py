@@ -100,7 +100,7 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "DeepSpeed": Script(
         path="examples/deepspeed_script/train.py",
-        options="--global-batch-size 32 --launcher deepspeed",
+        options="--global-batch-size 32 --launcher deepspeed --report-seconds 600 --trial-timeout 900",  # it may compile, once
         words="--deepspeed --deepspeed_config {config}",
         variants=_variants("last = engine", "engine.global_steps == 3", "while engine.global_steps"),
     ),
