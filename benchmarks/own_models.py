@@ -44,7 +44,7 @@ INTRODUCTION = f"""# Models of others and of one's own
 Written by `make extras` (`benchmarks/own_models.py`). Each model is swept by `autotune sweep MODEL --space 3d` on
 {RANKS} ranks of two CPU cores: ZeRO stage, micro-batch, checkpointing, and tensor and pipeline parallelism where the
 model can be cut. The trials are drawn at random, so that layouts differ; the models are tiny, so that gains are those
-of fewer and larger micro-batches. `legal` counts the configurations of the space.
+of fewer and larger micro-batches, and wide where the cores have other work. `legal` counts the space's configurations.
 
 Every configuration that was measured then trains three steps of AdamW with clipped gradients in float64. The difference
 is the largest of any loss, gradient norm or weight from the module alone in one process, on the whole batch. Bounds:

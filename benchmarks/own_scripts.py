@@ -22,10 +22,9 @@ from benchmarks.wheel_project import ROOT
 from search_spaces.outcome import Outcome
 from storage.sql import open_store
 
-MEMORY_LIMIT = "2GB"
 HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
 """100 MB more at each call."""
-SHARED = f"--runner local --ranks 2 --memory-limit {MEMORY_LIMIT} --trial-seconds 2 --trial-timeout 240"
+SHARED = "--runner local --ranks 2 --trial-seconds 2"
 INTRODUCTION = """# Your own script: what was run
 
 Written by `make extras` (`benchmarks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on two
@@ -85,14 +84,20 @@ def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
             limits=("--trial-timeout", "90", "--report-seconds", "80"),
         ),
         Wrong(kind="measures nothing", before=start, line="return", outcome=Outcome.FAILED),
-        Wrong(kind="wants too much memory", before=step, line=HUNGRY, outcome=Outcome.INFEASIBLE),
+        Wrong(
+            kind="wants too much memory",
+            before=step,
+            line=HUNGRY,
+            outcome=Outcome.INFEASIBLE,
+            limits=("--memory-limit", "2GB"),
+        ),
     )
 
 
 SCRIPTS: Mapping[str, Script] = {
     "Hugging Face Trainer": Script(
         path="examples/hf_trainer/train.py",
-        options="--global-batch-size 16 --seq-len 64 --script-knob num_workers=0,1",
+        options="--global-batch-size 16 --seq-len 64 --trial-timeout 240 --script-knob num_workers=0,1",
         words="--output_dir out --report_to none --use_cpu true --per_device_train_batch_size {micro_batch_size} "
         "--gradient_accumulation_steps {gradient_accumulation_steps} --gradient_checkpointing {gradient_checkpointing} "
         "--dataloader_num_workers {num_workers}",
@@ -100,7 +105,7 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "DeepSpeed": Script(
         path="examples/deepspeed_script/train.py",
-        options="--global-batch-size 32 --launcher deepspeed",
+        options="--global-batch-size 32 --launcher deepspeed --report-seconds 600 --trial-timeout 900",  # it may compile, once
         words="--deepspeed --deepspeed_config {config}",
         variants=_variants("last = engine", "engine.global_steps == 3", "while engine.global_steps"),
     ),
@@ -150,8 +155,8 @@ def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list
         lines += ["", "```", f"$ autotune {_typed(words)}", *seen.printed.strip().splitlines(), "```", ""]
         print("\n".join(lines), flush=True)
         rows = list(_wrong(script, folder))
-    headings = ["one line more", "that", "outcome", "told"]
-    right = seen.outcome is Outcome.OK and [row[2] for row in rows] == [f"{variant.outcome}" for variant in script.variants]
+    headings = ["one line more", "that", "with", "outcome", "told"]
+    right = seen.outcome is Outcome.OK and [row[3] for row in rows] == [f"{variant.outcome}" for variant in script.variants]
     return [*lines, *table(headings, rows)], right
 
 
@@ -170,7 +175,8 @@ def _wrong(script: Script, folder: Path) -> Iterator[list[str]]:
             *variant.limits,
         )
         seen = sweep(script.command("train.py", *pins), folder)
-        row = [f"`{variant.line}`", variant.kind, f"{seen.outcome}", seen.message.replace("|", "\\|")]
+        with_ = f"`{shlex.join(variant.limits)}`" if variant.limits else ""
+        row = [f"`{variant.line}`", variant.kind, with_, f"{seen.outcome}", seen.message.replace("|", "\\|")]
         print(" | ".join(row), flush=True)
         yield row
 

@@ -59,4 +59,6 @@ def test_a_deepspeed_script(runner: LocalRunner, stage: int) -> None:
     }  # fmt: skip
     files = (("config.json", json.dumps(config)),)
     words = ("--deepspeed", "--deepspeed_config", "{config}")
-    run(runner, "deepspeed_script", *words, launcher="deepspeed", files=files, config=TrialConfig(zero_stage=stage))
+    # The first script of an environment compiles DeepSpeed's shared-memory operator, which takes minutes.
+    fields: dict[str, object] = {"files": files, "config": TrialConfig(zero_stage=stage), "timeout_seconds": 900.0}
+    run(runner, "deepspeed_script", *words, launcher="deepspeed", **fields)
