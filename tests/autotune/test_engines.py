@@ -41,6 +41,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deepspeed-stage-0-reduction": {"overlap_comm": False},
     "deepspeed-bf16-norm": {"precision": "bf16", "tensor_parallel_size": 2},
     "deepspeed-offload-contiguous": {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": False},
+    "deepspeed-hpz-off": {"zero_stage": 3, "hsdp_shard_size": 1},
+    "deepspeed-hpz-tensor": {"zero_stage": 3, "hsdp_shard_size": 2, "tensor_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -55,6 +57,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "deepspeed-stage-0-reduction": {"zero_stage": 1},
     "deepspeed-bf16-norm": {"zero_stage": 1},
     "deepspeed-offload-contiguous": {"contiguous_gradients": True},
+    "deepspeed-hpz-off": {"hsdp_shard_size": 2},
+    "deepspeed-hpz-tensor": {"tensor_parallel_size": 1},
 }
 """What its remedy makes of that."""
 
