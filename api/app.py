@@ -16,9 +16,10 @@ from api.document import DocumentedApp
 from api.events import EventHub
 from api.guard import VERSION, Guard
 from api.keys import KeyReader
+from api.logs import LogHub
 from api.metrics import Metrics, Timed
 from api.rates import KnownKeys
-from api.routes import catalog, jobs, operations, predictions, results, webhooks
+from api.routes import catalog, jobs, logs, operations, predictions, results, webhooks
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
@@ -52,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         gc.unfreeze()
         app.state.hub.close()
+        app.state.logs.close()
         await asyncio.to_thread(deliverer.close)
         store.close()
 
@@ -59,7 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
-    app.state.hub = EventHub(store)
+    app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     app.state.metrics = Metrics(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)
     app.state.known_keys = KnownKeys()
@@ -89,6 +91,6 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     app.asks_for_keys = asks_for_keys
     problems.install(app)
     # They are tried in this order: first what is asked for most.
-    for routes in (jobs, results, operations, catalog, predictions, webhooks):
+    for routes in (jobs, results, logs, operations, catalog, predictions, webhooks):
         app.include_router(routes.router)
     return app

@@ -18,6 +18,7 @@ from storage.errors import (
     SubmissionConflictError,
     TooManyWebhooksError,
     UnknownJobError,
+    UnknownTrialError,
     UnknownWebhookError,
 )
 
@@ -30,8 +31,9 @@ def install(app: FastAPI) -> None:
     """Answer every error of the app with a problem document."""
 
     @app.exception_handler(UnknownJobError)
+    @app.exception_handler(UnknownTrialError)
     @app.exception_handler(UnknownWebhookError)
-    def unknown(_request: Request, error: UnknownJobError | UnknownWebhookError) -> JSONResponse:
+    def unknown(_request: Request, error: UnknownJobError | UnknownTrialError | UnknownWebhookError) -> JSONResponse:
         return problem(HTTPStatus.NOT_FOUND, str(error))
 
     @app.exception_handler(AutotuneError)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.commands import SubmittedCommand, allowed_command
+from api.failures import RowName, SubmittedRow
 from api.fields import Integer
 from api.settings import Settings
 from autotune.errors import RequestError
@@ -78,17 +79,20 @@ class JobSubmission(BaseModel):
     memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
+    failures: Annotated[dict[RowName, SubmittedRow], Field(max_length=100)] | None = None
+    """Rows of the failure table, by name."""
     engine: Name | None = None
     runner: Name | None = None
     confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
+    control_every: Annotated[Integer, Field(ge=0, le=1_000_000)] | None = None
     allow_unstable: bool | None = None
     racing: bool | None = None
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     """Higher ones go first."""
 
 
-HIDDEN = ("data_path", "python_path", "fidelity")
-"""Fields of a request that are the server's own affair: they name its paths, or what its trials cost."""
+HIDDEN = ("data_path", "python_path", "fidelity", "ray_address")
+"""Fields of a request that are the server's own affair: they name its paths and hosts, or what its trials cost."""
 
 
 def session_of_submission(body: JobSubmission, settings: Settings, most_steps: int) -> Session:

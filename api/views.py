@@ -1,5 +1,6 @@
 """What the service answers with."""
 
+import math
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.submission import shown_fields
 from search_spaces.plain import to_plain
+from storage.log_records import LogRecord, ProgressRecord
 from storage.records import AttemptRecord, EventRecord, JobRecord
 
 Plain = dict[str, Any]
@@ -104,6 +106,50 @@ class EventPage(BaseModel):
     """`after` of the next page, which may be empty still."""
 
 
+class ProgressView(BaseModel):
+    """What the ranks of a running attempt did when they were heard last."""
+
+    trial: int
+    attempt: int
+    """1, 2, … within the trial."""
+    phase: str
+    step: int
+    samples_per_second: float | None
+    message: str
+    time: datetime
+
+
+class ProgressList(BaseModel):
+    """The running attempts of a job, by trial."""
+
+    items: list[ProgressView]
+
+
+class LogView(BaseModel):
+    """A part of what a rank of a trial printed. It may begin and end within a line."""
+
+    sequence: Annotated[int, Field(ge=1)]
+    """Grows over all attempts of the trial; it jumps where parts were left out."""
+    attempt: int
+    """1, 2, … within the trial."""
+    rank: int
+    time: datetime
+    """When it was written down."""
+    start: int
+    """Bytes that the attempt had printed before it, on all ranks, what was left out included."""
+    size: int
+    """Its own bytes, as UTF-8."""
+    text: str
+
+
+class LogPage(BaseModel):
+    """Parts in order."""
+
+    items: list[LogView]
+    next: int
+    """`after` of the next page, which may be empty still."""
+
+
 class SpaceView(BaseModel):
     """What a space holds."""
 
@@ -183,6 +229,33 @@ def attempt_view(attempt: AttemptRecord) -> AttemptView:
 def event_view(event: EventRecord) -> EventView:
     """An event as it is shown."""
     return EventView(sequence=event.sequence, time=event.time, kind=event.kind, payload=dict(event.payload))
+
+
+def progress_view(sign: ProgressRecord) -> ProgressView:
+    """What a running attempt does, as it is shown."""
+    rate = sign.samples_per_second
+    return ProgressView(
+        trial=sign.trial_number,
+        attempt=sign.attempt,
+        phase=sign.phase,
+        step=sign.step,
+        samples_per_second=rate if rate is not None and math.isfinite(rate) else None,
+        message=sign.message,
+        time=sign.time,
+    )
+
+
+def log_view(part: LogRecord) -> LogView:
+    """A part of what was printed, as it is shown."""
+    return LogView(
+        sequence=part.sequence,
+        attempt=part.attempt,
+        rank=part.rank,
+        time=part.time,
+        start=part.start,
+        size=part.size,
+        text=part.text,
+    )
 
 
 def _result(result: Any) -> Plain | None:

@@ -14,7 +14,7 @@ from autotune.jobs.spending import spent
 from autotune.objective import pareto_front, rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
-from autotune.verdict import Verdict, decide, estimate, is_measured_in_full, with_whole_result
+from autotune.verdict import Verdict, decide, estimate, is_measured_in_full, spread_of, with_whole_result
 from executor.engines.command.capability import COMMAND
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
@@ -37,7 +37,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
     verdict = dataclasses.replace(
         verdict, best=with_whole_result(book, verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
     )
-    spread = book.spread(session.prior)
+    spread = spread_of(book, session.prior, session.baselines)
     # What is not measured stands apart, and only where it was asked for.
     beyond = {}
     if session.extrapolation is not None:

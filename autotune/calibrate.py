@@ -1,7 +1,6 @@
 """A cluster's calibration: what the database has of it, else a micro-benchmark on its ranks."""
 
 import importlib.metadata
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -9,11 +8,11 @@ from dataclasses import dataclass
 from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.jobs.machine import cluster_here
-from autotune.jobs.request import RUNNERS
+from autotune.jobs.ray_cluster import address_of
+from autotune.jobs.request import RUNNERS, JobRequest
 from autotune.prediction.calibrated import fingerprint
 from autotune.runners import start_ranks
 from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import resolve_cluster
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from storage.records import CalibrationRecord
 from storage.store import Store
@@ -33,6 +32,8 @@ class CalibrationRequest:
     cluster: str = "local"
     ranks: int | None = None
     runner: str = "ray"
+    ray_address: str | None = None
+    """See `JobRequest.ray_address`."""
     engine: str = "native"
     seconds: float = 20.0
     """About what the measurement may take, beside the start of the ranks."""
@@ -72,7 +73,7 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
     Raises:
         RequestError, SearchSpaceError: the cluster is not known, or not here.
     """
-    cluster = _live_cluster(request) if request.cluster == "ray" else cluster_here(request.cluster, request.ranks)
+    cluster = cluster_here(_asked(request))
     if request.force:
         return cluster, None, "--force was given"
     newest = store.calibrations(fingerprint(cluster), limit=1)
@@ -92,7 +93,7 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
         RunnerError: ranks cannot be started, or the micro-benchmark failed on them.
     """
     began = time.monotonic()
-    address = _ray_address() if request.cluster == "ray" else None
+    address = address_of(_asked(request))
     with start_ranks(request.runner, cluster.world_size, cluster.device.kind, ray_address=address) as runner:
         wanted = MicrobenchmarkRequest(
             attempt=f"calibration-{uuid.uuid4().hex[:12]}",
@@ -106,18 +107,11 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
     return Calibration(cluster=cluster, record=record, reused=False, reason=reason)
 
 
-def _live_cluster(request: CalibrationRequest) -> ClusterSpec:
-    """The Ray cluster that this machine belongs to, or that RAY_ADDRESS names."""
-    if request.runner != "ray":
-        raise RequestError("runner", f"{request.runner} does not reach a Ray cluster", "use ray")
-    # Imported where it is asked for: Ray takes seconds to load.
-    from executor.runners.ray.describe import describe_cluster
-
-    return resolve_cluster("ray", request.ranks, live=describe_cluster(_ray_address()))
-
-
-def _ray_address() -> str:
-    return os.environ.get("RAY_ADDRESS") or "auto"
+def _asked(request: CalibrationRequest) -> JobRequest:
+    """A job on the same ranks: what it runs does not matter."""
+    return JobRequest(
+        model="any", cluster=request.cluster, ranks=request.ranks, runner=request.runner, ray_address=request.ray_address
+    )
 
 
 def _release(version: str) -> str:

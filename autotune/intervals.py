@@ -50,8 +50,8 @@ class Spread:
         half = self._quantile() * math.sqrt(self._variance_of_mean(repeats))
         return Interval(mean=mean, low=max(mean * (1.0 - half), 0.0), high=mean * (1.0 + half))
 
-    def ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
-        """Return the ratio of two configurations' rates with its interval, on the log scale.
+    def ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat], confidence: float = CONFIDENCE) -> Interval:
+        """Return the ratio of two configurations' rates with its interval of this confidence, on the log scale.
 
         Sides of the same length, two repeats or more, are taken as interleaved pairs. Their differences do not hold the
         drift that both share, and are pooled with what the spread predicts for them.
@@ -62,21 +62,24 @@ class Spread:
         if not numerator or not denominator:
             raise ValueError("a ratio needs at least one repeat on each side")
         paired = len(numerator) == len(denominator) >= 2
-        return self._paired_ratio(numerator, denominator) if paired else self._free_ratio(numerator, denominator)
+        make = self._paired_ratio if paired else self._free_ratio
+        return make(numerator, denominator, (1.0 + confidence) / 2)
 
-    def _free_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
+    def _free_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat], upper: float) -> Interval:
         center = _log_mean(numerator) - _log_mean(denominator)
-        half = self._quantile() * math.sqrt(self._variance_of_mean(numerator) + self._variance_of_mean(denominator))
+        half = t_quantile(upper, self.degrees_of_freedom) * math.sqrt(
+            self._variance_of_mean(numerator) + self._variance_of_mean(denominator)
+        )
         return _exponential(center, half)
 
-    def _paired_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat]) -> Interval:
+    def _paired_ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat], upper: float) -> Interval:
         differences = [math.log(a.rate / b.rate) for a, b in zip(numerator, denominator, strict=True)]
         count = len(differences)
         within = fmean(a.within**2 + b.within**2 for a, b in zip(numerator, denominator, strict=True))
         predicted = 2.0 * self.relative**2 + within
         freedom = self.degrees_of_freedom + count - 1
         pooled = (self.degrees_of_freedom * predicted + (count - 1) * variance(differences)) / freedom
-        return _exponential(fmean(differences), t_quantile(_UPPER, freedom) * math.sqrt(pooled / count))
+        return _exponential(fmean(differences), t_quantile(upper, freedom) * math.sqrt(pooled / count))
 
     def _variance_of_mean(self, repeats: Sequence[Repeat]) -> float:
         within = fmean(repeat.within**2 for repeat in repeats)

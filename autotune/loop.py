@@ -1,22 +1,31 @@
 """The tuning loop: recall, propose, check, run, record."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.jobs.agenda import Want, ending, next_wants
+from autotune.jobs.agenda import ending, is_first_of_winner, next_wants
 from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
+from autotune.jobs.chronicle import Chronicle
+from autotune.jobs.drift import drift_of
+from autotune.jobs.drift_teller import DriftTeller
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.leader import Leader
 from autotune.jobs.listener import LoopListener
-from autotune.jobs.results import is_retried, with_stated_interval
+from autotune.jobs.results import is_retried, retries_of, with_stated_interval
 from autotune.jobs.session import Session, with_budget_of, with_prior
 from autotune.jobs.stop import StopSignal
+from autotune.jobs.verifying import Verifying
+from autotune.jobs.want import Want
+from autotune.jobs.watchman import Watchman
+from autotune.verdict import measured_baseline
 from executor.errors import RunnerError
+from executor.failures import failure_table
 from executor.runners.runner import Runner
-from search_spaces.outcome import RETRIES, JobState, Outcome
-from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
+from search_spaces.outcome import JobState, Outcome
+from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import JobStateError, StorageError
 from storage.owners import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
@@ -99,13 +108,17 @@ class TuningLoop:
         self._runner = runner
         self._stop = stop
         self._listener = listener
+        self._chronicle = Chronicle(store, keeper)
         self._reader = BookReader(store, keeper.lease.job_id)
         self._running: dict[str, TrialRecord] = {}
-        self._lost_nodes: set[str] = set()
+        self._drifts = DriftTeller(store, listener.on_news)
         self._ended: list[int] = []
         self._spread = session.prior
         self._referenced = False
         self._leader = Leader()
+        self._table = failure_table(session.request.failures)
+        self._verifying = Verifying(store, self._table)
+        self._watchman = Watchman(store, lambda: keeper.lease, runner, session.world_size, self._table, listener.on_news)
         self._asked: JobState | None = None
         self.known_request: Mapping[str, Any] = {}
         """The job's request as it was read last: what decisions rest on."""
@@ -132,7 +145,9 @@ class TuningLoop:
     def recall(self) -> Book:
         """Read what is known: the rows are the only truth."""
         book = self._reader.read()
-        self._spread = book.spread(self._session.prior)
+        drift = drift_of(book, measured_baseline(book, self._session.baselines), self._session.prior)
+        self._drifts.tell(self._keeper.lease, drift)
+        self._spread = book.spread(self._session.prior, drift.cuts())
         self._referenced = bool(book.job.reference_losses)
         self.known_request = book.job.request
         # A budget may be extended while the job runs.
@@ -152,7 +167,7 @@ class TuningLoop:
         """Write down what is wanted, and return what nothing speaks against."""
         trials = [self._written(want) for want in wanted]
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
-        return [trial for trial in trials if trial.outcome is None]
+        return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 
     def run_trial(self, trial: TrialRecord, book: Book) -> None:
         """Hand an attempt at the trial to the runner."""
@@ -174,11 +189,14 @@ class TuningLoop:
         for handle, event in self._runner.events(POLL_SECONDS):
             trial = self._running.get(handle)
             if isinstance(event, NodeEvent):
-                self._note_node(event)
-            elif isinstance(event, Progress) and trial is not None:
-                self._listener.on_progress(trial, event)
+                self._watchman.hear(event)
+            elif isinstance(event, Progress | LogLines) and trial is not None:
+                self._chronicle.hear(event)
+                if isinstance(event, Progress):
+                    self._listener.on_progress(trial, event)
             elif isinstance(event, TrialResult) and trial is not None:
                 self._settle(trial, event)
+        self._chronicle.write_due()
         return len(self._running) < before
 
     def _written(self, want: Want) -> TrialRecord:
@@ -186,33 +204,36 @@ class TuningLoop:
         return self._store.add_trial(self._keeper.lease, want.config, want.purpose, want.fidelity, want.repeat, refused)
 
     def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
-        lost = tuple(sorted(self._lost_nodes))
-        request = self._session.trial_request(token, trial.config, book.job.reference_losses, lost)
+        off = self._watchman.kept_off(trial)
+        request = self._session.trial_request(token, trial.config, book.job.reference_losses, off)
+        fresh = self._verifying.wants(trial) or is_first_of_winner(self._session, book, trial)
+        request = dataclasses.replace(request, fresh_processes=fresh)
         return self._leader.asked(request, trial, self._session, book, self._spread)
 
     def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
         """Store a result: the trial has its outcome now, or is wanted again."""
         del self._running[result.attempt]
+        self._chronicle.end(result.attempt)
         lease = self._keeper.lease
         # Of shallower models there are no losses to hold others against.
         if result.outcome is Outcome.OK and result.losses and not self._referenced:
             # Before the trial is closed: a process that is killed in between leaves it wanted, not without a reference.
             self._store.set_reference_losses(lease, result.losses)
-        retry = result.outcome in RETRIES and is_retried(result.outcome, self._store.attempts(lease.job_id, trial.number))
+        result, elsewhere = self._watchman.judged(trial, result, self._spread.relative)
+        retry = elsewhere or self._is_retried(trial, result)
         if self._store.finish_attempt(lease, with_stated_interval(result, self._spread), retry) and not retry:
             self._ended.append(trial.number)
+
+    def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
+        if not retries_of(result, self._table):  # which is most: their attempts need not be read
+            return False
+        return is_retried(result, self._store.attempts(self._keeper.lease.job_id, trial.number), self._table)
 
     def _tell(self, book: Book) -> None:
         """Tell the listener of the trials that ended since the last time."""
         ended, self._ended = self._ended, []
         for number in ended:
             self._listener.on_trial(book.whole(book.trial(number)), book)
-
-    def _note_node(self, event: NodeEvent) -> None:
-        if event.kind == "added":
-            self._lost_nodes.discard(event.node)
-        elif event.kind in ("lost", "quarantined"):
-            self._lost_nodes.add(event.node)
 
     def _obey(self, state: JobState) -> None:
         """Take a state that a person asked for as the wish that it is."""
@@ -226,6 +247,7 @@ class TuningLoop:
         """What still runs is killed and stays wanted: a resume measures it again."""
         for token in self._running:
             self._runner.cancel(token, "interrupted")
+            self._chronicle.end(token)
         if self._asked is not None:
             return ASKED[self._asked]
         if self._stop.hands_back:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autotune.errors import RequestError
+from autotune.jobs.ray_cluster import address_of
 from autotune.jobs.session import Session
-from executor.runners.gang_runner import GangRunner
+from executor.runners.gang_runner import GangsRunner
 from executor.runners.runner import Runner
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
@@ -14,7 +15,7 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 
 
-def make_runner(session: Session, ray_address: str | None = None) -> Runner:
+def make_runner(session: Session) -> Runner:
     """Return the runner that the session's request names, with as many ranks as a trial has; they are starting already.
 
     Raises:
@@ -22,6 +23,7 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
         RunnerError: Ray does not start, or has no room for the ranks.
     """
     request = session.request
+    ray_address = address_of(request)
     kind = session.cluster.device.kind
     if request.command is not None:
         runner = _start_watchers(request.runner, session.world_size, kind, ray_address)
@@ -34,7 +36,7 @@ def make_runner(session: Session, ray_address: str | None = None) -> Runner:
 
 def start_ranks(
     runner: str, ranks: int, kind: str, python_path: Sequence[str] = (), ray_address: str | None = None
-) -> GangRunner:
+) -> GangsRunner:
     """Return the runner of that name with so many ranks on devices of that kind.
 
     Raises:
@@ -46,7 +48,8 @@ def start_ranks(
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
-        return RayRunner(ranks, address=ray_address, python_path=python_path, device=device)
+        # By its kind: a cluster without GPUs is no place for a job that is for some.
+        return RayRunner(ranks, address=ray_address, python_path=python_path, device=kind)
     if runner == "local":
         from executor.runners.local import LocalRunner
 
@@ -54,7 +57,7 @@ def start_ranks(
     raise RequestError("runner", f"{runner!r} is not known", "use ray or local")
 
 
-def _start_watchers(runner: str, ranks: int, kind: str, ray_address: str | None) -> GangRunner:
+def _start_watchers(runner: str, ranks: int, kind: str, ray_address: str | None) -> GangsRunner:
     """Ranks that start a user's script each, and touch no device: the devices are the script's."""
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner

@@ -1,5 +1,6 @@
 """`autotune.tune`: the sweep as a function, the same as the command."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from autotune.best_config import best_config_text, build_best_config
 from autotune.errors import JobNotResumableError, NoBestError
 from autotune.jobs.baselines import read_baseline
 from autotune.jobs.book import Book, read_book
+from autotune.jobs.failures_field import read_failures
 from autotune.jobs.listener import LoopListener
+from autotune.jobs.ray_cluster import with_address
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import Session, prepare, require_startable, session_of
 from autotune.jobs.stop import StopSignal
@@ -53,7 +56,7 @@ class TuneResult:
 def tune(
     model: str | None = None,
     *,
-    cluster: str = "local",
+    cluster: str | None = None,
     ranks: int | None = None,
     space: str = "zero",
     trials: int = 20,
@@ -72,20 +75,26 @@ def tune(
     database: str | None = None,
     resume: str | None = None,
     runner: str = "ray",
+    ray_address: str | None = None,
     python_path: Sequence[str] = (),
     listener: LoopListener | None = None,
+    failures: Mapping[str, Any] | str | Path | None = None,
     **further: Any,
 ) -> TuneResult:
     """Find the fastest configuration for a model by real trial runs; `autotune sweep` from Python.
 
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or `module:factory`. Not needed with `resume`.
+        cluster: None: `local`, or, where a Ray address is given or in the environment, `ray`.
         memory_limit: bytes per rank.
         max_seconds, trial_timeout: seconds.
+        ray_address: of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
         baseline: knob values, or the path of a file that holds them.
+        failures: rows of the failure table by name, or the path of a file that holds them.
         out: where the best configuration is written; None: nowhere.
         database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
-        resume: a job's id (or the beginning of one): goes on with its own request, and ignores all fields but `out`.
+        resume: a job's id (or the beginning of one): goes on with its own request, and ignores all fields but `out` and
+            `ray_address`.
         further: other fields of `autotune.jobs.request.JobRequest`.
 
     Raises:
@@ -99,13 +108,13 @@ def tune(
         seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit_bytes=memory_limit,
         pins=dict(pins or {}), max_seconds=max_seconds, trial_timeout=trial_timeout,
         data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
-        python_path=tuple(python_path), **further,
+        ray_address=ray_address, python_path=tuple(python_path), failures=_failure_rows(failures), **further,
     )  # fmt: skip
     if resume is None:
-        session = prepare(request_from_fields({k: v for k, v in fields.items() if v is not None}))
+        session = prepare(request_from_fields(with_address({k: v for k, v in fields.items() if v is not None})))
         return run_new_job(session, database or default_database_url(), out=out, listener=listener)
     with open_store(database or default_database_url()) as store:
-        job, session = resume_job(store, resume)
+        job, session = resume_job(store, resume, ray_address)
         with make_runner(session) as made:
             return finish(session, store, job.id, made, out=out, listener=listener)
 
@@ -132,8 +141,8 @@ def open_job(store: Store, session: Session) -> JobRecord:
     return store.create_job(request_to_row(session.request))
 
 
-def resume_job(store: Store, job_id: str | None) -> tuple[JobRecord, Session]:
-    """Find a job that can go on; None: the latest.
+def resume_job(store: Store, job_id: str | None, ray_address: str | None = None) -> tuple[JobRecord, Session]:
+    """Find a job that can go on; None: the latest. `ray_address`: where its cluster is now; None: where it was.
 
     Raises:
         UnknownJobError: there is none.
@@ -144,6 +153,9 @@ def resume_job(store: Store, job_id: str | None) -> tuple[JobRecord, Session]:
     if job.state in OVER:
         raise JobNotResumableError(job.id, f"has ended ({job.state})", "start a new sweep, or look at it with `autotune show`")
     session = session_of(job)
+    if ray_address is not None:
+        request = dataclasses.replace(session.request, ray_address=ray_address)
+        session = dataclasses.replace(session, request=request)
     require_startable(session)
     return job, session
 
@@ -193,6 +205,10 @@ def _traceback(book: Book) -> str | None:
 def _gain(document: dict[str, Any] | None) -> Interval | None:
     gain = ((document or {}).get("baseline") or {}).get("gain")
     return Interval(mean=gain["mean"], low=gain["low"], high=gain["high"]) if gain else None
+
+
+def _failure_rows(failures: Mapping[str, Any] | str | Path | None) -> Mapping[str, Any] | None:
+    return read_failures(Path(failures)) if isinstance(failures, str | Path) else failures
 
 
 def _baseline_values(baseline: Mapping[str, Value] | str | Path | None) -> dict[str, Value] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.best_config import best_config_text
 from autotune.jobs.listener import LoopListener
+from autotune.jobs.ray_cluster import with_address
 from autotune.output import require_writable, write_whole
 from autotune.series import SeriesRequest, SeriesResult, run_series
 from autotune.size_forecast import EquationForecast
@@ -47,7 +48,7 @@ def tune_series(
     place = database or default_database_url()
     series = SeriesRequest(
         objective=objective,  # type: ignore[arg-type]  # it checks the name itself
-        fields={**fields, "model": model}, ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
+        fields=with_address({**fields, "model": model}), ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
         price=price, rate=rate, step=step,
     )  # fmt: skip
     found = run_series(series, lambda session: run_new_job(session, place, listener=listener), EquationForecast(database=place))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from autotune.intervals import Repeat, Spread
 from autotune.jobs.book import Book
+from autotune.jobs.drift import NO_DRIFT, Drift, drift_of
+from autotune.jobs.drifted import in_order
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking, peak_bytes
 from search_spaces.outcome import Outcome
@@ -38,12 +40,14 @@ class Verdict:
 def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
     """Return the verdict that the job's rows support; None: nothing may win.
 
-    What was extrapolated alone leads the search, and wins as soon as it was measured in full.
+    What was extrapolated alone leads the search, and wins as soon as it was measured in full. What was measured while the
+    machine was another than in the beginning wins as soon as it was measured again, beside the baseline.
     """
-    finalists = [trial for trial in ranked_finalists(book, ranking) if is_measured_in_full(book, trial)]
+    drift = drift_of(book, measured_baseline(book, baselines), prior)
+    finalists = [trial for trial in ranked_finalists(book, ranking, drift) if _may_be_held_against_others(book, drift, trial)]
     if not finalists:
         return None
-    spread = book.spread(prior)
+    spread = book.spread(prior, drift.cuts())
     first, second = finalists[0], finalists[1] if len(finalists) > 1 else None
     tie = False
     if second is not None and ranking.objective is not Objective.MEMORY:
@@ -58,14 +62,23 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
     return Verdict(best=first, runner_up=second, tie=tie, baseline=baseline, gain=gain)
 
 
-def ranked_finalists(book: Book, ranking: Ranking) -> list[TrialRecord]:
-    """Search trials that may win, best first, without those whose confirmation went wrong."""
-    return [trial for trial in ranking.ranked(book.searched) if _is_cleared(book, ranking, trial.config)]
+def ranked_finalists(book: Book, ranking: Ranking, drift: Drift = NO_DRIFT) -> list[TrialRecord]:
+    """Search trials that may win, best first, without those whose confirmation went wrong.
+
+    Where the machine drifted, they are in the order of what they would have had on the machine of the first trials, and those
+    stand among them that were ended early against a rate of another machine.
+    """
+    ranked = in_order(book, ranking, drift) if drift.found else ranking.ranked(book.searched)
+    return [trial for trial in ranked if _is_cleared(book, ranking, trial.config)]
 
 
 def is_extrapolated(trial: TrialRecord) -> bool:
     """Whether the trial's rate rests on other steps than those that it is the rate of."""
     return trial.result is not None and bool(trial.result.extrapolated)
+
+
+def _may_be_held_against_others(book: Book, drift: Drift, trial: TrialRecord) -> bool:
+    return is_measured_in_full(book, trial) and (not drift.touches(trial.number) or bool(book.confirmed(trial.config)))
 
 
 def is_measured_in_full(book: Book, trial: TrialRecord) -> bool:
@@ -74,12 +87,19 @@ def is_measured_in_full(book: Book, trial: TrialRecord) -> bool:
 
 
 def with_whole_result(book: Book, trial: TrialRecord) -> TrialRecord:
-    """A search trial with its ranks and steps: those of a confirmation where its own are of fewer layers and there is one."""
-    confirmed = book.confirmed(trial.config) if trial.fidelity == SHALLOWER else {}
+    """A search trial with its ranks and steps: those of a confirmation, where there is one, if it was ended early or its own
+    are of fewer layers."""
+    lacks = trial.fidelity == SHALLOWER or book.trial(trial.number).outcome is Outcome.PRUNED
+    confirmed = book.confirmed(trial.config) if lacks else {}
     if not confirmed:
         return book.whole(trial)
     measured = book.whole(book.confirmations(trial.config)[min(confirmed)])
     return dataclasses.replace(trial, result=measured.result)
+
+
+def spread_of(book: Book, prior: Spread, baselines: Sequence[TrialConfig]) -> Spread:
+    """The spread between repeats that this job's own trials show, repeats on different levels of the machine held apart."""
+    return book.spread(prior, drift_of(book, measured_baseline(book, baselines), prior).cuts())
 
 
 def measured_baseline(book: Book, baselines: Sequence[TrialConfig]) -> TrialRecord | None:

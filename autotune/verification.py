@@ -12,6 +12,7 @@ from autotune.errors import RequestError
 from autotune.intervals import Repeat
 from autotune.jobs.book import repeat_of
 from autotune.jobs.command_field import with_command
+from autotune.jobs.ray_cluster import run_by
 from autotune.jobs.request import JobRequest
 from autotune.jobs.session import Session, prepare
 from executor.engines.command.capability import COMMAND
@@ -91,7 +92,11 @@ def translated(config: TrialConfig, capability: Capability, world_size: int) -> 
 
 
 def target_session(
-    document: dict[str, Any], engine: str, runner: str | None = None, command: Mapping[str, Any] | None = None
+    document: dict[str, Any],
+    engine: str,
+    runner: str | None = None,
+    command: Mapping[str, Any] | None = None,
+    ray_address: str | None = None,
 ) -> tuple[Session, Translation]:
     """What runs the document's best configuration on the engine.
 
@@ -99,17 +104,16 @@ def target_session(
         document: a best-config document.
         engine: the engine's name.
         runner: ray or local; None: what the document's job had.
+        ray_address: of the Ray that it runs on; None: the environment's, else what the document's job had.
         command: the script that the engine `command` runs, as a request has it; None: the one that was tuned.
 
     Raises:
         RequestError, AutotuneError, SearchSpaceError: the engine is not known, or cannot run it here.
     """
-    request = _on_engine(request_of(document), engine, command)
+    request = _on_engine(run_by(request_of(document), runner, ray_address), engine, command)
     capability = capability_of(engine, request.command)
     best = translated(TrialConfig().replace(document["best"]["config"]), capability, document["launch"]["world_size"])
-    there = dataclasses.replace(
-        request, runner=runner or request.runner, resolved_domains={}, resolved_base=best.config, baseline=None
-    )
+    there = dataclasses.replace(request, resolved_domains={}, resolved_base=best.config, baseline=None)
     return prepare(there), best
 
 

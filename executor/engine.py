@@ -74,6 +74,10 @@ class EngineSession(ABC):
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages), of all steps since the session was built."""
 
+    def waited_seconds(self) -> float | None:
+        """Seconds that steps were held up by other ranks, since the session was built; None: this engine cannot tell."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Free every tensor and hook. The process group stays up. May be called twice."""

@@ -19,7 +19,7 @@ from executor.measurement.fewer import Line
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
-from executor.measurement.meter import Costs, Meter
+from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
 from executor.trial_layers import at_full_depth, line_of_layers, shallower
 from executor.trial_report import report, window_of_warm_up
@@ -96,7 +96,7 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
         _warm_up(trial, session)
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
-    meter = Meter(trial.context.device, session.collectives)
+    meter = _meter(trial, session)
     reset_peak_resident_set()
     began = trial.enter("warmup")
     settled = _settle(trial, session, meter)
@@ -107,6 +107,13 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     window = _time_steps(trial, session, meter, settled)
     trial.leave(began)
     return report(trial, window, account)
+
+
+def _meter(trial: Trial, session: EngineSession) -> Meter:
+    def own() -> OwnTime:
+        return OwnTime(seconds=trial.own_seconds, waited=session.waited_seconds())
+
+    return Meter(trial.context.device, session.collectives, own)
 
 
 def _least_warm_up(request: TrialRequest) -> int:
@@ -195,7 +202,7 @@ def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> tuple[list
 
 def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[float], Costs] | None:
     """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
-    first, second = (Meter(trial.context.device, session.collectives) for _ in range(2))
+    first, second = (_meter(trial, session) for _ in range(2))
     seconds: list[float] = []
     while len(seconds) < max(trial.request.fidelity.max_steps // 2, 1):
         short = first.run(lambda events: _run_step(trial, session, events, line.first))
@@ -225,7 +232,8 @@ def _run_step(
         events.stop()
     if trial.context.device.type == "cuda":
         torch.cuda.synchronize(trial.context.device)
-    seconds, loss, norm = _agree(trial.context, time.perf_counter() - began, report)
+    trial.own_seconds = time.perf_counter() - began
+    seconds, loss, norm = _agree(trial.context, trial.own_seconds, report)
     _check_loss(trial, loss, norm, whole=micro_batches is None)
     trial.step += 1
     samples = trial.request.workload.global_batch_size

@@ -83,6 +83,9 @@ def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMe
         rss_peak_bytes=line.whole_at_full(first.rss_peak_bytes, second.rss_peak_bytes),
         cpu_seconds_per_step=costs.cpu_seconds,
         device_seconds_per_step=costs.device_seconds,
+        compute_seconds_per_step=costs.compute_seconds,
+        wait_seconds_per_step=costs.wait_seconds,
+        compute_relative_error=costs.compute_relative_error,
         collectives=costs.collectives,
         reserved_bytes=_known(line, first.reserved_bytes, second.reserved_bytes),
         host_memory_bytes=_known(line, first.host_memory_bytes, second.host_memory_bytes),
@@ -91,7 +94,11 @@ def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMe
 
 def _costs(rank: RankMeasurement) -> Costs:
     return Costs(
-        cpu_seconds=rank.cpu_seconds_per_step, device_seconds=rank.device_seconds_per_step, collectives=rank.collectives
+        cpu_seconds=rank.cpu_seconds_per_step,
+        device_seconds=rank.device_seconds_per_step,
+        collectives=rank.collectives,
+        compute_seconds=rank.compute_seconds_per_step,
+        wait_seconds=rank.wait_seconds_per_step,
     )
 
 

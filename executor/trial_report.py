@@ -114,4 +114,7 @@ def _rank_measurement(trial: Trial, window: Window, account: MemoryAccount | Non
         throttled=state.throttled,
         sm_clock_mhz=state.sm_clock_mhz,
         host_memory_bytes=account.host_peak if account else None,
+        compute_seconds_per_step=window.costs.compute_seconds,
+        wait_seconds_per_step=window.costs.wait_seconds,
+        compute_relative_error=window.costs.compute_relative_error,
     )

@@ -11,9 +11,6 @@ from executor.measurement.racing import Race, race_of
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, step_time
 from search_spaces.trial import Interval, Progress, TrialRequest
 
-PROGRESS_SECONDS = 0.25
-"""Least seconds between two signs of life."""
-
 
 @dataclass(slots=True)
 class Trial:
@@ -29,7 +26,8 @@ class Trial:
     flops: int | None = None
     """Executed on this rank in one step; None: not counted."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    told: float = 0.0
+    own_seconds: float = 0.0
+    """Of the last step on this rank alone, from the moment at which all ranks began it."""
     warm_seconds: list[float] = field(default_factory=list)
     """Every full step of warm-up."""
     race: Race | None = field(init=False)
@@ -42,7 +40,6 @@ class Trial:
     def enter(self, phase: str) -> float:
         """Begin a phase; returns what `leave` wants."""
         self.phase = phase
-        self.told = 0.0
         self.tell(None)
         return time.monotonic()
 
@@ -51,11 +48,7 @@ class Trial:
         self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + time.monotonic() - began
 
     def tell(self, rate: float | None) -> None:
-        """A sign of life from rank 0, not more often than anybody can read."""
-        now = time.monotonic()
-        if self.context.rank or now - self.told < PROGRESS_SECONDS:
-            return
-        self.told = now
+        """A sign of life. Whoever takes it on this rank decides whether it is told on."""
         self.progress(Progress(attempt=self.request.attempt, phase=self.phase, step=self.step, samples_per_second=rate))
 
 

@@ -45,9 +45,9 @@ def resolve_cluster(
 ) -> ClusterSpec:
     """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, cards (`2x24GB`), the path of a TOML file, or `ray`.
 
-    `ranks` sets the ranks of `local` and, elsewhere, must be the devices of the cluster. `memory_limit_bytes` lowers the
-    memory of each device. `live` is what the caller, who may import torch and ray, found: the answer to `ray`, and to
-    `local` where this machine has GPUs.
+    `ranks` sets the ranks of `local`, is a part of what `ray` finds, on as few nodes as possible and equally many on each,
+    and must elsewhere be the devices of the cluster. `memory_limit_bytes` lowers the memory of each device. `live` is what
+    the caller, who may import torch and ray, found: the answer to `ray`, and to `local` where this machine has GPUs.
 
     Raises:
         UnknownNameError: there is no such preset, and it is no path either.
@@ -56,6 +56,8 @@ def resolve_cluster(
     if text == "local" and live is None:
         return local_cluster(ranks, memory_limit_bytes)
     cluster = _described(text, live)
+    if text == "ray" and ranks is not None:
+        cluster = _part(cluster, ranks)
     if ranks is not None and ranks != cluster.world_size:
         raise ClusterFormatError(
             "ranks",
@@ -128,7 +130,7 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
 def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
     if text in ("ray", "local"):
         if live is None:
-            raise ClusterFormatError("ray", "no live Ray cluster was found to describe", "state it with --ray-address")
+            raise ClusterFormatError("ray", "is described where something runs on it alone", "give NAME:NODES or a TOML file")
         return live
     name, _, nodes = text.partition(":")
     presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
@@ -141,6 +143,17 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
         return read_cluster_file(text)
     otherwise = f"or give NAME:NODES, {CARDS}, or the path of a TOML file"
     raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
+
+
+def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
+    """So many devices of the cluster: on as few nodes as possible, equally many on each."""
+    most = cluster.devices_per_node
+    fitting = (nodes for nodes in range(1, cluster.nodes + 1) if ranks % nodes == 0 and 1 <= ranks // nodes <= most)
+    nodes = next(fitting, None)
+    if nodes is None:
+        problem = f"{ranks} cannot be laid out evenly on {cluster.nodes} nodes of {most} devices"
+        raise ClusterFormatError("ranks", problem, f"give at most {most}, or a multiple of it up to {cluster.world_size}")
+    return replace(cluster, nodes=nodes, devices_per_node=ranks // nodes)
 
 
 def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:

@@ -7,6 +7,7 @@ SearchSpaceError
 ├── KnobValueError        (ValueError)   a knob is given a value outside its domain
 ├── IllegalConfigError    (ValueError)   a rule refuses the configuration
 ├── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
+├── FailureTableError     (ValueError)   a row of a failure table has no meaning
 └── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
 """
 
@@ -46,6 +47,10 @@ class IllegalConfigError(SearchSpaceError, ValueError):
 
 class SpaceFormatError(SearchSpaceError, ValueError):
     """A space file or a pin (KNOB=VALUE) cannot be read."""
+
+
+class FailureTableError(SearchSpaceError, ValueError):
+    """A row of a failure table has no meaning, or its file cannot be read."""
 
 
 class SpaceTooLargeError(SearchSpaceError, ValueError):

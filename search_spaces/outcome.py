@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 
 RETRIES: dict[Outcome, int] = {Outcome.TIMEOUT: 1, Outcome.LOST: 3, Outcome.PREEMPTED: 1_000}
-"""How many further attempts a trial gets after each outcome; outcomes that are not here get none."""
+"""How many further attempts a trial gets after an outcome that no row of the failure table tells; after others none."""
 
 
 class JobState(StrEnum):
@@ -74,3 +74,5 @@ class Purpose(StrEnum):
     """A cheap look at reduced fidelity."""
     CONFIRM = "confirm"
     """A repeat of a finalist, interleaved with its rival. Recorded, not counted."""
+    CONTROL = "control"
+    """A repeat of the baseline between search trials, which tells whether the machine drifts. Recorded, not counted."""

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from search_spaces.failure import FailureRow
 from search_spaces.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
+
+COMPARABLE = "comparable"
+"""Key of a result's `environment` that tells how far its figures can be held against others'; absent: no bounds are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,11 @@ class TrialRequest:
     race_degrees_of_freedom: int = 5
     """How many independent differences `race_spread` rests on."""
     excluded_nodes: tuple[str, ...] = ()
+    """Names of nodes that this attempt must not run on."""
+    fresh_processes: bool = False
+    """Whether the ranks' processes are started anew for it: what decides must not rest on what earlier trials left."""
+    failures: tuple[FailureRow, ...] = ()
+    """A user's rows of the failure table: beside those that come with the package, or in their places."""
     files: tuple[tuple[str, str], ...] = ()
     """Name and content of the files that a user's command reads, rendered from `config` (`placeholders.FILES`)."""
 
@@ -113,6 +122,7 @@ class RankMeasurement:
 
     rank: int
     host: str
+    """What its machine calls itself."""
     peak_memory_bytes: int
     """Highest sum of live allocations in a step, by the allocator's own events."""
     memory_by_tag: dict[str, int]
@@ -137,8 +147,16 @@ class RankMeasurement:
     sm_clock_mhz: float | None = None
     host_memory_bytes: int | None = None
     """Peak bytes in the host pool that offloading fills; None: not measured."""
+    node: str | None = None
+    """Name of its node, as the runner tells it: several may be on one host. None: the host is the node."""
     data_wait_seconds: float | None = None
     """Seconds of a step in which a user's script waited for its next batch; None: it does not tell."""
+    compute_seconds_per_step: float | None = None
+    """Seconds of a timed step in which this rank waited for no other; None: not measured."""
+    wait_seconds_per_step: float | None = None
+    """Seconds of a timed step in which it waited in collectives; None: not measured."""
+    compute_relative_error: float | None = None
+    """Standard error of `compute_seconds_per_step`, as a share of it; None: not known, so that nothing is concluded from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +171,10 @@ class TrialResult:
     """INVALID: the rule that refuses."""
     traceback: str | None = None
     """The real traceback of the first rank that failed."""
+    cause: str | None = None
+    """Name of the row of the failure table that told the outcome; None: it needed no telling."""
+    node: str | None = None
+    """Name of the node of the rank that failed first."""
     losses: tuple[float, ...] = ()
     """Losses of the first steps, for the job's reference."""
     gradient_norms: tuple[float, ...] = ()
@@ -180,6 +202,8 @@ class TrialResult:
     measured in full."""
     unstable: bool = False
     """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""
+    slow_nodes: tuple[str, ...] = ()
+    """Names of nodes that held this trial back: ranks on them computed longer than ranks with the same shapes on others."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds by phase on rank 0: setup, build, warmup, memory, measure, close."""
     warm: bool = False
@@ -197,6 +221,17 @@ class Progress:
     step: int
     samples_per_second: float | None = None
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines:
+    """A part of what a rank of a running trial printed; it may begin and end within a line."""
+
+    attempt: str
+    rank: int
+    text: str
+    left_out: int = 0
+    """Bytes just before it that were left out: more was printed than is passed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

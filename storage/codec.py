@@ -103,7 +103,7 @@ def plain_trial(row: Any) -> dict[str, Any]:
     }
 
 
-RESULT_FIGURES = ("message", "rule", "within_relative_error", "unstable", "extrapolated")
+RESULT_FIGURES = ("message", "rule", "cause", "within_relative_error", "unstable", "extrapolated", "slow_nodes")
 """What `slim_record` takes from a result beside the columns of its trial."""
 
 
@@ -148,11 +148,13 @@ def _slim_result(row: Row[Any]) -> TrialResult | None:
         outcome=row.outcome,
         message=row.result_message or "",
         rule=row.result_rule,
+        cause=row.result_cause,
         samples_per_second=None if mean is None else _interval(mean, row.samples_per_second_low, row.samples_per_second_high),
         within_relative_error=float(row.result_within_relative_error or 0.0),
         peak_memory_bytes=row.peak_memory_bytes,
         unstable=bool(row.result_unstable),
         extrapolated=tuple(row.result_extrapolated or ()),
+        slow_nodes=tuple(row.result_slow_nodes or ()),
         phase_seconds=_EMPTY,
         environment=_EMPTY,
     )

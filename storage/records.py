@@ -47,6 +47,8 @@ class EventKind(StrEnum):
     """The payload has the attempt's state and outcome."""
     ATTEMPT_ABANDONED = "attempt_abandoned"
     REFERENCE_SET = "reference_set"
+    NODE_QUARANTINED = "node_quarantined"
+    """The payload has the node, the reason and until when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,19 @@ class CalibrationRecord:
     """See `MicrobenchmarkResult`; so `workspace_bytes`."""
     workspace_bytes: int | None
     rows: tuple[Measured, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRecord:
+    """A node that no job places ranks on for a while."""
+
+    node: str
+    """Its name, as the runner tells it."""
+    reason: str
+    job_id: str
+    """The job that found it out; it may be gone."""
+    since: datetime
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

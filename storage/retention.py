@@ -1,4 +1,4 @@
-"""Removing what is old: the log of jobs that have ended, never their trials and results."""
+"""Removing what is old: events and output of jobs that have ended, never their trials and results."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from storage import leases
 from storage.records import ENDED
 from storage.service_records import DeliveryState
-from storage.tables import DeliveryRow, EventRow, JobRow, SubmissionRow
+from storage.tables import DeliveryRow, EventRow, JobRow, LogRow, SubmissionRow
 
 
 def old_jobs(session: Session, before: datetime) -> list[str]:
@@ -17,14 +17,18 @@ def old_jobs(session: Session, before: datetime) -> list[str]:
     return list(session.scalars(select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before, left)))
 
 
-def prune_job(session: Session, now: datetime, job_id: str, before: datetime) -> int:
-    """Remove a job's events; its counter stays, so that a job that goes on numbers its events as if they were there."""
+def prune_job(session: Session, now: datetime, job_id: str, before: datetime) -> tuple[int, int]:
+    """Remove a job's events, and what its ranks printed; return the rows of each.
+
+    The counter of its events stays, so that a job that goes on numbers them as if they were there.
+    """
     del now
     job = leases.locked(session, job_id)
     if job.state not in ENDED or job.updated >= before:
-        return 0
+        return 0, 0
     job.events_removed = job.event_count
-    return _count(session, delete(EventRow).where(EventRow.job_id == job_id))
+    printed = _count(session, delete(LogRow).where(LogRow.job_id == job_id))
+    return _count(session, delete(EventRow).where(EventRow.job_id == job_id)), printed
 
 
 def prune_deliveries(session: Session, now: datetime, before: datetime) -> int:

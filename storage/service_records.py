@@ -94,3 +94,5 @@ class Pruned:
     deliveries: int
     submissions: int
     calibrations: int = 0
+    logs: int = 0
+    """Parts of what ranks printed."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
-from search_spaces.trial import TrialResult
+from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage import (
     attempts,
@@ -19,7 +19,9 @@ from storage import (
     figures,
     jobs,
     keys,
+    logs,
     priors,
+    quarantine,
     queue,
     results,
     retention,
@@ -32,6 +34,7 @@ from storage.address import check_file, default_database_url, describe, parse_ad
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
 from storage.errors import SubmissionConflictError
+from storage.log_records import LogNews, LogRecord, ProgressRecord
 from storage.migrations import migrate, stored_revision
 from storage.records import (
     ApiKey,
@@ -44,6 +47,7 @@ from storage.records import (
     JobRecord,
     Lease,
     Owner,
+    QuarantineRecord,
     QueueLimits,
     Submission,
     TrialRecord,
@@ -184,6 +188,26 @@ class SqlStore(Store):
     def prior(self, job_id: str) -> Mapping[str, Any] | None:
         return self._read(priors.prior, job_id)
 
+    def add_output(self, lease: Lease, lines: Sequence[LogLines], progress: Sequence[Progress] = ()) -> None:
+        self._write(logs.add_output, lease, lines, progress)
+
+    def logs(
+        self,
+        job_id: str,
+        trial_number: int,
+        after: int = 0,
+        limit: int = 1000,
+        attempt: int | None = None,
+        rank: int | None = None,
+    ) -> list[LogRecord]:
+        return self._read(logs.logs, job_id, trial_number, after, limit, attempt, rank)
+
+    def log_news(self, known: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
+        return self._read(logs.log_news, known, limit)
+
+    def progress(self, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
+        return self._read(logs.progress, job_ids)
+
     def add_event(self, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
         return self._write(events.add_event, lease, kind, payload)
 
@@ -253,6 +277,15 @@ class SqlStore(Store):
     def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
         return self._read(calibrations.calibrations, fingerprint, limit)
 
+    def quarantine_node(self, lease: Lease, node: str, reason: str, seconds: float) -> QuarantineRecord:
+        return self._write(quarantine.quarantine_node, lease, node, reason, seconds)
+
+    def quarantined_nodes(self) -> list[QuarantineRecord]:
+        return self._look(quarantine.quarantined_nodes)
+
+    def release_node(self, node: str) -> bool:
+        return self._write(quarantine.release_node, node)
+
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
         return self._look(transfer.dump, sink, job_id)
 
@@ -260,9 +293,10 @@ class SqlStore(Store):
         return self._write(transfer.load, source)
 
     def prune(self, before: datetime) -> Pruned:
-        old = self._read(retention.old_jobs, before)
+        of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
         return Pruned(
-            events=sum(self._write(retention.prune_job, job_id, before) for job_id in old),
+            events=sum(events for events, _ in of_jobs),
+            logs=sum(parts for _, parts in of_jobs),
             deliveries=self._write(retention.prune_deliveries, before),
             submissions=self._write(retention.prune_submissions, before),
             calibrations=self._write(calibrations.prune_calibrations, before),

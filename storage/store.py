@@ -9,9 +9,10 @@ from typing import Any, TextIO
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
-from search_spaces.trial import TrialResult
+from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import SubmissionConflictError
+from storage.log_records import LogNews, LogRecord, ProgressRecord
 from storage.records import (
     ApiKey,
     Ask,
@@ -23,6 +24,7 @@ from storage.records import (
     JobRecord,
     Lease,
     Owner,
+    QuarantineRecord,
     QueueLimits,
     Submission,
     TrialRecord,
@@ -189,7 +191,7 @@ class Store(ABC):
     def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
         """All trials of a job with a number of at least `first`, by number, of one moment, with the figures of their results.
 
-        A result has outcome, message, rule, rate, peak, and how far they hold; what goes with each rank and step is left
+        A result has outcome, message, rule, cause, rate, peak, and how far they hold; what goes with each rank and step is left
         out, so that all trials of a job fit in memory at once.
         """
 
@@ -242,6 +244,39 @@ class Store(ABC):
     @abstractmethod
     def prior(self, job_id: str) -> Mapping[str, Any] | None:
         """What the job of exactly this id knew before its first trial; None: nothing was kept."""
+
+    # output
+
+    @abstractmethod
+    def add_output(self, lease: Lease, lines: Sequence[LogLines], progress: Sequence[Progress] = ()) -> None:
+        """Keep what ranks printed, and what they do now, in one transaction: callers collect it for some tenths of a second.
+
+        Of each attempt the first LOG_HEAD_BYTES and the last LOG_TAIL_BYTES are kept, give or take a part; which bytes lie
+        between can be told by `LogRecord.start`. Attempts that are no longer current keep theirs too.
+
+        Raises:
+            UnknownTrialError: the job has no such attempt.
+        """
+
+    @abstractmethod
+    def logs(
+        self,
+        job_id: str,
+        trial_number: int,
+        after: int = 0,
+        limit: int = 1000,
+        attempt: int | None = None,
+        rank: int | None = None,
+    ) -> list[LogRecord]:
+        """What the ranks of a trial printed beyond the part `after`, in order; of one attempt or rank, or of all."""
+
+    @abstractmethod
+    def log_news(self, known: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
+        """What is new of trials' output: (job, trial) -> sequence of the last part that is known. Missing: trials not there."""
+
+    @abstractmethod
+    def progress(self, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
+        """What each running attempt of these jobs did when it was heard last, by trial."""
 
     # events
 
@@ -354,6 +389,23 @@ class Store(ABC):
     def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
         """The newest micro-benchmarks first, of a fingerprint or of all."""
 
+    # nodes
+
+    @abstractmethod
+    def quarantine_node(self, lease: Lease, node: str, reason: str, seconds: float) -> QuarantineRecord:
+        """Keep every job off a node for so many seconds from now, and tell it as an event of the lease's job.
+
+        A node that is in quarantine already gets the new reason and time.
+        """
+
+    @abstractmethod
+    def quarantined_nodes(self) -> list[QuarantineRecord]:
+        """The nodes in quarantine now, by name."""
+
+    @abstractmethod
+    def release_node(self, node: str) -> bool:
+        """Let jobs use a node again; return whether it was in quarantine."""
+
     # files
 
     @abstractmethod
@@ -378,7 +430,7 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, before: datetime) -> Pruned:
-        """Remove the events of jobs that ended before, their submission keys, finished deliveries and replaced calibrations."""
+        """Remove events and output of jobs that ended before, submission keys, finished deliveries, replaced calibrations."""
 
     @abstractmethod
     def close(self) -> None:

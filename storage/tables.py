@@ -1,4 +1,4 @@
-"""The tables: jobs, trials, attempts, rank measurements, events, calibrations; the service's: keys, webhooks, workers, usage.
+"""The tables: jobs, trials, attempts, rank measurements, logs, events, calibrations, quarantine; and those of the service.
 
 Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
 """
@@ -177,6 +177,9 @@ class AttemptRow(Base):
     started: Mapped[datetime]
     finished: Mapped[datetime | None]
     result: Mapped[dict[str, Any] | None]
+    progress: Mapped[dict[str, Any] | None]
+    """What its ranks did when they were heard last."""
+    progress_time: Mapped[datetime | None]
 
 
 class RankRow(Base):
@@ -199,6 +202,25 @@ class RankRow(Base):
     allocation_retries: Mapped[int | None]
     throttled: Mapped[bool | None]
     sm_clock_mhz: Mapped[float | None]
+
+
+class LogRow(Base):
+    """A part of what the ranks of a trial printed, in the order in which it came, over all attempts."""
+
+    __tablename__ = "trial_logs"
+    __table_args__ = (ForeignKeyConstraint(["job_id", "trial_number"], ["trials.job_id", "trials.number"], ondelete="CASCADE"),)
+
+    job_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    trial_number: Mapped[int] = mapped_column(primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    rank: Mapped[int]
+    time: Mapped[datetime]
+    start: Mapped[int] = mapped_column(BigInteger)
+    """Bytes of the attempt's output before it, what was left out included."""
+    size: Mapped[int]
+    """Its own bytes, as UTF-8."""
+    text: Mapped[str] = mapped_column(Text)
 
 
 class EventRow(Base):
@@ -323,6 +345,18 @@ class PriorRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     prior: Mapped[dict[str, Any]]
+
+
+class QuarantineRow(Base):
+    """A node that no job places ranks on for a while. It outlives the job that found it out; it soon ends: no dump has it."""
+
+    __tablename__ = "quarantine"
+
+    node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    job_id: Mapped[str] = mapped_column(String(32))
+    since: Mapped[datetime]
+    until: Mapped[datetime]
 
 
 class CommitRow(Base):

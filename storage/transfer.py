@@ -29,6 +29,7 @@ from storage.tables import (
     EventRow,
     JobRow,
     KeyRow,
+    LogRow,
     PriorRow,
     RankRow,
     SubmissionRow,
@@ -42,7 +43,7 @@ from storage.tables import (
 FORMAT = "autotune-rows"
 VERSION = 1
 BATCH = 500
-OF_A_JOB: tuple[type[Base], ...] = (JobRow, PriorRow, TrialRow, AttemptRow, RankRow, EventRow)
+OF_A_JOB: tuple[type[Base], ...] = (JobRow, PriorRow, TrialRow, AttemptRow, RankRow, LogRow, EventRow)
 EVERYTHING: tuple[type[Base], ...] = (*OF_A_JOB, SubmissionRow, KeyRow, WebhookRow, DeliveryRow, UsageRow, CalibrationRow)
 LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen"))
 """Who holds a job is nothing that a file can keep."""

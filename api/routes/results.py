@@ -21,6 +21,8 @@ from storage.store import Store
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
 
 MOST = 2**31 - 1
+STREAMED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""What keeps anybody in between from holding back a stream."""
 Number = Annotated[int, Path(ge=0, le=MOST)]
 After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that is known already.")]
 LastEventId = Annotated[
@@ -101,9 +103,20 @@ def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After =
     },
 )
 def stream_events(
-    job_id: JobId, request: Request, store: StoreOf, principal: Reader, after: After = 0, last: LastEventId = None
+    job_id: JobId,
+    request: Request,
+    store: StoreOf,
+    principal: Reader,
+    after: After = 0,
+    last: LastEventId = None,
+    progress: Annotated[
+        bool, Query(description="Whether to tell what running attempts do, as messages without an id.")
+    ] = False,
 ) -> Response:
-    """Server-sent events from any point on. The stream ends with the job; who reconnects then is told so by 204."""
+    """Server-sent events from any point on. The stream ends with the job; who reconnects then is told so by 204.
+
+    With `progress` there are further messages of the kind `progress`, about once a second for each running attempt.
+    """
     job = visible_job(store, principal, job_id)
     if last is not None:
         after = int(last)
@@ -111,10 +124,9 @@ def stream_events(
     if job.state in ENDED and job.version <= after:
         return Response(status_code=204)
     hub: EventHub = request.app.state.hub
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     # Whoever claims to know events that are not there yet is told from the last one on.
-    stream = hub.stream(job_id, min(after, job.version), job.version)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+    stream = hub.stream(job_id, min(after, job.version), job.version, progress)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=STREAMED)
 
 
 def _require_kept(job: JobRecord, after: int) -> None:

@@ -97,9 +97,12 @@ def sweep(
     env_knob: options.EnvironmentKnobs = None,
     report_seconds: options.ReportSeconds = None,
     runner: options.Runner = None,
+    failures: options.Failures = None,
+    ray_address: options.RayAddress = None,
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    control_every: options.ControlEvery = None,
     config: options.Config = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
     db: Database = None,
@@ -113,8 +116,8 @@ def sweep(
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
-        engine=engine, runner=runner, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
-        tune_on=tune_on, answer_for=for_,
+        engine=engine, runner=runner, ray_address=ray_address, failures=failures, confirm_repeats=confirm_repeats,
+        allow_unstable=allow_unstable, racing=racing, tune_on=tune_on, answer_for=for_, control_every=control_every,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
@@ -155,6 +158,7 @@ def scale(
     set_: Pins = None,
     engine: options.Engine = None,
     runner: options.Runner = None,
+    ray_address: options.RayAddress = None,
     confirm_repeats: options.ConfirmRepeats = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fastest size's configuration is written.")] = Path(
         "best-config.json"
@@ -169,7 +173,7 @@ def scale(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
         global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit, engine=engine,
-        runner=runner, confirm_repeats=confirm_repeats,
+        runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats,
     )  # fmt: skip
     end(
         lambda: sweep_command(
@@ -197,13 +201,14 @@ app.registered_commands += jobs_app.registered_commands  # here, because `--help
 def reproduce(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
+    ray_address: options.RayAddress = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to run.")] = 1,
     json: Json = False,
 ) -> None:
     """Run a best configuration again: is it inside its interval? Exit status 1 where it is not."""
     from autotune.cli.reproduce import reproduce_command
 
-    end(lambda: reproduce_command(path, runner, repeats, json))
+    end(lambda: reproduce_command(path, runner, ray_address, repeats, json))
 
 
 @app.command()
@@ -217,6 +222,7 @@ def verify(
     pattern: options.Pattern = None,
     report_seconds: options.ReportSeconds = None,
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
+    ray_address: options.RayAddress = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, in turn.")] = 3,
     write: Annotated[bool, typer.Option("--write", help="Enter what was found into FILE.")] = False,
     json: Json = False,
@@ -228,7 +234,7 @@ def verify(
     command = command_of(
         context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
     )
-    end(lambda: verify_command(path, engine, command, runner, rounds, write, json))
+    end(lambda: verify_command(path, engine, command, runner, ray_address, rounds, write, json))
 
 
 @app.command()
@@ -352,11 +358,33 @@ def lint(
 
 
 @app.command()
-def doctor(db: Database = None, json: Json = False) -> None:
-    """Check this installation and this machine; exit status 1 where something would stop a sweep."""
-    from autotune.cli.doctor import doctor_command
+def cluster(
+    release: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Let trials run again on a node that was quarantined.")
+    ] = None,
+    ray_address: options.RayToLookAt = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Show a Ray cluster: nodes, devices, links, quarantine; what Ray reports against what a calibration measured."""
+    from autotune.cli.cluster import cluster_command, release_command
 
-    end(lambda: doctor_command(db, json))
+    end(lambda: cluster_command(ray_address, db, json) if release is None else release_command(release, db))
+
+
+@app.command()
+def doctor(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check every node of a Ray cluster, and what lies between them.")
+    ] = False,
+    ray_address: options.RayToLookAt = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Check this installation and this machine; exit status 1 where something would stop a sweep."""
+    from autotune.cli.doctor import DoctorOptions, doctor_command
+
+    end(lambda: doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json)))
 
 
 @app.command()

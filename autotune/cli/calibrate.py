@@ -11,6 +11,7 @@ from rich.console import Console
 from autotune.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.cli.calibrate_table import print_calibration
 from autotune.cli.status import Status
+from autotune.jobs.ray_cluster import with_address
 from autotune.prediction.calibrated import Calibrated, calibrated
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.rates import shipped_rates
@@ -22,9 +23,11 @@ from storage.sql import default_database_url, open_store
 class CalibrateOptions:
     """What the command line gave."""
 
-    cluster: str
+    cluster: str | None
+    """None: what is at the Ray address; local, where there is none."""
     ranks: int | None
     runner: str
+    ray_address: str | None
     engine: str
     seconds: float
     timeout: float
@@ -35,10 +38,12 @@ class CalibrateOptions:
 
 def calibrate_command(options: CalibrateOptions) -> Status:
     """Reuse or measure, then show; nothing is started before all that can be checked was checked."""
+    asked = with_address({"runner": options.runner, "ray_address": options.ray_address})
     request = CalibrationRequest(
-        cluster=options.cluster,
+        cluster=options.cluster or ("ray" if asked["ray_address"] else "local"),
         ranks=options.ranks,
         runner=options.runner,
+        ray_address=asked["ray_address"],
         engine=options.engine,
         seconds=options.seconds,
         timeout=options.timeout,

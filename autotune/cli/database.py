@@ -50,8 +50,8 @@ def prune_command(days: float, database: str | None) -> Status:
     """Remove the log of jobs that ended longer ago."""
     with open_store(database or default_database_url()) as store:
         pruned = store.prune(datetime.now(UTC) - timedelta(days=days))
-    told = f"{pruned.events:,} events, {pruned.deliveries:,} deliveries, {pruned.submissions:,} submission keys, "
-    told += f"{pruned.calibrations:,} replaced calibrations"
+    told = f"{pruned.events:,} events, {pruned.logs:,} parts of trials' output, {pruned.deliveries:,} deliveries, "
+    told += f"{pruned.submissions:,} submission keys, {pruned.calibrations:,} replaced calibrations"
     Console(stderr=True).print(f"removed {told}; jobs, trials and results stay", highlight=False, soft_wrap=True)
     return Status.OK
 

@@ -51,7 +51,7 @@ def prune(
     days: Annotated[float, typer.Option(min=0, metavar="N", help="Keep the log of jobs that ended within so many days.")],
     db: Database = None,
 ) -> None:
-    """Remove events, deliveries and submission keys of jobs that ended long ago. Jobs, trials and results stay."""
+    """Remove events, trials' output, deliveries and submission keys of jobs that ended long ago. Trials and results stay."""
     from autotune.cli.database import prune_command
 
     end(lambda: prune_command(days, db))

@@ -14,6 +14,7 @@ from autotune.jobs.book import read_book
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import resolve, session_of
 from search_spaces.outcome import JobState
+from storage.log_records import LogRecord, ProgressRecord
 from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
 from storage.sql import default_database_url, open_store
 
@@ -71,17 +72,37 @@ class DatabaseDesk(Desk):
 
     def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
         """See `Desk.events`."""
+        return (sign for sign in self._signs(job, after) if isinstance(sign, EventRecord))
+
+    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+        """See `Desk.live`."""
+        return self._signs(job, 0, progress=True)
+
+    def progress(self, job: str | None) -> list[ProgressRecord]:
+        """See `Desk.progress`."""
         job_id = self._store.job(job).id
-        while True:
-            events = self._store.events(job_id, after, PAGE)
-            yield from events
-            if events:
-                after = events[-1].sequence
-                continue
-            found = self._store.job(job_id)
-            if found.state in ENDED and found.version <= after:
+        return self._store.progress([job_id])[job_id]
+
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+        """See `Desk.logs`."""
+        job_id, after = self._store.job(job).id, 0
+        while parts := self._store.logs(job_id, trial, after, PAGE, attempt, rank):
+            yield from parts
+            after = parts[-1].sequence
+
+    def follow_logs(
+        self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
+    ) -> Iterator[LogRecord]:
+        """See `Desk.follow_logs`."""
+        of = (self._store.job(job).id, trial)
+        while (news := self._store.log_news({of: after}, PAGE).get(of)) is not None:
+            yield from (part for part in news.parts if attempt in (None, part.attempt) and rank in (None, part.rank))
+            if news.over:
                 return
-            time.sleep(POLL_SECONDS)
+            if news.parts:
+                after = news.parts[-1].sequence
+            else:
+                time.sleep(POLL_SECONDS)
 
     def best(self, job: str | None) -> dict[str, Any]:
         """See `Desk.best`."""
@@ -96,3 +117,20 @@ class DatabaseDesk(Desk):
     def close(self) -> None:
         """See `Desk.close`."""
         self._store.close()
+
+    def _signs(self, job: str | None, after: int, progress: bool = False) -> Iterator[EventRecord | ProgressRecord]:
+        job_id = self._store.job(job).id
+        known: Collection[ProgressRecord] = ()
+        while True:
+            events = self._store.events(job_id, after, PAGE)
+            yield from events
+            if events:
+                after = events[-1].sequence
+                continue
+            now = self._store.progress([job_id])[job_id] if progress else ()
+            yield from (sign for sign in now if sign not in known)
+            known = now
+            found = self._store.job(job_id)
+            if found.state in ENDED and found.version <= after:
+                return
+            time.sleep(POLL_SECONDS)

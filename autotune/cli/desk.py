@@ -9,6 +9,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.export import Export
 from search_spaces.outcome import JobState
+from storage.log_records import LogRecord, ProgressRecord
 from storage.records import Ask, EventRecord, JobRecord, TrialRecord
 
 
@@ -59,6 +60,24 @@ class Desk(ABC):
     @abstractmethod
     def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
         """Events beyond `after`, each once and in order, until the job has ended."""
+
+    @abstractmethod
+    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+        """Events from the first on and, as it is heard, what running attempts do, until the job has ended."""
+
+    @abstractmethod
+    def progress(self, job: str | None) -> list[ProgressRecord]:
+        """What each running attempt did when it was heard last."""
+
+    @abstractmethod
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+        """What the ranks of a trial, or one of them, printed so far, in one attempt or in all; nothing, of an unknown trial."""
+
+    @abstractmethod
+    def follow_logs(
+        self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
+    ) -> Iterator[LogRecord]:
+        """The same beyond the part `after`, as it comes, until the trial has its outcome or the job has ended."""
 
     @abstractmethod
     def best(self, job: str | None) -> dict[str, Any]:

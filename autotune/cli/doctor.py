@@ -12,9 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from autotune.cli.finding import Finding
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
 from autotune.engines import CAPABILITIES, why_unusable
+from autotune.errors import RequestError
 from search_spaces.clusters import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store
@@ -26,22 +28,27 @@ SHARED_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
+class DoctorOptions:
+    """What the command line gave."""
 
-    name: str
-    good: bool
-    told: str
-    remedy: str = ""
+    cluster: bool
+    """Whether every node of a Ray cluster is looked at, too."""
+    ray_address: str | None
+    database: str | None
+    json: bool
 
 
-def doctor_command(database: str | None, as_json: bool) -> Status:
+def doctor_command(options: DoctorOptions) -> Status:
     """Look at everything; nothing is changed but that the database is opened."""
+    if options.ray_address is not None and not options.cluster:
+        raise RequestError("ray_address", "is of a cluster, and this machine alone was asked for", "add --cluster")
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(database),
+        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(options.database),
     ]  # fmt: skip
+    if options.cluster:
+        checks.append(lambda: _cluster(options))
     findings = [finding for check in checks for finding in check()]
-    if as_json:
+    if options.json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
         console = Console()
@@ -112,6 +119,13 @@ def _shared_memory() -> list[Finding]:
             remedy=f"free or allow at least {bytes_text(SHARED_MEMORY_BYTES)} (in a container: --shm-size)",
         )
     ]
+
+
+def _cluster(options: DoctorOptions) -> list[Finding]:
+    # Imported where it is asked for: Ray takes seconds to load.
+    from autotune.cli.doctor_cluster import cluster_findings
+
+    return cluster_findings(options.ray_address, options.database)
 
 
 def _database(database: str | None) -> list[Finding]:

@@ -52,9 +52,14 @@ def submit(
     env_knob: options.EnvironmentKnobs = None,
     report_seconds: options.ReportSeconds = None,
     runner: options.Runner = None,
+    failures: options.Failures = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Ray that it is to run on, HOST:PORT. [default: the worker's own]")
+    ] = None,
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    control_every: options.ControlEvery = None,
     config: options.Config = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
@@ -69,8 +74,9 @@ def submit(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
-        max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner,
-        confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
+        max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
+        failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
+        control_every=control_every,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
@@ -118,6 +124,33 @@ def show(job: Job = None, url: Url = None, db: Database = None, json: Json = Fal
     from autotune.cli.show import show_command
 
     end(lambda: show_command(job, url, db, json))
+
+
+@jobs_app.command()
+def logs(
+    job: OneJob,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, max=2**31 - 1, help="A trial's number.")],
+    attempt: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="This attempt's alone. [default: all attempts]")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="This rank's alone. [default: all ranks]")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="The last lines of what there is. [default: all]")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends, over all its attempts.")] = False,
+    url: Url = None,
+    db: Database = None,
+) -> None:
+    """Print what the ranks of a trial printed: the beginning and the end of each attempt."""
+    from autotune.cli.logs import LogsOptions, logs_command
+
+    end(
+        lambda: logs_command(
+            LogsOptions(
+                job=job, trial=trial, attempt=attempt, rank=rank, tail=tail, follow=follow, url=url, database=db
+            )
+        )
+    )  # fmt: skip
 
 
 @jobs_app.command()

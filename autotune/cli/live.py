@@ -57,6 +57,9 @@ class LiveTable(LoopListener):
     def on_note(self, note: str) -> None:
         self._note = note
 
+    def on_news(self, news: str) -> None:
+        self._console.print(news, highlight=False, soft_wrap=True, style="yellow")
+
     def on_start(self, trial: TrialRecord) -> None:
         self._running[trial.number] = (trial, "starting")
         self._draw()

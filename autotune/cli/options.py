@@ -35,8 +35,22 @@ Model = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.")
 ]
 Cluster = Annotated[
-    str | None, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file. [default: local]")
+    str | None, typer.Option(metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]")
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Ray to run on, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else one is started here.",
+    ),
+]
+RayToLookAt = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", metavar="ADDRESS",
+        help="HOST:PORT. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else the Ray that this machine belongs to.",
+    ),
+]  # fmt: skip
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
 SizedRanks = Annotated[
     str | None,
@@ -129,6 +143,9 @@ ReportSeconds = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Of a command: until its first report. [default: half the trial's limit]"),
 ]
+Failures = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML of what failures mean, beside our own rows or instead of them.")
+]
 Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
 AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
 Racing = Annotated[
@@ -137,6 +154,10 @@ Racing = Annotated[
 ]
 ConfirmRepeats = Annotated[
     int | None, typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]")
+]
+ControlEvery = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Search trials after which the baseline is measured again; 0: never. [default: 10]"),
 ]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")]
 

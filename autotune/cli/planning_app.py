@@ -176,9 +176,10 @@ def capacity(
 
 @app.command()
 def calibrate(
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file.")] = "local",
+    cluster: options.Cluster = None,
     ranks: options.Ranks = None,
     runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
+    ray_address: options.RayAddress = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
@@ -195,6 +196,7 @@ def calibrate(
                 cluster=cluster,
                 ranks=ranks,
                 runner=runner,
+                ray_address=ray_address,
                 engine=engine,
                 seconds=seconds,
                 timeout=timeout,

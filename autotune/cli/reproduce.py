@@ -13,6 +13,7 @@ from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
 from autotune.intervals import Repeat
 from autotune.jobs.book import repeat_of
+from autotune.jobs.ray_cluster import run_by
 from autotune.jobs.session import Session, prepare
 from autotune.runners import make_runner
 from executor.runners.runner import Runner
@@ -20,11 +21,10 @@ from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 
-def reproduce_command(path: Path, runner_name: str | None, repeats: int, as_json: bool) -> Status:
+def reproduce_command(path: Path, runner_name: str | None, ray_address: str | None, repeats: int, as_json: bool) -> Status:
     """Inside its interval: status 0. Outside, or not measured: 1."""
     document = read_best_config(path)
-    request = request_of(document)
-    session = prepare(dataclasses.replace(request, runner=runner_name) if runner_name else request)
+    session = prepare(run_by(request_of(document), runner_name, ray_address))
     config = TrialConfig().replace(document["best"]["config"])
     console = Console(stderr=True)
     with console.status(f"running {path}"), make_runner(session) as runner:

@@ -9,6 +9,7 @@ from autotune.cli.sizes import bytes_text
 from autotune.front import BEYOND, front_over_baseline
 from autotune.jobs.request import Objective
 from search_spaces.knobs import value_text
+from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
 DEFAULTS = TrialConfig().values()
@@ -33,6 +34,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    if told := document["provenance"]["environment"].get(COMPARABLE):
+        console.print(f"  comparable {told}", highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):
         console.print(_spent_text(spent), highlight=False, soft_wrap=True)
     if "extrapolated" in document:

@@ -34,7 +34,7 @@ def add_trial_row(table: Table, knobs: Collection[str], trial: TrialRecord, best
     outcome = trial.outcome
     refused = outcome is not None and trial.started is None
     told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
-    repeat = f" ×{trial.repeat}" if trial.purpose is Purpose.CONFIRM else ""
+    repeat = {Purpose.CONFIRM: f" ×{trial.repeat}", Purpose.CONTROL: " again"}.get(trial.purpose, "")
     table.add_row(
         f"{trial.number}{repeat}",
         describe(trial.config, knobs),

@@ -20,6 +20,7 @@ from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.command_field import parse_allowed
+from autotune.jobs.ray_cluster import named_address
 from autotune.jobs.request import RUNNERS
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
@@ -49,6 +50,8 @@ class ServeOptions:
     commands: tuple[str, ...]
     requests_per_second: float
     webhook_networks: tuple[str, ...]
+    ray_address: str | None
+    """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
     log_format: LogFormat
     access_log: bool
 
@@ -64,6 +67,7 @@ class WorkerOptions:
     devices: tuple[str, ...]
     replay: Path | None
     most_jobs: int | None
+    ray_address: str | None
     log_format: LogFormat
     until_input_ends: bool
 
@@ -101,7 +105,7 @@ def serve_command(options: ServeOptions) -> Status:
         }
     )  # fmt: skip
     set_up_logs(options.log_format)
-    with traces("autotune-api"), _worker(url, options.log_format) if options.worker else contextlib.nullcontext():
+    with traces("autotune-api"), _worker(url, options) if options.worker else contextlib.nullcontext():
         config = uvicorn.Config(
             "api.server:make_app", factory=True, host=options.host, port=options.port, access_log=False,
             timeout_graceful_shutdown=5, server_header=False, log_level="warning", log_config=None,
@@ -119,11 +123,12 @@ def serve_command(options: ServeOptions) -> Status:
 
 
 @contextlib.contextmanager
-def _worker(url: str, log_format: LogFormat) -> Iterator[None]:
+def _worker(url: str, options: ServeOptions) -> Iterator[None]:
     """A worker in a process of its own, so that ranks and what they load are none of the server's."""
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
     main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
-    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", log_format]
+    there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
         yield
@@ -159,8 +164,8 @@ def worker_command(options: WorkerOptions) -> Status:
         devices=frozenset(options.devices),
     )
     with traces("autotune-worker"), open_store(options.database or default_database_url()) as store:
-        worker = Worker(store, make, limits)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        worker = Worker(store, make, limits, ray_address=named_address(options.ray_address))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send either of the last two
             signal.signal(number, ended)
         if options.until_input_ends:
             threading.Thread(target=input_ended, daemon=True).start()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Json, Logs
+from autotune.cli.options import Database, Json, Logs, RayAddress
 from autotune.cli.status import end
 from autotune.logs import LogFormat
 
@@ -41,6 +41,7 @@ def serve(
         list[str] | None,
         typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
     ] = None,
+    ray_address: RayAddress = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_format: Logs = LogFormat.TEXT,
     db: Database = None,
@@ -54,7 +55,7 @@ def serve(
                 host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
                 commands=tuple(allow_command or ()),
                 requests_per_second=requests_per_second, webhook_networks=tuple(webhook_network or ()),
-                log_format=log_format, access_log=access_log,
+                ray_address=ray_address, log_format=log_format, access_log=access_log,
             )
         )
     )  # fmt: skip
@@ -82,6 +83,7 @@ def worker(
             min=0, metavar="N", help="Device-seconds of a submitter in a day (UTC), after which no job of theirs starts."
         ),
     ] = None,
+    ray_address: RayAddress = None,
     log_format: Logs = LogFormat.TEXT,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
@@ -93,7 +95,8 @@ def worker(
         lambda: worker_command(
             WorkerOptions(
                 database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
-                devices=tuple(device or ()), replay=replay, most_jobs=jobs, log_format=log_format,
+                devices=tuple(device or ()), replay=replay, most_jobs=jobs, ray_address=ray_address,
+                log_format=log_format,
                 until_input_ends=until_input_ends,
             )
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autotune.cli.desk import Desk
-from autotune.client import Client, Event, Job, NotFoundError, ServiceError, SubmissionFields, Trial
+from autotune.client import Client, Event, Job, LogPart, NotFoundError, Progress, ServiceError, SubmissionFields, Trial
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.exports.export import Export
 from search_spaces.huggingface import is_factory_reference
@@ -15,6 +15,7 @@ from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from storage.log_records import LogRecord, ProgressRecord
 from storage.records import Ask, EventRecord, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
@@ -73,6 +74,27 @@ class ServiceDesk(Desk):
         """See `Desk.events`."""
         job_id = self._id(job)
         return (_event(job_id, event) for event in self._client.events(job_id, after))
+
+    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+        """See `Desk.live`."""
+        job_id = self._id(job)
+        for sign in self._client.live(job_id):
+            yield _event(job_id, sign) if isinstance(sign, Event) else _progress(sign)
+
+    def progress(self, job: str | None) -> list[ProgressRecord]:
+        """See `Desk.progress`."""
+        return [_progress(sign) for sign in self._client.progress(self._id(job))]
+
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+        """See `Desk.logs`."""
+        return map(_part, self._client.logs(self._id(job), trial, attempt=attempt, rank=rank))
+
+    def follow_logs(
+        self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
+    ) -> Iterator[LogRecord]:
+        """See `Desk.follow_logs`."""
+        parts = self._client.logs(self._id(job), trial, attempt=attempt, rank=rank, after=after, follow=True)
+        return map(_part, parts)
 
     def best(self, job: str | None) -> dict[str, Any]:
         """See `Desk.best`."""
@@ -177,3 +199,17 @@ def _trial(job_id: str, trial: Trial) -> TrialRecord:
 
 def _event(job_id: str, event: Event) -> EventRecord:
     return EventRecord(job_id=job_id, sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)
+
+
+def _progress(sign: Progress) -> ProgressRecord:
+    return ProgressRecord(
+        trial_number=sign.trial, attempt=sign.attempt, phase=sign.phase, step=sign.step,
+        samples_per_second=sign.samples_per_second, message=sign.message, time=sign.time,
+    )  # fmt: skip
+
+
+def _part(part: LogPart) -> LogRecord:
+    return LogRecord(
+        sequence=part.sequence, attempt=part.attempt, rank=part.rank, time=part.time, start=part.start, size=part.size,
+        text=part.text,
+    )  # fmt: skip

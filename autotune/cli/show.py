@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,10 @@ from autotune.cli.rows import add_trial_row, trial_table, varying_knobs
 from autotune.cli.sizes import duration_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
-from search_spaces.plain import to_plain
+from executor.failures import failure_table
+from search_spaces.failure import FailureRow
+from search_spaces.plain import from_plain, to_plain
+from storage.log_records import ProgressRecord
 from storage.records import JobRecord, TrialRecord
 
 
@@ -23,6 +26,7 @@ def show_command(wanted: str | None, url: str | None, database: str | None, as_j
     with open_desk(url, database) as desk:
         job = desk.job(wanted)
         trials = list(desk.trials(job.id))
+        running = {sign.trial_number: progress_text(sign) for sign in desk.progress(job.id)}
         try:
             best = desk.best(job.id)
         except NoBestError:
@@ -41,7 +45,8 @@ def show_command(wanted: str | None, url: str | None, database: str | None, as_j
     )
     if job.message:
         console.print(f"  {job.message}", highlight=False, markup=False, soft_wrap=True)
-    _print_trials(trials, console, best)
+    _print_trials(trials, console, best, running)
+    _print_causes(job, trials, console)
     print_result(best, console)
     return Status.OK
 
@@ -60,16 +65,40 @@ def place_text(job: JobRecord) -> str:
     return f"{model} on {cluster.get('name') or request.get('cluster', '')}" + (f" with {ranks} ranks" if ranks else "")
 
 
-def _print_trials(trials: Sequence[TrialRecord], console: Console, best: dict[str, Any] | None) -> None:
+def progress_text(sign: ProgressRecord) -> str:
+    """`measure 12, 103.5/s`."""
+    rate = f", {sign.samples_per_second:.4g}/s" if sign.samples_per_second else ""
+    return f"{sign.phase}{f' {sign.step}' if sign.step else ''}{rate}"
+
+
+def _print_trials(
+    trials: Sequence[TrialRecord], console: Console, best: dict[str, Any] | None, running: Mapping[int, str]
+) -> None:
     number = best["best"]["trial"] if best else None
     table, knobs = trial_table(), varying_knobs(trials)
     for trial in trials:
-        add_trial_row(table, knobs, trial, best=trial.number == number, state="wanted")
+        add_trial_row(table, knobs, trial, best=trial.number == number, state=running.get(trial.number, "wanted"))
     console.print(table, highlight=False)
     for trial in trials:
         if trial.result is not None and trial.result.message:
             told = f"  trial {trial.number}: {trial.result.message}"
             console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_causes(job: JobRecord, trials: Sequence[TrialRecord], console: Console) -> None:
+    """What to do about each cause of failure, once."""
+    table = failure_table(tuple(from_plain(FailureRow, row) for row in job.request.get("failures", ())))
+    causes = dict.fromkeys(trial.result.cause for trial in trials if trial.result is not None)
+    for row in filter(None, map(table.row, causes)):
+        numbers = [trial.number for trial in trials if trial.result is not None and trial.result.cause == row.name]
+        told = f"  {row.name} ({trials_text(numbers)}): {row.remedy}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def trials_text(numbers: Sequence[int]) -> str:
+    """`trial 3`, `trials 3, 5`, or the first few of many."""
+    shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+    return f"trial{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any] | None) -> dict[str, Any]:

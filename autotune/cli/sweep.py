@@ -20,6 +20,7 @@ from autotune.cli.status import Status
 from autotune.command import notes_of
 from autotune.errors import RequestError
 from autotune.jobs.listener import LoopListener
+from autotune.jobs.ray_cluster import with_address
 from autotune.jobs.request import SERIES, JobRequest, request_from_fields
 from autotune.jobs.session import Session, prepare
 from autotune.jobs.stop import StopSignal
@@ -32,7 +33,10 @@ from storage.records import JobRecord
 from storage.sql import default_database_url, open_store
 from storage.store import Store
 
+TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
+"""What schedulers send before they take the devices."""
 DEFAULT_OUT = Path("best-config.json")
+_RESUMED = "leave out MODEL and all options but --out, --db and --ray-address"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ def sweep_command(options: SweepOptions) -> Status:
     if options.resume is not None:
         result = _resumed(options, console)
     else:
-        fields = request_fields(options.fields, options.pins, options.baseline, options.config)
+        fields = with_address(request_fields(options.fields, options.pins, options.baseline, options.config))
         ranks = ranks_of(fields)
         if options.imported is not None:
             from autotune.cli.imported import with_imported
@@ -94,11 +98,13 @@ def run_new(session: Session, options: SweepOptions, console: Console, out: Path
 
 
 def _resumed(options: SweepOptions, console: Console) -> TuneResult:
-    given = (options.fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
+    fields = {**options.fields}
+    ray_address = fields.pop("ray_address", None)
+    given = (fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
     if any(given):
-        raise RequestError("resume", "a job goes on with its own request", "leave out MODEL and all options but --out and --db")
+        raise RequestError("resume", "a job goes on with its own request", _RESUMED)
     with open_store(options.database or default_database_url()) as store:
-        job, session = resume_job(store, _wanted_job(options))
+        job, session = resume_job(store, _wanted_job(options), ray_address)
         with _start(session, console, options, job) as runner:
             return _run(session, store, job, runner, options, console, options.out)
 
@@ -179,9 +185,10 @@ def _stopping(stop: StopSignal, console: Console, go_on: str) -> Iterator[None]:
         interrupted(number, frame)
         stop.request()
 
-    former = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, *TERMINATES)}
     signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, terminated)
+    for number in TERMINATES:
+        signal.signal(number, terminated)
     try:
         yield
     finally:

@@ -18,13 +18,20 @@ from search_spaces.trial import Interval
 
 
 def verify_command(
-    path: Path, engine: str, command: dict[str, Any] | None, runner_name: str | None, rounds: int, write: bool, as_json: bool
+    path: Path,
+    engine: str,
+    command: dict[str, Any] | None,
+    runner_name: str | None,
+    ray_address: str | None,
+    rounds: int,
+    write: bool,
+    as_json: bool,
 ) -> Status:
     """Status 0 where the best is not slower than the baseline on that engine."""
     document = read_best_config(path)
     if write:
         require_writable(path)
-    session, best = target_session(document, engine, runner_name, command)
+    session, best = target_session(document, engine, runner_name, command, ray_address)
     progress = Console(stderr=True)
     for note in () if as_json else notes_of(session):
         progress.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.status import Status as StatusLine
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
 from autotune.cli.rows import measured_text, trial_line
-from autotune.cli.show import place_text, state_text
+from autotune.cli.show import place_text, progress_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
 from autotune.jobs.request import Objective
@@ -66,30 +66,34 @@ class Watch:
         """In which the trials have differed so far."""
         self._spent = 0
         self._best: TrialRecord | None = None
-        self._running: set[int] = set()
+        self._running: dict[int, str] = {}
+        """Trial -> what its ranks do, as far as that was heard."""
 
     def follow(self, line: StatusLine) -> None:
         """Print each event that matters, and keep the line at the bottom of a terminal up to date."""
         request = self._job.request
         budget = f"{self._budget} trials by {request.get('strategy', '')}"
         _say(self._console, f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}")
-        for event in self._desk.events(self._job.id):
-            told = self._told(event)
-            if told:
-                _say(self._console, told)
+        for sign in self._desk.live(self._job.id):
+            if isinstance(sign, EventRecord):
+                told = self._told(sign)
+                if told:
+                    _say(self._console, told)
+            elif sign.trial_number in self._running:
+                self._running[sign.trial_number] = progress_text(sign)
             line.update(self._summary())
 
     def _told(self, event: EventRecord) -> str:
         payload = event.payload
         match event.kind:
             case EventKind.ATTEMPT_STARTED:
-                self._running.add(payload["trial"])
+                self._running[payload["trial"]] = ""
             case EventKind.ATTEMPT_ABANDONED:
-                self._running.discard(payload["trial"])
+                self._running.pop(payload["trial"], None)
             case EventKind.TRIAL_REFUSED:
                 return self._ended(payload["trial"])
             case EventKind.ATTEMPT_FINISHED:
-                self._running.discard(payload["trial"])
+                self._running.pop(payload["trial"], None)
                 if payload["state"] == AttemptState.ACCEPTED:
                     return self._ended(payload["trial"])
                 if payload["state"] == AttemptState.RETRIED:
@@ -131,7 +135,7 @@ class Watch:
         parts = [f"{self._spent} of {self._budget} trials"]
         if self._best is not None and self._best.result is not None:
             parts.append(f"best {measured_text(self._best.result)} samples/s (trial {self._best.number})")
-        parts += [f"trial {number} runs" for number in sorted(self._running)[:4]]
+        parts += [f"trial {number}: {does or 'runs'}" for number, does in sorted(self._running.items())[:4]]
         return ", ".join(parts).replace("[", "\\[")
 
 

@@ -5,6 +5,7 @@ from types import TracebackType
 
 from autotune.client.catalog import CatalogCalls
 from autotune.client.jobs import JobCalls
+from autotune.client.logs import LogCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import Transport
 from autotune.client.webhooks import WebhookCalls
@@ -13,7 +14,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 OUTAGE_SECONDS = 60.0
 
 
-class Client(JobCalls, ResultCalls, CatalogCalls, WebhookCalls):
+class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
     """Speaks to a service (`autotune serve`). May be used from several threads, and as a context manager.
 
     Reading, and whatever may be sent twice, is sent again where the connection breaks, where the service restarts or has too

@@ -53,10 +53,14 @@ class SubmissionFields(TypedDict, total=False):
     """Share of the limit that the winner leaves free."""
     baseline: Mapping[str, KnobValue] | None
     """Knob -> value of your present configuration: becomes trial 0."""
+    failures: Mapping[str, Mapping[str, Any]] | None
+    """Rows of the failure table, by name: how a failure is told, and what becomes of its trial."""
     engine: str | None
     runner: str | None
     confirm_repeats: int | None
     """Rounds at most in which the finalists are measured again."""
+    control_every: int | None
+    """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
     allow_unstable: bool | None
     """Whether a trial whose measurement did not settle may win."""
     racing: bool | None

@@ -65,4 +65,5 @@ class ResultCalls:
         path = f"{job_path(job)}/events"
         if not follow:
             return known_events(self._transport, path, after)
-        return follow_events(self._transport, path, after, self._outage_seconds)
+        signs = follow_events(self._transport, path, after, self._outage_seconds)
+        return (sign for sign in signs if isinstance(sign, Event))

@@ -109,20 +109,23 @@ class Transport:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[Iterator[str] | None]:
-        """Open a stream of events, without trying again: the data of its messages as they come; None: there are no more.
+    def stream(
+        self, path: str, headers: Mapping[str, str], params: Mapping[str, Any] | None = None
+    ) -> Iterator[Iterator[tuple[str, str]] | None]:
+        """Open a stream of events, without trying again: kind and data of its messages as they come; None: there are no more.
 
         Raises:
             ServiceError: as `send`; within the block UnreachableError where the stream breaks or falls silent.
         """
         timeout = httpx2.Timeout(self._timeout, read=SILENCE_SECONDS)
         try:
-            with self._http.sse(self.url + path, headers=headers, timeout=timeout) as source:
+            with self._http.sse(self.url + path, params=params, headers=headers, timeout=timeout) as source:
                 answer = source.response
                 if answer.is_error or answer.is_redirect:
                     answer.read()
                     raise error_of(answer, self.url, self.has_key)
-                yield None if self._ours(answer).status_code == 204 else (item.data for item in source if item.data)
+                ended = self._ours(answer).status_code == 204
+                yield None if ended else ((item.event, item.data) for item in source if item.data)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from None
 

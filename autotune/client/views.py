@@ -66,7 +66,7 @@ class Trial:
     number: int
     """0, 1, 2, … in the order of proposal; 0 is the baseline."""
     purpose: str
-    """search, screen or confirm."""
+    """search, screen, confirm or control."""
     fidelity: str
     repeat: int
     counted: bool
@@ -134,6 +134,54 @@ class EventPage:
     """Events in order."""
 
     items: tuple[Event, ...]
+    next: int
+    """`after` of the next page, which may be empty still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the ranks of a running attempt did when they were heard last."""
+
+    trial: int
+    attempt: int
+    """1, 2, … within the trial."""
+    phase: str
+    step: int
+    samples_per_second: float | None
+    message: str
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressList:
+    """The running attempts of a job, by trial."""
+
+    items: tuple[Progress, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """A part of what a rank of a trial printed. It may begin and end within a line."""
+
+    sequence: int
+    """Grows over all attempts of the trial; it jumps where parts were left out."""
+    attempt: int
+    """1, 2, … within the trial."""
+    rank: int
+    time: datetime
+    """When it was written down."""
+    start: int
+    """Bytes that the attempt had printed before it, on all ranks, what was left out included."""
+    size: int
+    """Its own bytes, as UTF-8."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    """Parts in order."""
+
+    items: tuple[LogPart, ...]
     next: int
     """`after` of the next page, which may be empty still."""
 

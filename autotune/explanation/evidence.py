@@ -23,7 +23,7 @@ from autotune.strategies.guided.prior import Prior
 from autotune.strategies.guided.setting import Setting, setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from autotune.strategies.guided.told import Told, speaking, told_by
-from autotune.verdict import Verdict, decide, estimate, ratio_of, with_whole_result
+from autotune.verdict import Verdict, decide, estimate, ratio_of, spread_of, with_whole_result
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
@@ -136,7 +136,7 @@ def gather(store: Store, job_id: str) -> Evidence:
     return Evidence(
         session=session,
         book=book,
-        spread=book.spread(session.prior),
+        spread=spread_of(book, session.prior, session.baselines),
         verdict=verdict,
         winner=with_whole_result(book, verdict.best),
         question=_question(store, session),

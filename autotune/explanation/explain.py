@@ -7,6 +7,7 @@ from autotune.explanation.evidence import Evidence, gather
 from autotune.explanation.findings import SCHEMA_VERSION, Explanation, MoreMemory
 from autotune.explanation.knob_findings import knob_findings
 from autotune.explanation.limits import limits_of, upgrades_of
+from autotune.explanation.machine import machine_notes
 from autotune.explanation.memory_use import memory_use
 from autotune.explanation.more_memory import more_memory
 from autotune.explanation.neighbours import baseline_of
@@ -34,7 +35,7 @@ def explain(store: Store, job_id: str) -> Explanation:
         JobNotResumableError, SearchSpaceError: the job's request cannot be read any more.
     """
     evidence = gather(store, job_id)
-    notes = waiting_notes(evidence)
+    notes = [*waiting_notes(evidence), *machine_notes(evidence)]
     memory = _more_memory(evidence, notes)
     step = None if evidence.question is None else Counterfactual(evidence, evidence.question)
     job, session, verdict = evidence.book.job, evidence.session, evidence.verdict

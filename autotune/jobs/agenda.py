@@ -5,11 +5,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autotune.jobs.book import Book
+from autotune.jobs.controls import last_control, next_control
+from autotune.jobs.drift import drift_of
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
-from autotune.jobs.stopping import common_error, stop_of
+from autotune.jobs.stopping import CommonCause, common_cause, stop_of
+from autotune.jobs.want import Want
 from autotune.objective import peak_bytes
-from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of
+from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of, spread_of
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.knobs import value_text
 from search_spaces.model import FactoryModel
@@ -17,15 +20,8 @@ from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.records import FEWER, FULL, SHALLOWER, TrialRecord
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """A measurement that is wanted."""
-
-    config: TrialConfig
-    purpose: Purpose = Purpose.SEARCH
-    repeat: int = 0
-    fidelity: str = FULL
+EVERY_TRIAL_FAILED = "EVERY_TRIAL_FAILED"
+"""Reason of a job that no trial ran in, where the failure table has no name for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +39,8 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
 
     1. What another process left without an outcome comes first, in its order.
     2. The baseline runs alone: later trials are held against its losses, and told as gain over it.
-    3. The search, as the strategy proposes, until the budget is spent.
+    3. The search, as the strategy proposes, until the budget is spent; the baseline again after every so many trials
+       (`controls`).
     4. The confirmation, when every search trial has ended, of full steps as the baseline is.
 
     All of it follows from the rows, so that any process goes on where another was killed.
@@ -55,9 +52,9 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
         return [Want(config=t.config, purpose=t.purpose, repeat=t.repeat, fidelity=t.fidelity) for t in left_open[:room]]
     if not baseline_is_known(session, book):
         return [] if running else _next_baseline(session, book)
-    if not search_is_over(session, book) and (wanted := _proposed(session, book, room)):
+    if not search_is_over(session, book) and (wanted := next_control(session, book) or _proposed(session, book, room)):
         return wanted
-    return [] if running else _confirmation(session, book)[:room]
+    return [] if running else (last_control(session, book) or _confirmation(session, book))[:room]
 
 
 def ending(session: Session, book: Book) -> Ending:
@@ -70,11 +67,7 @@ def ending(session: Session, book: Book) -> Ending:
         outcomes = {trial.outcome for trial in book.searched}
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
             # Nothing was found out about what fits: the trials themselves are broken.
-            common = common_error(book)
-            # A script's error has its remedy already; of our own model there is none that a user has.
-            remedy = "; fix the module or its batch" if isinstance(session.model, FactoryModel) else ""
-            message = f"every one of {tried} failed{f' alike: {common}{remedy}' if common else _why_none(session, book)}"
-            return Ending(state=JobState.FAILED, reason="EVERY_TRIAL_FAILED", message=message)
+            return _broken(session, book, tried, common_cause(book))
         return Ending(
             reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(session, book)}"
         )
@@ -83,6 +76,18 @@ def ending(session: Session, book: Book) -> Ending:
     if stop is not None:
         return Ending(reason=stop.reason, message=f"{stop.message}, after {tried}")
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
+
+
+def _broken(session: Session, book: Book, tried: str, common: CommonCause | None) -> Ending:
+    """No trial ran, for a reason that no configuration has."""
+    if common is None:
+        message = f"every one of {tried} failed{_why_none(session, book)}"
+        return Ending(state=JobState.FAILED, reason=EVERY_TRIAL_FAILED, message=message)
+    # A script's error has its remedy already; of our own model there is none that a user has.
+    first = "fix the module or its batch" if isinstance(session.model, FactoryModel) else "correct that"
+    remedy = f"{first} and start it anew; the first trial's traceback is in `autotune show`"
+    message = f"every one of {tried} failed alike: {common.message}; {remedy}"
+    return Ending(state=JobState.FAILED, reason=common.name or EVERY_TRIAL_FAILED, message=message)
 
 
 def _why_none(session: Session, book: Book) -> str:
@@ -156,21 +161,31 @@ def _confirmation(session: Session, book: Book) -> list[Want]:
     """What a round that has begun still lacks, else the next round: winner, runner-up, baseline, so that drift meets all alike.
 
     Rounds end when winner and runner-up are told apart, or their number is used up; one that has begun is completed.
-    A leader whose step time is extrapolated is measured in full once, whether or not rounds are wanted.
+    A leader whose step time is extrapolated is measured in full once, whether or not rounds are wanted; so is one that met a
+    machine that drifted, with the baseline beside it. Those that lead then may be others, which lack their rounds in turn.
     """
-    finalists = ranked_finalists(book, session.ranking)[:2]
     baseline = measured_baseline(book, session.baselines)
+    drift = drift_of(book, baseline, session.prior)
+    finalists = ranked_finalists(book, session.ranking, drift)[:2]
     configs = list({trial.config.hash: trial.config for trial in [*finalists, *([baseline] if baseline else [])]}.values())
     alone = [trial.config for trial in finalists[:1] if is_extrapolated(trial)]
-    if not finalists or len(configs) < 2 or not session.request.confirm_repeats:
+    most = _rounds(session, book) or int(any(drift.touches(trial.number) for trial in finalists))
+    if not finalists or len(configs) < 2 or not most:
         return [] if not alone or book.confirmations(alone[0]) else _round(alone, 1)
     begun = max((repeat for config in configs for repeat in book.confirmations(config)), default=0)
     for repeat in range(1, begun + 1):
         if lacking := [config for config in configs if repeat not in book.confirmations(config)]:
             return _round(lacking, repeat)
-    if begun >= _rounds(session, book) or (begun and _have_parted(session, book, finalists)):
+    if begun >= most or (begun and _have_parted(session, book, finalists)):
         return []
     return _round(configs, begun + 1)
+
+
+def is_first_of_winner(session: Session, book: Book, trial: TrialRecord) -> bool:
+    """Whether this is the winner's first confirmation: its peak decides, and must not rest on what earlier trials left."""
+    if trial.purpose is not Purpose.CONFIRM or trial.repeat != 1:
+        return False
+    return trial.config in [finalist.config for finalist in ranked_finalists(book, session.ranking)[:1]]
 
 
 def _round(configs: list[TrialConfig], repeat: int) -> list[Want]:
@@ -192,5 +207,5 @@ def _have_parted(session: Session, book: Book, finalists: list[TrialRecord]) -> 
         return peak_bytes(first) != peak_bytes(second)
     if not book.confirmed(first.config) or not book.confirmed(second.config):
         return False
-    lead = ratio_of(book, book.spread(session.prior), first.config, second.config)
+    lead = ratio_of(book, spread_of(book, session.prior, session.baselines), first.config, second.config)
     return lead.low > 1.0 or lead.high < 1.0

@@ -1,6 +1,7 @@
 """All rows of a job at one moment, and what can be read from them."""
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -102,6 +103,10 @@ class Book:
         """Confirmations of a configuration by repeat number, with and without outcome."""
         return {trial.repeat: trial for trial in self._of(config.hash) if trial.purpose is Purpose.CONFIRM}
 
+    def controls(self, config: TrialConfig) -> dict[int, TrialRecord]:
+        """Control trials of a configuration by repeat number, with and without outcome."""
+        return {trial.repeat: trial for trial in self._of(config.hash) if trial.purpose is Purpose.CONTROL}
+
     def confirmed(self, config: TrialConfig) -> dict[int, Repeat]:
         """Measured confirmations of a configuration by repeat number."""
         found = self.confirmations(config).items()
@@ -118,11 +123,19 @@ class Book:
         alone = repeat_of(searched.result) if searched else None
         return confirmed or ([alone] if alone else [])
 
-    def spread(self, prior: Spread) -> Spread:
-        """The spread between repeats that this job's own trials show."""
+    def spread(self, prior: Spread, cuts: Sequence[int] = ()) -> Spread:
+        """The spread between repeats that this job's own trials show.
+
+        `cuts`: numbers of trials from which on the machine was another, so that repeats on two sides of one differ by more
+        than repeats do.
+        """
         several = dict.fromkeys([*self.closed.repeated, *(trial.config_hash for trial in self.later)])
-        groups = ([repeat for trial in self._of(name) if (repeat := repeat_of(trial.result)) is not None] for name in several)
-        return pooled_spread(groups, prior)
+        groups: dict[tuple[str, int], list[Repeat]] = {}
+        for name in several:
+            for trial in self._of(name):
+                if (repeat := repeat_of(trial.result)) is not None:
+                    groups.setdefault((name, bisect_right(cuts, trial.number)), []).append(repeat)
+        return pooled_spread(groups.values(), prior)
 
     def _of(self, config_hash: str) -> list[TrialRecord]:
         """The trials of a configuration."""

@@ -1,7 +1,7 @@
 """What is refused before it costs a device."""
 
-from autotune.jobs.agenda import Want
 from autotune.jobs.session import Session
+from autotune.jobs.want import Want
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.states import states_lower_bound_bytes
 from search_spaces.trial import TrialResult

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.jobs.failures_field import read_failures
 from autotune.jobs.request import FIELDS, nearest_field
 
 OPTION_NAMES = {
@@ -22,6 +23,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
     Raises:
         RequestError: the file cannot be read, or a field is unknown or given twice.
+        FailureTableError: a row of `failures`, here or in a file beside this one, has no meaning.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -36,5 +38,5 @@ def read_config_file(path: Path) -> dict[str, Any]:
             raise RequestError(key, f"is not a field of a request ({path})", nearest_field(name))
         if name in fields:
             raise RequestError(key, f"is given twice in {path}", "leave one of them out")
-        fields[name] = value
+        fields[name] = read_failures(path.parent / value) if name == "failures" and isinstance(value, str) else value
     return fields

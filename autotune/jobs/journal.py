@@ -36,6 +36,9 @@ class Journal(LoopListener):
         log.info("job %s: %s%s", self._job_id, state, f": {message}" if message else "", extra={"job": self._job_id})
         self._job.set_attributes({"autotune.job.state": state, "autotune.job.model": str(book.job.request.get("model", ""))})
 
+    def on_news(self, news: str) -> None:
+        log.warning("job %s: %s", self._job_id, news, extra={"job": self._job_id})
+
     def on_start(self, trial: TrialRecord) -> None:
         attributes: dict[str, str | int] = {
             "autotune.job.id": self._job_id,

@@ -33,7 +33,7 @@ class Leader:
         """The request with the fidelity that the trial was written down with, and the race that it is to run.
 
         A search trial races where samples/s of what it runs on is the objective. What is measured in full whatever comes of it
-        does not: the baseline, over which every gain is told, and confirmations, which decide.
+        does not: the baseline, over which every gain is told, confirmations, which decide, and controls.
         """
         asked = session.request.fidelity
         if trial.fidelity == SHALLOWER:
@@ -47,7 +47,7 @@ class Leader:
             not wanted
             or best is None
             or best.result is None
-            or trial.purpose is Purpose.CONFIRM
+            or trial.purpose is not Purpose.SEARCH
             or is_baseline(session, book, trial.config)
         ):
             return request

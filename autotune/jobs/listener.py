@@ -15,6 +15,9 @@ class LoopListener:
     def on_note(self, note: str) -> None:
         """Something that people should know of how the job decides, before its first trial."""
 
+    def on_news(self, news: str) -> None:
+        """Something happened to the machines that the job runs on, in one line."""
+
     def on_start(self, trial: TrialRecord) -> None:
         """An attempt at the trial was handed to the runner."""
 

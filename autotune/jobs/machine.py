@@ -1,8 +1,9 @@
-"""This machine: the cluster that a request names, and whether its data and its devices are here."""
+"""What is here, or at a Ray address: the cluster that a request names, and whether its data and its devices are here."""
 
 from pathlib import Path
 
 from autotune.errors import RequestError
+from autotune.jobs.ray_cluster import address_of, found_cluster, require_room
 from autotune.jobs.request import JobRequest
 from autotune.jobs.shape import parse_shape, reshaped
 from executor.detect import local_gpus
@@ -27,27 +28,34 @@ def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
     return cluster if local or request.tune_on is None else reshaped(cluster, "tune_on", request.tune_on)
 
 
-def cluster_here(name: str, ranks: int | None = None) -> ClusterSpec:
-    """The cluster of that name, which must be what is here.
+def cluster_here(request: JobRequest) -> ClusterSpec:
+    """The cluster that the request names, which must be what is here, or at its Ray address.
 
     Raises:
-        RequestError: this machine has not its devices.
+        RequestError: its devices are not there.
+        RunnerError: no Ray answers at the address.
         SearchSpaceError: there is no such cluster, or it cannot be described.
     """
-    cluster = cluster_of(JobRequest(model="any", cluster=name, ranks=ranks), None)
-    require_here(cluster)
+    live = found_cluster(request)
+    cluster = cluster_of(request, live)
+    if live is None:
+        require_here(cluster, address_of(request))
     return cluster
 
 
-def require_here(cluster: ClusterSpec) -> None:
-    """Trials run on this machine: what is measured on it must not be told as another cluster's."""
+def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
+    """Trials run on this machine, or on the Ray at an address: what is measured must not be told as another cluster's."""
+    if address is not None:
+        require_room(cluster, address)
+        return
     if cluster.device.kind == "cpu":
         local_cluster(cluster.world_size)
         return
     gpus = local_gpus()
     if cluster.nodes > 1 or gpus is None or gpus.count < cluster.devices_per_node:
         problem = f"{cluster.name} has {cluster.world_size} GPUs, and this machine has {gpus.count if gpus else 'none'}"
-        raise RequestError("cluster", problem, "use local, or run it there; `autotune space` counts for any cluster")
+        remedy = "use local, or say where it is with --ray-address; `autotune space` counts for any cluster"
+        raise RequestError("cluster", problem, remedy)
 
 
 def require_text(request: JobRequest) -> None:

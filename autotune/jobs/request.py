@@ -10,11 +10,13 @@ from typing import Any
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.jobs.command_field import with_command
 from autotune.jobs.earlier import EarlierTrial
+from autotune.jobs.failures_field import with_failures
 from autotune.jobs.shape import parse_shape
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
+from search_spaces.failure import FailureRow
 from search_spaces.fewer import FEWEST
 from search_spaces.model import Model
 from search_spaces.plain import from_plain, to_plain
@@ -60,7 +62,7 @@ class JobRequest:
     strategy: str = STRATEGIES[0]
     seed: int = 0
     trials: int = 20
-    """Search trials that may start on a device; refused candidates, retries and confirmations are not among them."""
+    """Search trials that may start on a device; refused candidates, retries, confirmations and controls are not."""
     max_seconds: float | None = None
     """Seconds of active time after which no search trial starts; None: no such budget."""
     device_hours: float | None = None
@@ -84,10 +86,17 @@ class JobRequest:
     data_path: str | None = None
     baseline: dict[str, Value] | None = None
     """Knob -> value of the user's present configuration; None: the defaults at the lowest ZeRO stage that fits."""
+    failures: tuple[FailureRow, ...] = ()
+    """Rows of the failure table: beside those that come with the package, or in their places."""
     engine: str = "native"
     runner: str = "ray"
+    ray_address: str | None = None
+    """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a Ray on this
+    machine, which is started for the job, or, where `cluster` is `ray`, `auto`."""
     confirm_repeats: int = 3
     """Most rounds in which the finalists are measured again; 0: the search's own measurements stand."""
+    control_every: int = 10
+    """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
     python_path: tuple[str, ...] = ()
     """Folders that the ranks put first on `sys.path` before they import a factory."""
     fidelity: Fidelity = field(default_factory=Fidelity)
@@ -119,11 +128,13 @@ class JobRequest:
         object.__setattr__(self, "objective", Objective(self.objective))
         self._require_choice("strategy", STRATEGIES)
         self._require_choice("runner", RUNNERS)
+        self._require_reached()
         for name, least in (
             ("trials", 1),
             ("global_batch_size", 1),
             ("sequence_length", 1),
             ("confirm_repeats", 0),
+            ("control_every", 0),
             ("seed", 0),
         ):
             self._require_whole(name, least)
@@ -159,6 +170,13 @@ class JobRequest:
     def devices(self) -> int:
         """Devices that a trial takes, as far as that is known: what a job's seconds are multiplied with."""
         return self.resolved_cluster.world_size if self.resolved_cluster is not None else self.ranks or 1
+
+    def _require_reached(self) -> None:
+        """Refuse what only the runner on Ray can do, of another."""
+        if self.ray_address is not None:
+            self._require_text("ray_address")
+        reached = self.runner == "ray" or (self.ray_address is None and self.cluster != "ray")
+        self._require(reached, "runner", f"{self.runner} does not reach a Ray cluster", "use ray, or leave the cluster out")
 
     def _require_text(self, *names: str) -> None:
         for name in names:
@@ -231,11 +249,12 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
     Raises:
         RequestError: a field is unknown (the line names the nearest), has a value of the wrong kind, or `model` is missing.
         ModelFormatError: a field of `command` cannot be used.
+        FailureTableError: a row of `failures` has no meaning.
     """
     for name in fields:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
-    fields = with_command(fields)
+    fields = with_failures(with_command(fields))
     fidelity = fields.get("fidelity", {})
     known = [item.name for item in dataclasses.fields(Fidelity)]
     if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
@@ -245,6 +264,8 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")
     if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
         raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
+    if fields.get("ray_address") is not None:
+        fields = {"cluster": "ray", **fields}
     if "model" not in fields:
         raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
     try:

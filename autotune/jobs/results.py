@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from autotune.intervals import Spread
+from search_spaces.failure import FailureTable
 from search_spaces.outcome import RETRIES, Outcome
 from search_spaces.trial import TrialResult
 from storage.records import AttemptRecord
@@ -20,10 +21,16 @@ def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
     return dataclasses.replace(result, samples_per_second=interval)
 
 
-def is_retried(outcome: Outcome, attempts: Iterable[AttemptRecord]) -> bool:
-    """Whether a trial gets another attempt after this outcome, given its attempts so far.
+def retries_of(result: TrialResult, table: FailureTable) -> int:
+    """How many further attempts a trial gets after this result: as the failure table says of its cause, if it names one."""
+    row = table.row(result.cause)
+    return RETRIES.get(result.outcome, 0) if row is None else row.retries
+
+
+def is_retried(result: TrialResult, attempts: Iterable[AttemptRecord], table: FailureTable) -> bool:
+    """Whether a trial gets another attempt after this result, given its attempts so far.
 
     Each outcome has its own number of retries; attempts that a killed process left behind are not held against the trial.
     """
-    before = sum(attempt.outcome is outcome for attempt in attempts)
-    return before < RETRIES.get(outcome, 0)
+    before = sum(attempt.outcome is result.outcome for attempt in attempts)
+    return before < retries_of(result, table)

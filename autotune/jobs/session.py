@@ -12,6 +12,7 @@ from autotune.jobs.baselines import baselines_of
 from autotune.jobs.chosen_strategy import strategy_of
 from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
+from autotune.jobs.ray_cluster import address_of, found_cluster
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.objective import Ranking
 from autotune.strategies.names import PREDICTING
@@ -83,6 +84,7 @@ class Session:
             reference_losses=reference_losses,
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
             excluded_nodes=excluded_nodes,
+            failures=request.failures,
             files=self._files(config),
         )
 
@@ -101,9 +103,10 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
     Args:
         request: what was asked for.
-        live: the cluster that was found, for `ray`.
+        live: the cluster that was found, for `ray`; None: it is looked for.
 
     Raises:
+        RunnerError: no Ray answers at the request's address.
         RequestError: a path does not exist, the engine is not known or its package not installed, the baseline is illegal, the
             cluster is not here, or the samples are longer than the text or than the model has positions for, or models of
             fewer layers are predicted to rank configurations otherwise.
@@ -118,9 +121,10 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.command is not None and not request.command.folder:
         request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
     require_text(request)
+    live = live or found_cluster(request)
     session = _resolve(request, live)
     if live is None:
-        require_here(session.cluster)
+        require_here(session.cluster, address_of(request))
         require_usable(request.engine)
     require_positions(session.model, request.sequence_length)
     require_fit(session.space)
@@ -218,16 +222,16 @@ def session_of(job: JobRecord) -> Session:
 
 
 def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:
-    """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names.
+    """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names, and,
+    where the request asks for what is at a Ray address, of that.
 
     Args:
         request: what was asked for.
         model: what `request.model` names, where that is no preset.
         most_steps: what counting the session's space may take; None: no bound.
     """
-    session = _resolve(
-        dataclasses.replace(request, resolved_model=model) if model is not None else request, most_steps=most_steps
-    )
+    named = dataclasses.replace(request, resolved_model=model) if model is not None else request
+    session = _resolve(named, found_cluster(named), most_steps)
     require_positions(session.model, request.sequence_length)
     return session
 
@@ -240,14 +244,22 @@ def with_budget_of(session: Session, job: JobRecord) -> Session:
     return dataclasses.replace(session, request=dataclasses.replace(session.request, **budget))
 
 
+def on_ray(session: Session, address: str | None) -> Session:
+    """The session on the Ray at `address`, where it runs on Ray and names none itself."""
+    request = session.request
+    if address is None or request.runner != "ray" or request.ray_address is not None:
+        return session
+    return dataclasses.replace(session, request=dataclasses.replace(request, ray_address=address))
+
+
 def require_startable(session: Session) -> None:
     """Refuse, before ranks are started, a job whose data or devices are not here.
 
     Raises:
-        RequestError: see `prepare`.
+        RequestError, RunnerError: see `prepare`.
     """
     require_text(session.request)
-    require_here(session.cluster)
+    require_here(session.cluster, address_of(session.request))
 
 
 def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":

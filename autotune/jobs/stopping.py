@@ -1,10 +1,10 @@
 """When a search is over before its trials are spent: seconds, device-hours, and what further trials may still bring."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.jobs.book import Book
+from autotune.jobs.causes import kind_of_failure
 from autotune.jobs.session import Session
 from autotune.strategies.strategy import Outlook
 from search_spaces.outcome import Outcome, Purpose, StopReason
@@ -16,7 +16,19 @@ SURE = 0.95
 """How sure it must be that nothing untried is faster by more than the margin."""
 ALIKE = 3
 """Trials, the baseline first, after whose one and the same error no other configuration is expected to run."""
+BREAKING = (Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST)
+"""Outcomes of which one cause may stop a job. What does not fit is a finding, and other configurations may."""
 HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonCause:
+    """What every trial so far failed of."""
+
+    name: str | None
+    """Of its row in the failure table; None: the table has none."""
+    message: str
+    """The line of the first trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +43,7 @@ class Stop:
 def stop_of(session: Session, book: Book) -> Stop | None:
     """Why no further search trial is wanted though there are trials left; None: the search goes on.
 
-    0. The baseline and those after it failed with one and the same error: it is the user's, not a configuration's.
+    0. The baseline and those after it failed of one and the same cause: it is no configuration's.
     1. One that runs was all that was asked for.
     2. The seconds or the device-hours of the request are spent, but for one round of confirmation.
     3. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
@@ -55,22 +67,20 @@ def stop_of(session: Session, book: Book) -> Stop | None:
 
 
 def fails_alike(book: Book) -> bool:
-    """Whether every trial so far, and enough of them, FAILED with the same error."""
+    """Whether every trial so far, and enough of them, ended for one and the same cause."""
     ended = [trial for trial in book.searched if trial.outcome is not None]
-    return len(ended) >= ALIKE and common_error(book) is not None
+    return len(ended) >= ALIKE and common_cause(book) is not None
 
 
-def common_error(book: Book) -> str | None:
-    """The line of the first trial, where every one FAILED with the same but for its numbers; None: they differ.
-
-    Ranks, shapes and sizes are numbers, and differ by configuration.
-    """
+def common_cause(book: Book) -> CommonCause | None:
+    """The first trial's cause, where every one failed of the same kind; None: they differ, or one ran, or did not fit."""
     ended = [trial for trial in book.searched if trial.outcome is not None]
-    if not all(trial.outcome is Outcome.FAILED for trial in ended):
+    results = [trial.result for trial in ended if trial.outcome in BREAKING and trial.result is not None]
+    if not results or len(results) < len(ended):
         return None
-    lines = [trial.result.message if trial.result is not None else "" for trial in ended]
-    alike = len({re.sub(r"\d+", "", line) for line in lines}) == 1
-    return lines[0] if alike and lines[0] else None
+    alike = len({kind_of_failure(result) for result in results}) == 1
+    first = results[0]
+    return CommonCause(name=first.cause, message=first.message) if alike and first.message else None
 
 
 def outlook_of(session: Session, book: Book) -> Outlook | None:

@@ -9,7 +9,7 @@ from autotune.errors import AutotuneError
 from autotune.jobs.beats import WorkerBeats
 from autotune.jobs.journal import Journal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
-from autotune.jobs.session import Session, require_startable, session_of
+from autotune.jobs.session import Session, on_ray, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_held_job
 from executor.errors import ExecutorError, RunnerError
@@ -47,9 +47,16 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, make_runner: MakeRunner, limits: QueueLimits | None = None, poll_seconds: float = POLL_SECONDS
+        self,
+        store: Store,
+        make_runner: MakeRunner,
+        limits: QueueLimits | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        ray_address: str | None = None,
     ) -> None:
+        """`ray_address`: of the Ray that jobs run on which name none; None: one of their own."""
         self._store, self._make_runner, self._limits = store, make_runner, limits
+        self._ray_address = ray_address
         self._poll_seconds = poll_seconds
         self._kept: _Kept | None = None
         self._beats = WorkerBeats(store)
@@ -88,7 +95,7 @@ class Worker:
         self._beats.runs(lease.job_id)
         with LeaseKeeper(self._store, lease) as keeper:
             try:
-                session = session_of(self._store.job(lease.job_id))
+                session = on_ray(session_of(self._store.job(lease.job_id)), self._ray_address)
                 require_startable(session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
                 self._fail(keeper, error)
@@ -136,7 +143,8 @@ class Worker:
         request = session.request
         # Ranks that watch a user's script hold no device.
         holds = request.command is None
-        key = (request.runner, session.world_size, session.cluster.device.kind, request.python_path, holds)
+        where = (request.runner, request.ray_address)
+        key = (*where, session.world_size, session.cluster.device.kind, request.python_path, holds)
         if self._kept is None or self._kept.key != key:
             self.close()
             try:

@@ -20,6 +20,8 @@ class Replica(ABC):
     module: nn.Module
     sharded: bool
     """Whether `squared_norm` is of this rank's share alone, so that it is to be summed over the ranks that share."""
+    tells_waits = False
+    """Whether every wait for other ranks is on the clock of the groups (`ParallelGroups.clock`)."""
 
     def begin_step(self) -> None:  # noqa: B027  what an engine does not need it leaves as it is
         """Call before a step's first micro-batch."""

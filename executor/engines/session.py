@@ -95,6 +95,11 @@ class ParallelSession(EngineSession):
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         return self.groups.collectives()
 
+    def waited_seconds(self) -> float | None:
+        # On CUDA the host does not wait, the stream does; a replica that waits inside of torch does not tell.
+        tells = self.context.device.type == "cpu" and all(replica.tells_waits for replica in self.replicas)
+        return self.groups.clock.seconds if tells else None
+
     def full_parameters(self) -> dict[str, Tensor]:
         """This rank's slices of its stages' parameters, whole over data-parallel ranks, by name. Every rank must call it."""
         return {name: value for replica in self.replicas for name, value in replica.full_parameters().items()}

@@ -54,13 +54,18 @@ class Line:
 
     def costs_at_full(self, first: Costs, second: Costs) -> Costs:
         """The costs of a full step."""
-        devices = (first.device_seconds, second.device_seconds)
+        # Of what is extrapolated no error is stated, so that nobody is blamed by it.
         return Costs(
             cpu_seconds=max(self.at_full(first.cpu_seconds, second.cpu_seconds), 0.0),
-            device_seconds=None if devices[0] is None or devices[1] is None else self.at_full(devices[0], devices[1]),
+            device_seconds=self._known(first.device_seconds, second.device_seconds),
+            compute_seconds=self._known(first.compute_seconds, second.compute_seconds),
+            wait_seconds=self._known(first.wait_seconds, second.wait_seconds),
             collectives=self.collectives_at_full(first.collectives, second.collectives),
             retries=sum_of_known((first.retries, second.retries)),
         )
+
+    def _known(self, first: float | None, second: float | None) -> float | None:
+        return None if first is None or second is None else self.at_full(first, second)
 
 
 def line_of(request: TrialRequest) -> Line | None:

@@ -1,5 +1,6 @@
 """What timed steps cost a rank beside their seconds."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from statistics import fmean
 import torch
 
 from executor.measurement.device import DeviceEvents, allocation_retries
+from executor.measurement.timing import StepTime, step_time
 from search_spaces.trial import CollectiveCount
 
 Sent = Mapping[tuple[str, str], tuple[int, int]]
@@ -21,16 +23,34 @@ class Costs:
     cpu_seconds: float = 0.0
     device_seconds: float | None = None
     collectives: tuple[CollectiveCount, ...] = ()
+    compute_seconds: float | None = None
+    """In which this rank waited for no other; None: not known."""
+    wait_seconds: float | None = None
+    compute_relative_error: float | None = None
+    """Standard error of `compute_seconds`, as a share of it; None: not known."""
     retries: int | None = None
     """Times that the caching allocator had to flush its cache in all of the timed steps; None: the device has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTime:
+    """What a rank knows of its own time."""
+
+    seconds: float = 0.0
+    """That the last step took on this rank, from the moment at which all of them began it."""
+    waited: float | None = None
+    """That steps were held up by other ranks, since the session was built; None: the engine cannot tell."""
 
 
 class Meter:
     """Runs the timed steps of one count of micro-batches."""
 
-    def __init__(self, device: torch.device, sent: Callable[[], Sent]) -> None:
+    def __init__(self, device: torch.device, sent: Callable[[], Sent], own: Callable[[], OwnTime] = OwnTime) -> None:
+        """`own` tells this rank's own time, after each step."""
         self.seconds: list[float] = []
-        self._device, self._events, self._sent = device, DeviceEvents(device), sent
+        self._device, self._events, self._sent, self._own = device, DeviceEvents(device), sent, own
+        self._computed: list[float | None] = []
+        self._waited: list[float | None] = []
         self._cpu_seconds: list[float] = []
         self._retries: list[int | None] = []
         self._collectives: tuple[CollectiveCount, ...] = ()
@@ -38,27 +58,43 @@ class Meter:
     def run(self, step: Callable[[DeviceEvents], float]) -> float:
         """Run one step. Returns its seconds, the slowest rank's."""
         before, retries, began = dict(self._sent()), allocation_retries(self._device), time.process_time()
+        waited_before = self._own().waited
         self.seconds.append(step(self._events))
         self._cpu_seconds.append(time.process_time() - began)
         more = allocation_retries(self._device)
         self._retries.append(None if more is None or retries is None else more - retries)
         self._collectives = _difference(before, self._sent())
+        own = self._own()
+        waited = None if own.waited is None or waited_before is None else own.waited - waited_before
+        self._waited.append(waited)
+        self._computed.append(None if waited is None else max(own.seconds - waited, 0.0))
         return self.seconds[-1]
 
     def keep(self, last: int) -> None:
         """Forget all steps but the last so many."""
-        for values in (self.seconds, self._cpu_seconds, self._retries):
+        for values in (self.seconds, self._cpu_seconds, self._retries, self._computed, self._waited):
             del values[: max(len(values) - last, 0)]
         self._events.keep(last)
 
     def costs(self) -> Costs:
         """The mean over the steps so far. Every step sends the same, so that the last one's collectives are every one's."""
+        computed = [seconds for seconds in self._computed if seconds is not None]
+        waited = [seconds for seconds in self._waited if seconds is not None]
+        compute = step_time(computed) if computed else None
         return Costs(
+            compute_seconds=compute.mean if compute else None,
+            wait_seconds=fmean(waited) if waited else None,
+            compute_relative_error=_known_error(compute),
             cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
             retries=sum_of_known(self._retries),
         )
+
+
+def _known_error(time: StepTime | None) -> float | None:
+    """None where there are too few steps to tell."""
+    return time.relative_error if time is not None and math.isfinite(time.relative_error) else None
 
 
 def sum_of_known(counts: Sequence[int | None]) -> int | None:

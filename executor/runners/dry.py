@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from executor.dry.result import DryRun
 from executor.errors import EngineRefusalError, FactoryError, RunnerError
-from executor.runners.gang import Gang, Work
-from executor.runners.gang_runner import GangRunner
+from executor.runners.gang import Gang
+from executor.runners.gang_runner import GangsRunner
+from executor.runners.gangs import OneGang
 from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind
 from executor.runners.profile import answer_of
-from executor.runners.runner import Handle
 from executor.runners.transport import Death
 from executor.runners.verdict import how_it_ended
 from search_spaces.model import FactoryModel
@@ -21,7 +21,7 @@ NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
 """The devices may be busy, and none is used."""
 
 
-class DryRunner(GangRunner):
+class DryRunner(GangsRunner):
     """Answers trials of any world size with what a dry run foretells: memory and collectives, no times.
 
     One warm process serves them all, so that neither torch's fakes nor a user's module touch this one. `backend` is gloo or
@@ -31,13 +31,7 @@ class DryRunner(GangRunner):
     def __init__(self, *, backend: str = "gloo", python_path: Sequence[str] = (), trial_function: str | None = None) -> None:
         function = trial_function or f"executor.dry.trial:trial_{backend}"
         transport = LocalTransport(1, environment=NO_DEVICE, trial_function=function)
-        super().__init__(transport, Gang(transport, python_path=python_path, device="cpu"))
-
-    def submit(self, request: Work) -> Handle:
-        """Queue the attempt, whatever its world size; see `Runner`."""
-        self._waiting.append(request)
-        self._start_next()
-        return request.attempt
+        super().__init__(OneGang(None, Gang(transport, python_path=python_path, device="cpu")))
 
 
 def dry_run_model(request: TrialRequest, *, backend: str = "gloo", python_path: Sequence[str] = ()) -> DryRun:

@@ -1,24 +1,15 @@
 """What an exception in a rank means for its trial."""
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError
+from executor.failures import failure_table
+from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.outcome import Outcome
 
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "DefaultCPUAllocator",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-_BROKEN_COLLECTIVE = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
 _OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("executor", "search_spaces"))
 
 
@@ -33,23 +24,37 @@ class Failure:
     traceback: str | None = None
     collective: bool = False
     """Whether this looks like the consequence of another rank's end: then that rank's failure is the one to tell."""
+    cause: str | None = None
+    """Name of the row of the failure table; None: a rule or the measurement itself decided."""
+    retire: bool = False
+    """Whether the rank processes may not be able to go on."""
 
 
-def classify(error: BaseException) -> Failure:
-    """Tell what `error` means. What our own errors say is in their message: only what they wrap has a traceback."""
+def classify(
+    error: BaseException, table: FailureTable | None = None, signs_of: Callable[[str], Sequence[Sign]] | None = None
+) -> Failure:
+    """Tell what `error` means by the failure table; of an error that has causes, what any of them means.
+
+    A refusal and a wrong result are no failures of anything, and are in no row. What our own errors say is in their message:
+    only what they wrap has a traceback. `signs_of`: what else is known of an error that says this.
+    """
     if isinstance(error, EngineRefusalError):
         return Failure(outcome=Outcome.INVALID, message=error.message, rule=error.rule)
     if isinstance(error, WrongResultError):
         return Failure(outcome=Outcome.WRONG, message=one_line(error))
-    for cause in _causes(error):
-        if _is_out_of_memory(cause):
-            return Failure(outcome=Outcome.INFEASIBLE, message=one_line(cause))
+    causes = list(_causes(error))
+    pieces = [_evidence(cause, tuple(signs_of(str(cause))) if signs_of else ()) for cause in causes]
+    row, piece = (table or failure_table()).find(*pieces)
+    # An INFEASIBLE trial is told by the allocator's words, wherever they were raised; anything else by what came out.
+    told = causes[pieces.index(piece)] if row.outcome is Outcome.INFEASIBLE else error
     said_by_us = isinstance(error, ExecutorError) and error.__cause__ is None
     return Failure(
-        outcome=Outcome.FAILED,
-        message=one_line(error),
-        traceback=None if said_by_us else real_traceback(error),
-        collective=_is_broken_collective(error),
+        outcome=row.outcome,
+        message=one_line(told),
+        traceback=None if said_by_us or row.outcome is Outcome.INFEASIBLE else real_traceback(error),
+        collective=row.consequence,
+        cause=row.name,
+        retire=row.retire,
     )
 
 
@@ -83,13 +88,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _OUT_OF_MEMORY)
-
-
-def _is_broken_collective(error: BaseException) -> bool:
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError | OSError) and any(mark in str(error) for mark in _BROKEN_COLLECTIVE)
+def _evidence(error: BaseException, signs: tuple[Sign, ...]) -> Evidence:
+    return Evidence(
+        exceptions=tuple(kind.__name__ for kind in type(error).__mro__),
+        signs=signs,
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_tb(error.__traceback__)),
+    )

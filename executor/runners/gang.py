@@ -6,18 +6,29 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from executor.errors import RunnerError
+from executor.failures import failure_table
 from executor.runners import devices
 from executor.runners.messages import Kind, Message
+from executor.runners.pulse import Standing
 from executor.runners.transport import Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, judge
+from executor.runners.watchdog import Watchdog, stacks_text
+from executor.runners.wear import TRIALS_IN_A_LIFE, Rest, Wear
+from search_spaces.failure import Evidence, Sign
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.model import FactoryModel, Model
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import Progress, TrialRequest, TrialResult
+from search_spaces.trial import LogLines, Progress, RankMeasurement, TrialRequest, TrialResult
 
+Told = Progress | LogLines | TrialResult
+"""What a gang tells of the trial that it runs."""
 Work = TrialRequest | MicrobenchmarkRequest
 """What a gang runs. A micro-benchmark is a trial to it: both have an attempt, a time limit and a result."""
+STACK_SECONDS = 0.5
+"""Time for ranks that are ended for want of time to print where their threads stand."""
+MOST_STACKS = 4
+"""Ranks whose threads are told of: those that have come least far."""
 START_SECONDS = 180.0
 """Time for cold ranks to import their code and to join."""
 REJOIN_SECONDS = 15.0
@@ -44,14 +55,27 @@ class Gang:
     `start` a trial, then call `poll` until it returns the `TrialResult`. The trial's time limit counts from the moment at
     which every rank is ready; the time before is told as the phase `setup`.
 
+    Processes serve one trial after the other. They are started anew after a failure that they may not get over, for a trial
+    that asks for it (`fresh_processes`), after `recycle_after` trials, and where they do not come back to their base (`wear`).
+
     Raises:
         RunnerError: ranks do not start; from `start` and `poll`.
     """
 
-    def __init__(self, transport: Transport, *, python_path: Sequence[str] = (), device: str = "auto") -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        python_path: Sequence[str] = (),
+        device: str = "auto",
+        recycle_after: int = TRIALS_IN_A_LIFE,
+    ) -> None:
         self._transport = transport
         self._own_path = tuple(python_path)
         self._device = device
+        self._recycle_after = recycle_after
+        self._wear = Wear()
+        self._dead = False
         self._stage = Stage.DOWN
         self._path: tuple[str, ...] = ()
         self._ready: dict[int, Message] = {}
@@ -65,12 +89,18 @@ class Gang:
         self._setup_seconds = 0.0
         self._reports: dict[int, Report] = {}
         self._failed_at: float | None = None
-        self._seen: Progress | None = None
+        self._table = failure_table()
+        self._watchdog: Watchdog | None = None
 
     @property
     def attempt(self) -> str | None:
         """The token of the attempt that runs."""
         return self._request.attempt if self._request else None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has started processes, or taken up others'."""
+        return self._stage is not Stage.DOWN
 
     def warm_up(self, model: Model) -> None:
         """Have processes import their code for trials of this model while nobody waits for them yet. The first only."""
@@ -83,8 +113,10 @@ class Gang:
         self._request = request
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
         path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
+        self._table = failure_table(request.failures if isinstance(request, TrialRequest) else ())
+        self._hear_idle()
         # A warm process holds the modules that it found along the old path.
-        if path != self._path or self._died_idle():
+        if path != self._path or self._dead or self._is_spent(request):
             self._kill()
             self._path = path
         match self._stage:
@@ -97,21 +129,23 @@ class Gang:
             case _:
                 self._start_ranks()
 
-    def poll(self, timeout: float) -> list[Progress | TrialResult]:
+    def poll(self, timeout: float) -> list[Told]:
         """What happened to the trial, waiting up to `timeout` seconds for something to happen."""
-        events: list[Progress | TrialResult] = []
+        events: list[Told] = []
         lives = self._lives
         for rank, message in self._transport.receive(timeout):
-            if self._request is not None and self._lives == lives:  # what else came is of processes that are gone
-                events += self._hear(rank, message)
+            if self._lives != lives or self._stage is Stage.DOWN:  # it is of processes that are gone
+                continue
+            events += self._hear(rank, message) if self._request is not None else self._note(rank, message)
         if self._request is not None:
             events += self._check_time()
         return events
 
-    def end(self, outcome: Outcome, message: str) -> TrialResult:
+    def end(self, outcome: Outcome, message: str, *, cause: str | None = None, traceback: str | None = None) -> TrialResult:
         """End the running trial by force, with every rank."""
         assert self._request is not None
-        result = TrialResult(attempt=self._request.attempt, outcome=outcome, message=message)
+        attempt = self._request.attempt
+        result = TrialResult(attempt=attempt, outcome=outcome, message=message, cause=cause, traceback=traceback)
         return self._finish(Verdict(result=result, keep=False))
 
     def close(self) -> None:
@@ -120,11 +154,29 @@ class Gang:
         self._request = None
         self._transport.close()
 
-    def _died_idle(self) -> bool:
-        # What processes say that are still starting is for `poll`.
-        if self._stage in (Stage.DOWN, Stage.STARTING):
-            return False
-        return any(isinstance(message, Death) for _, message in self._transport.receive(0))
+    @property
+    def _is_warm(self) -> bool:
+        """Whether the processes have been up before this trial, in this gang or in another."""
+        return self._trials > 0 or self._transport.reused
+
+    def _hear_idle(self) -> None:
+        """What ranks have told since the last trial. What processes say that are still starting is for `poll`."""
+        if self._stage not in (Stage.DOWN, Stage.STARTING):
+            for rank, message in self._transport.receive(0):
+                self._note(rank, message)
+
+    def _note(self, rank: int, message: Message | Death) -> list[Told]:
+        """What a rank tells outside of a trial."""
+        if isinstance(message, Death):
+            self._dead = True
+        elif message["kind"] == Kind.RESTED:
+            self._wear.note(rank, from_plain(Rest, message["rest"]))
+        return []
+
+    def _is_spent(self, request: Work) -> bool:
+        """Whether warm processes are not to run this trial."""
+        fresh = isinstance(request, TrialRequest) and request.fresh_processes
+        return self._trials > 0 and (fresh or self._trials >= self._recycle_after or bool(self._wear.worn()))
 
     def _start_ranks(self) -> None:
         self._kill()
@@ -149,12 +201,12 @@ class Gang:
         now = time.monotonic()
         self._setup_seconds = now - self._asked_at
         self._deadline = now + self._request.timeout_seconds
-        self._reports, self._failed_at, self._seen = {}, None, None
+        self._reports, self._failed_at, self._watchdog = {}, None, Watchdog(self._request)
         kind = Kind.RUN if isinstance(self._request, TrialRequest) else Kind.MEASURE
         for rank in range(self._transport.world_size):
             self._transport.send(rank, {"kind": kind, "request": to_plain(self._request)})
 
-    def _hear(self, rank: int, message: Message | Death) -> list[Progress | TrialResult]:
+    def _hear(self, rank: int, message: Message | Death) -> list[Told]:
         if isinstance(message, Death) or message["kind"] in (Kind.RESULT, Kind.FAILURE):
             return self._hear_end(rank, message)
         match message["kind"]:
@@ -168,8 +220,15 @@ class Gang:
                 if len(self._joined) == self._transport.world_size:
                     self._run()
             case Kind.PROGRESS if rank == 0:
-                self._seen = from_plain(Progress, message["progress"])
-                return [self._seen]
+                return [from_plain(Progress, message["progress"])]
+            case Kind.BEAT if self._watchdog is not None and message["attempt"] == self.attempt:
+                self._watchdog.note(rank, from_plain(Standing, message["standing"]), time.monotonic())
+            case Kind.OUTPUT:
+                assert self._request is not None
+                lines = {"rank": rank, "text": message["text"], "left_out": message["left_out"]}
+                return [LogLines(attempt=self._request.attempt, **lines)]
+            case Kind.RESTED:
+                self._note(rank, message)
         return []
 
     def _hear_ready(self, rank: int, message: Message) -> None:
@@ -182,7 +241,7 @@ class Gang:
                 raise
             self._join(START_SECONDS)
 
-    def _hear_end(self, rank: int, report: Report) -> list[Progress | TrialResult]:
+    def _hear_end(self, rank: int, report: Report) -> list[Told]:
         if self._stage is not Stage.RUNNING:
             return self._hear_start_failure(rank, report)
         self._reports.setdefault(rank, report)  # a rank that failed and then died has told its cause already
@@ -190,50 +249,67 @@ class Gang:
             self._failed_at = time.monotonic()
         return self._judge()
 
-    def _judge(self) -> list[Progress | TrialResult]:
+    def _judge(self) -> list[Told]:
         assert self._request is not None
         waited = 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
-        verdict = judge(self._request.attempt, self._reports, self._transport.world_size, waited)
+        verdict = judge(self._request.attempt, self._reports, self._transport.world_size, waited, self._table)
         return [] if verdict is None else [self._finish(verdict)]
 
-    def _hear_start_failure(self, rank: int, report: Report) -> list[Progress | TrialResult]:
+    def _hear_start_failure(self, rank: int, report: Report) -> list[Told]:
         """Warm ranks that cannot change their group are started anew; cold ones that were taken from outside are LOST."""
         assert self._request is not None
-        if self._trials:
+        if self._is_warm:
             self._start_ranks()
             return []
         if isinstance(report, Death):
-            result = died(self._request.attempt, rank, report)
-            if result.outcome is Outcome.LOST:
-                return [self._finish(Verdict(result=result, keep=False))]
+            # What a process needs to start says nothing of the trial's memory.
+            death = dataclasses.replace(report, out_of_memory_kill=False)
+            result = died(self._request.attempt, rank, death, self._table)
+            if result.outcome in (Outcome.LOST, Outcome.PREEMPTED):
+                return [self._finish(Verdict(result=result, keep=False, rank=rank))]
         self._give_up()
         told, trace = _start_failure(report)
         raise RunnerError(f"rank {rank} did not start: {told}" + (f"\n{trace}" if trace else ""))
 
-    def _check_time(self) -> list[Progress | TrialResult]:
+    def _check_time(self) -> list[Told]:
         assert self._request is not None
         if self._failed_at is not None and self._stage is Stage.RUNNING and (verdict := self._judge()):
             return verdict
-        if time.monotonic() < self._deadline:
-            return []
+        now = time.monotonic()
         if self._stage is Stage.RUNNING:
-            return [self.end(Outcome.TIMEOUT, self._timeout_message())]
-        if self._trials:
+            assert self._watchdog is not None
+            if hang := self._watchdog.hang(now):
+                return [self._end_late(Sign.HANG, hang)]
+            if now >= self._deadline:
+                return [self._end_late(Sign.TIME_LIMIT, f"no result within {self._request.timeout_seconds:g} s")]
+            return []
+        if now < self._deadline:
+            return []
+        if self._is_warm:
             self._start_ranks()
             return []
         self._give_up()
         raise RunnerError(f"the ranks were not ready within {START_SECONDS:g} s; look for a loaded machine or a blocked port")
 
-    def _timeout_message(self) -> str:
-        assert self._request is not None
-        seen = f"last seen in {self._seen.phase}, step {self._seen.step}" if self._seen else "nothing was heard of it"
-        return f"no result within {self._request.timeout_seconds:g} s ({seen}); every rank was killed"
+    def _end_late(self, sign: Sign, why: str) -> TrialResult:
+        """End a trial that hangs, or is out of time, with where its ranks stand and what their threads do."""
+        assert self._watchdog is not None
+        row, _ = self._table.find(Evidence(signs=(sign,)))
+        places, order = self._watchdog.places(time.monotonic()), self._watchdog.behind()
+        stacks = stacks_text(self._transport.stacks(STACK_SECONDS), order, MOST_STACKS)
+        return self.end(row.outcome, f"{why} ({places}); every rank was killed", cause=row.name, traceback=stacks)
+
+    def _node_of(self, rank: int) -> str | None:
+        told = self._transport.node_of(rank)
+        return told if told is not None else self._ready.get(rank, {}).get("host")
 
     def _finish(self, verdict: Verdict) -> TrialResult:
         result = dataclasses.replace(
             verdict.result,
-            warm=self._trials > 0,
+            warm=self._is_warm,
+            node=verdict.result.node if verdict.rank is None else self._node_of(verdict.rank),
             phase_seconds={"setup": self._setup_seconds, **verdict.result.phase_seconds},
+            ranks=tuple(self._placed(rank) for rank in verdict.result.ranks),
         )
         self._request = None
         self._trials += 1
@@ -241,6 +317,10 @@ class Gang:
         if not verdict.keep:
             self._kill()
         return result
+
+    def _placed(self, measured: RankMeasurement) -> RankMeasurement:
+        """With the name of its node, as the transport tells it."""
+        return dataclasses.replace(measured, node=self._ready[measured.rank]["host"])
 
     def _give_up(self) -> None:
         self._request = None
@@ -251,7 +331,9 @@ class Gang:
             self._transport.kill()
         self._stage = Stage.DOWN
         self._trials = 0
+        self._dead = False
         self._ready.clear()
+        self._wear.clear()
 
 
 def _folders(model: Model) -> tuple[str, ...]:

@@ -1,27 +1,28 @@
-"""A runner of one gang: trials run one after the other, further ones wait."""
+"""A runner of gangs: trials start in order as soon as there is a gang for each, further ones wait."""
 
 import collections
 import time
+from collections.abc import Mapping
 
 from executor.errors import RunnerError
 from executor.runners.gang import Gang, Work
+from executor.runners.gangs import Gangs, OneGang
 from executor.runners.runner import Event, Handle, Runner
 from executor.runners.transport import Transport
 from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.model import Model
 from search_spaces.outcome import Outcome
-from search_spaces.trial import TrialResult
+from search_spaces.trial import NodeEvent, TrialResult
 
 POLL_SECONDS = 0.1
 """How soon a cancellation, which may come from a signal handler, is looked at."""
 
 
-class GangRunner(Runner):
-    """Feeds one gang from a queue."""
+class GangsRunner(Runner):
+    """Feeds gangs from a queue."""
 
-    def __init__(self, transport: Transport, gang: Gang) -> None:
-        self._world_size = transport.world_size
-        self._gang = gang
+    def __init__(self, gangs: Gangs) -> None:
+        self._gangs = gangs
         self._waiting: collections.deque[Work] = collections.deque()
         self._cancelled: dict[Handle, str] = {}
         self._events: list[tuple[Handle, Event]] = []
@@ -32,18 +33,12 @@ class GangRunner(Runner):
         Raises:
             RunnerError: they cannot be started.
         """
-        self._gang.warm_up(model)
+        self._gangs.warm_up(model)
 
     def submit(self, request: Work) -> Handle:
-        """Queue the attempt; it starts at once where the gang is free. A micro-benchmark too: its result has rows."""
-        if request.world_size == self._world_size:
-            self._waiting.append(request)
-            self._start_next()
-        else:
-            message = (
-                f"the trial wants {request.world_size} ranks and this runner has {self._world_size}; start it with as many"
-            )
-            self._tell(TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule="world_size", message=message))
+        """Queue the attempt; it starts at once where there is a gang. A micro-benchmark too: its result has rows."""
+        self._waiting.append(request)
+        self._start_waiting()
         return request.attempt
 
     def events(self, timeout: float) -> list[tuple[Handle, Event]]:
@@ -51,14 +46,11 @@ class GangRunner(Runner):
         until = time.monotonic() + timeout
         while True:
             self._apply_cancellations()
-            self._start_next()
+            self._start_waiting()
             if self._events or (left := until - time.monotonic()) <= 0:
                 break
-            if self._gang.attempt is None:
-                time.sleep(min(left, POLL_SECONDS))
-                continue
-            for event in self._gang.poll(min(left, POLL_SECONDS)):
-                self._events.append((event.attempt, event))
+            for event in self._gangs.poll(min(left, POLL_SECONDS)):
+                self._tell(event)
         told, self._events = self._events, []
         return told
 
@@ -79,30 +71,42 @@ class GangRunner(Runner):
                     continue
                 if isinstance(event, MicrobenchmarkResult):
                     return event
-                trace = f"\n{event.traceback}" if event.traceback else ""
+                # Of one that is ended by force the stacks say nothing that its line does not.
+                trace = f"\n{event.traceback}" if event.traceback and event.outcome is Outcome.FAILED else ""
                 raise RunnerError(f"the micro-benchmark ended {event.outcome}: {event.message}{trace}")
 
     def capacity(self) -> int:
-        """1 where the gang is free and nothing waits for it."""
-        return int(self._gang.attempt is None and not self._waiting)
+        """Attempts that would start at once, those that wait already left out."""
+        return max(0, self._gangs.room() - len(self._waiting))
+
+    def rooms(self) -> Mapping[str, int]:
+        """Nodes and the ranks that they could hold; see `Runner`."""
+        return self._gangs.rooms()
 
     def close(self) -> None:
         """End every process; see `Runner`."""
         self._waiting.clear()
-        self._gang.close()
+        self._gangs.close()
 
-    def _start_next(self) -> None:
-        if self._gang.attempt is None and self._waiting:
-            self._gang.start(self._waiting.popleft())
+    def _start_waiting(self) -> None:
+        while self._waiting and self._gangs.begin(self._waiting[0]):
+            self._waiting.popleft()
 
     def _apply_cancellations(self) -> None:
         while self._cancelled:
             handle, reason = self._cancelled.popitem()
-            if self._gang.attempt == handle:
-                self._tell(self._gang.end(Outcome.CANCELLED, reason))
+            if ended := self._gangs.end(handle, Outcome.CANCELLED, reason):
+                self._tell(ended)
             for request in [request for request in self._waiting if request.attempt == handle]:
                 self._waiting.remove(request)
                 self._tell(TrialResult(attempt=handle, outcome=Outcome.CANCELLED, message=reason))
 
-    def _tell(self, result: TrialResult) -> None:
-        self._events.append((result.attempt, result))
+    def _tell(self, event: Event) -> None:
+        self._events.append(("" if isinstance(event, NodeEvent) else event.attempt, event))
+
+
+class GangRunner(GangsRunner):
+    """A runner of one gang: trials of its size run one after the other."""
+
+    def __init__(self, transport: Transport, gang: Gang) -> None:
+        super().__init__(OneGang(transport.world_size, gang))

@@ -10,7 +10,7 @@ from executor.errors import RunnerError
 from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangRunner
 from executor.runners.messages import Message, decode, encode
-from executor.runners.rank_process import RankProcess
+from executor.runners.rank_process import RankProcess, end_all, stacks_of
 from executor.runners.transport import LOOPBACK, RANK_MAIN, RUN_TRIAL, Death, Transport, thread_environment
 
 _SLICE_SECONDS = 0.1
@@ -88,8 +88,13 @@ class LocalTransport(Transport):
             else:
                 time.sleep(left)
 
+    def stacks(self, seconds: float) -> Mapping[int, str]:
+        """Where the ranks stand; see `Transport`."""
+        return stacks_of(self._ranks, seconds)
+
     def kill(self) -> None:
         """End every rank; see `Transport`."""
+        end_all(self._ranks.values())
         while self._ranks:
             self._ranks.popitem()[1].kill()
 
@@ -115,6 +120,7 @@ class LocalTransport(Transport):
         exit_code = process.exit_code()  # before its messages, so that a death is told after the last of them
         heard: list[tuple[int, Message | Death]] = [(rank, decode(message)) for message in process.receive()]
         if exit_code is not None:
-            heard.append((rank, Death(exit_code=exit_code, output=process.tail())))
+            oom = process.out_of_memory_kill()
+            heard.append((rank, Death(exit_code=exit_code, output=process.tail(), out_of_memory_kill=oom)))
             self._ranks.pop(rank).kill()
         return heard

@@ -6,8 +6,10 @@
        │ ◄──────────────────────── listening    rank 0 has bound the rendezvous port; then the others are asked to join
        │ ◄─────────────────────────── joined    every rank
        │ run ─────────────────────────►         every rank, once a trial
-       │ ◄───────────────────────── progress    any number
+       │ ◄───────────────── progress or beat    any number; beats from every rank, twice a second
+       │ ◄────────────────────────── output    any number; `RankProcess` makes them of what the rank prints
        │ ◄───────────── result or failure       exactly one for each run, unless the rank dies
+       │ ◄─────────────────────────── rested    what it holds when it has given back what it can of it
 
 `measure` asks for a micro-benchmark where `run` asks for a trial. `describe` (answered by `described` or `failure`) needs no
 `join`.
@@ -30,6 +32,9 @@ class Kind(StrEnum):
     RUN = "run"
     MEASURE = "measure"
     PROGRESS = "progress"
+    OUTPUT = "output"
+    BEAT = "beat"
+    RESTED = "rested"
     RESULT = "result"
     FAILURE = "failure"
     DESCRIBE = "describe"

@@ -39,6 +39,8 @@ def _answer(transport: LocalTransport) -> Report | None:
     ready = False
     while (left := until - time.monotonic()) > 0:
         for _, message in transport.receive(left):
+            if not isinstance(message, Death) and message["kind"] == Kind.OUTPUT:
+                continue
             if isinstance(message, Death) or message["kind"] != Kind.READY:
                 if not ready and not isinstance(message, Death):
                     raise RunnerError(f"a rank process did not start: {message['message']}\n{message['traceback']}")

@@ -17,6 +17,8 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
     is bound can be taken by a third program in between.
     """
     leave()
+    if sharing := message.get("cores_shared_by"):
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharing))
     rank, world_size, device = message["rank"], message["world_size"], torch.device(message["device"])
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)

@@ -7,16 +7,21 @@ import ctypes
 import gc
 import os
 import socket
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
 
 from executor.engine import RankContext
+from executor.failures import failure_table
 from executor.measurement.microbenchmark import run_microbenchmark
+from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import join
+from executor.runners.pulse import Pulse
+from executor.runners.wear import rest
 from executor.user_module.description import describe
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.plain import from_plain, to_plain
@@ -34,6 +39,10 @@ class RankLoop:
         self._context: RankContext | None = None
         self._malloc_trim = _find_malloc_trim()
         self._frozen = False
+        self._lock = threading.Lock()
+        self._pulse = Pulse(self._send)
+        self._memory = DeviceMemory()
+        self._table = failure_table()
 
     def serve(self) -> None:
         """Say `ready`, then answer until the parent is gone."""
@@ -43,15 +52,19 @@ class RankLoop:
                 message = decode(self._connection.recv_bytes())
             except (EOFError, OSError):
                 return
-            self._connection.send_bytes(self._answer(message))
+            self._send_bytes(self._answer(message))
             if message["kind"] in (Kind.RUN, Kind.MEASURE):
                 self._release_memory()
+                if (held := rest()) is not None:
+                    self._send({"kind": Kind.RESTED, "rest": to_plain(held)})
 
     def _answer(self, message: Message) -> bytes:
         try:
             return encode(self._do(message))
         except BaseException as error:  # a user's sys.exit() must not end the rank silently
-            return encode(_failed(classify(error)))
+            return encode(_failed(classify(error, self._table, self._memory.signs)))
+        finally:
+            self._pulse.end()
 
     def _do(self, message: Message) -> Message:
         match message["kind"]:
@@ -59,10 +72,12 @@ class RankLoop:
                 return self._join(message)
             case Kind.RUN:
                 request = from_plain(TrialRequest, message["request"])
-                return _answered(self._run_trial(self._joined(), request, self._tell_progress))
+                self._table = failure_table(request.failures)
+                return _answered(self._run_trial(self._begun(request.attempt), request, self._pulse.tell))
             case Kind.MEASURE:
                 wanted = from_plain(MicrobenchmarkRequest, message["request"])
-                return _answered(run_microbenchmark(self._joined(), wanted, self._tell_progress))
+                self._table = failure_table()
+                return _answered(run_microbenchmark(self._begun(wanted.attempt), wanted, self._pulse.tell))
             case _:
                 workload = from_plain(Workload, message["workload"])
                 return {"kind": Kind.DESCRIBED, "model": to_plain(describe(message["reference"], workload))}
@@ -72,16 +87,19 @@ class RankLoop:
         self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
         return {"kind": Kind.JOINED}
 
-    def _joined(self) -> RankContext:
+    def _begun(self, attempt: str) -> RankContext:
         if self._context is None:
             raise ConnectionError("this rank has not joined its gang")
+        self._memory.begin(self._context.device)
+        self._pulse.begin(attempt, reports=self._context.rank == 0)
         return self._context
 
-    def _tell_progress(self, progress: Progress) -> None:
-        self._send({"kind": Kind.PROGRESS, "progress": to_plain(progress)})
-
     def _send(self, message: Message) -> None:
-        self._connection.send_bytes(encode(message))
+        self._send_bytes(encode(message))
+
+    def _send_bytes(self, message: bytes) -> None:
+        with self._lock:  # the pulse has a thread of its own
+            self._connection.send_bytes(message)
 
     def _release_memory(self) -> None:
         """Give back what the trial left, so that the next one starts from the same base."""

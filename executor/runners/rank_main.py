@@ -30,6 +30,7 @@ from typing import Any
 PACKAGES = frozenset({"api", "autotune", "executor", "search_spaces", "storage"})
 ROOT = str(Path(__file__).resolve().parents[2])
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class OurPackages(importlib.abc.MetaPathFinder):
@@ -95,6 +96,12 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Have what daemonises below this process become its child, not init's: there it is found when the rank is ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def main() -> None:
     """Serve the parent on the inherited connection until it is gone."""
     descriptor, parent, trial_function, python_path = sys.argv[1:]
@@ -102,6 +109,8 @@ def main() -> None:
     # Ctrl-C reaches every process of the terminal, but it is for the program that was started: that one ends its ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # asks where a rank that hangs stands
+    adopt_orphans()
     del sys.argv[1:]
     os.set_inheritable(int(descriptor), False)
     connection = Connection(int(descriptor))

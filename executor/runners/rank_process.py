@@ -1,33 +1,36 @@
-"""A rank process as its parent holds it: a pipe of messages, the tail of its output, its end.
+"""A rank process as its parent holds it: a pipe of messages, its output, its end.
 
-This file imports the standard library alone: the Ray actors carry it by value to workers where nothing of ours is importable.
+This file imports the standard library alone, and what does so too: the Ray actors carry it by value to workers where nothing of
+ours is importable.
 """
 
-import collections
 import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import BinaryIO
 
-TAIL_BYTES = 16_384
-"""How much of the end of a rank's output is kept in memory."""
-LOG_BYTES = 4 * 1024 * 1024
-"""Length at which a log file is set aside (one is) and a new one begun."""
+from executor.engines.leftovers import note_processes, release_processes, remove_files_of, sweep_ledgers
+from executor.process_tree import MARK, kill_all, kill_strays, out_of_memory_kills, own_mark
+from executor.runners.rank_output import RankOutput
+
+STACK_TAIL_SECONDS = 0.05
+"""From the first line of a rank's stack to its last: the fault handler prints them within its signal handler."""
+_swept: list[bool] = []
+"""Holds True once this process has swept its host. A list, for what travels by value cannot be a cached function."""
 
 
 class RankProcess:
     """One rank process. Used from one thread, but for `send` and `end`, which may be called from another.
 
-    It ends when its parent ends, because the system kills it then: it is in a process group, not in a session, of its own,
-    so that Ctrl-C in a terminal passes it by and `kill` reaches the processes that users' code has started too.
+    It ends when its parent ends, because the system kills it then. It is in a process group, not in a session, of its own, so
+    that Ctrl-C in a terminal passes it by; `process_tree` tells how everything that it has started is found.
     """
 
     def __init__(
@@ -39,7 +42,11 @@ class RankProcess:
         environment: Mapping[str, str] | None = None,
         log_path: str | None = None,
     ) -> None:
+        _sweep()
         ours, theirs = multiprocessing.Pipe(duplex=True)
+        self._mark = own_mark(secrets.randbelow(10**9))
+        self._kills = out_of_memory_kills()
+        self._ended = False
         arguments = [str(theirs.fileno()), str(os.getpid()), trial_function, json.dumps(list(python_path))]
         # -P: the folder of rank_main, which has a `ray` of ours, must not be first on sys.path.
         self._process = subprocess.Popen(
@@ -47,27 +54,29 @@ class RankProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **(environment or {}), MARK: self._mark},
             pass_fds=(theirs.fileno(),),
             process_group=0,
         )
         theirs.close()
+        note_processes([self._process.pid])
         self.connection: Connection = ours
         """Readable when there is a message or the rank has ended."""
-        self._output = _Output(self._process, log_path)
+        self._output = RankOutput(self._process, log_path)
 
     def send(self, message: bytes) -> None:
-        """Send a message; a rank that is gone is told of by `receive`."""
+        """Send a message; a rank that is gone is told of by `receive`. What it printed before is no more told of."""
+        self._output.forget()
         with contextlib.suppress(OSError):
             self.connection.send_bytes(message)
 
     def receive(self) -> list[bytes]:
-        """The messages that are here, without waiting."""
-        messages = []
+        """The messages that are here, without waiting; before them, as messages of kind `output`, what was printed before."""
+        messages: list[bytes] = []
         with contextlib.suppress(EOFError, OSError):
             while self.connection.poll(0):
                 messages.append(self.connection.recv_bytes())
-        return messages
+        return [*self._output.messages(at_once=bool(messages), ended=self._process.poll() is not None), *messages]
 
     def wait(self, timeout: float) -> None:
         """Wait until there is a message, the rank has ended, or `timeout` seconds have passed."""
@@ -78,8 +87,12 @@ class RankProcess:
         """None while it runs; negative: the signal that ended it."""
         code = self._process.poll()
         if code is not None:
-            self._kill_group()  # what users' code has started must not outlive the rank
+            end_all([self])  # what users' code has started must not outlive the rank
         return code
+
+    def out_of_memory_kill(self) -> bool:
+        """Whether the kernel has killed a process of this control group for want of memory since the rank was started."""
+        return out_of_memory_kills() > self._kills
 
     def tail(self) -> str:
         """The last lines of its output; complete once the rank has ended."""
@@ -87,9 +100,7 @@ class RankProcess:
 
     def end(self) -> None:
         """End it and all that it has started, and return when it is gone. Its last messages and output stay readable."""
-        if self._process.poll() is None:
-            self._kill_group()
-        self._process.wait()
+        end_all([self])
 
     def kill(self) -> None:
         """End it, and close what was open to it. May be called twice."""
@@ -97,54 +108,38 @@ class RankProcess:
         self._output.close()
         self.connection.close()
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+
+def stacks_of(ranks: Mapping[int, RankProcess], seconds: float) -> dict[int, str]:
+    """Have ranks print where their threads stand, side by side; what each printed within the time, of those that did."""
+    before = {rank: process._output.length for rank, process in ranks.items()}
+    for process in ranks.values():
+        if process._process.poll() is None:
+            os.kill(process._process.pid, signal.SIGUSR2)
+    until = time.monotonic() + seconds
+    while any(ranks[rank]._output.length == length for rank, length in before.items()) and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(STACK_TAIL_SECONDS)
+    printed = {rank: ranks[rank]._output.since(length) for rank, length in before.items()}
+    return {rank: text for rank, text in printed.items() if text}
 
 
-class _Output:
-    """Reads what a rank prints, so that it never waits for a reader, and keeps a bounded part."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", log_path: str | None) -> None:
-        self._process = process
-        self._log_path = log_path
-        self._chunks: collections.deque[bytes] = collections.deque()
-        self._length = 0
-        self._thread = threading.Thread(target=self._read, name="rank-output", daemon=True)
-        self._thread.start()
-
-    def tail(self, *, wait: bool) -> str:
-        """The kept part; with `wait` only after the last byte has come."""
-        if wait:
-            self._thread.join(0.5)
-        return b"".join(self._chunks.copy())[-TAIL_BYTES:].decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Stop reading; the process has ended."""
-        self._thread.join(0.5)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stream, contextlib.ExitStack() as stack:
-            log = None
-            while chunk := os.read(stream.fileno(), 65_536):
-                self._keep(chunk)
-                if self._log_path is not None:
-                    log = _roll(self._log_path, log, stack)
-                    log.write(chunk)
-
-    def _keep(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self._length += len(chunk)
-        while self._length - len(self._chunks[0]) >= TAIL_BYTES:
-            self._length -= len(self._chunks.popleft())
+def end_all(ranks: Iterable[RankProcess]) -> None:
+    """End ranks and all that they have started, side by side, and return when they are gone."""
+    living = [rank for rank in ranks if not rank._ended]
+    if not living:
+        return
+    killed = kill_all({rank._process.pid: rank._mark for rank in living})
+    for rank in living:
+        rank._process.wait()
+        rank._ended = True
+    remove_files_of(killed)
+    release_processes(rank._process.pid for rank in living)
 
 
-def _roll(path: str, log: BinaryIO | None, stack: contextlib.ExitStack) -> BinaryIO:
-    """The open log file; a long one is set aside first."""
-    if log is not None and log.tell() < LOG_BYTES:
-        return log
-    if log is not None:
-        log.close()
-        Path(path).replace(f"{path}.1")
-    return stack.enter_context(Path(path).open("ab", buffering=0))
+def _sweep() -> None:
+    """Once in a process: end and remove what ranks of dead processes have left on this host."""
+    if _swept:
+        return
+    _swept.append(True)
+    kill_strays()
+    sweep_ledgers()

@@ -1,14 +1,15 @@
 """The contract of a runner."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from search_spaces.trial import NodeEvent, Progress, TrialRequest, TrialResult
+from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 
 Handle = str
 """A submitted attempt: the request's attempt token."""
-Event = Progress | TrialResult | NodeEvent
+Event = Progress | LogLines | TrialResult | NodeEvent
 
 
 class Runner(ABC):
@@ -16,6 +17,7 @@ class Runner(ABC):
 
     - The runner owns a submitted attempt until it has returned its `TrialResult` from `events`, exactly one for each
       attempt that was submitted, whatever happened to it: a runner never raises because of a trial.
+    - What ranks print while an attempt runs comes as `LogLines`, bounded, before the attempt's result.
     - A trial that passes its `timeout_seconds` is ended by force (TIMEOUT) and its devices are free again within seconds.
     - Methods are called from one thread; only `cancel` may be called from any thread and from a signal handler.
     - After `close` no process of the runner is left; attempts that were running get no result. `close` may be called twice.
@@ -39,6 +41,10 @@ class Runner(ABC):
     @abstractmethod
     def capacity(self) -> int:
         """How many further attempts would start at once."""
+
+    def rooms(self) -> Mapping[str, int]:
+        """Node -> ranks that it could hold if nothing ran on it, of the nodes that live; empty: there is one place alone."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -19,7 +19,9 @@ class Death:
     exit_code: int | None = None
     """Negative: the signal that ended it; None: it is out of reach (its worker or node is gone)."""
     output: str = ""
-    """The last lines that it printed."""
+    """The last lines that it printed since it was asked for its last trial."""
+    out_of_memory_kill: bool = False
+    """Whether the kernel killed a process of the rank's control group for want of memory while the rank lived."""
 
 
 class Transport(ABC):
@@ -35,6 +37,8 @@ class Transport(ABC):
     world_size: int
     address: str
     """Where rank 0 is reached by the others."""
+    reused: bool = False
+    """Whether the last `start` found processes that were up already."""
 
     @abstractmethod
     def start(self, python_path: Sequence[str]) -> None:
@@ -47,6 +51,16 @@ class Transport(ABC):
     @abstractmethod
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
         """What came, waiting up to `timeout` seconds for the first."""
+
+    def node_of(self, rank: int) -> str | None:
+        """The name under which `TrialRequest.excluded_nodes` knows the rank's node; None: its host's name."""
+        del rank
+        return None
+
+    def stacks(self, seconds: float) -> Mapping[int, str]:
+        """Where the threads of each rank stand, waiting up to `seconds` for them to print it; without those that do not."""
+        del seconds
+        return {}
 
     @abstractmethod
     def kill(self) -> None:

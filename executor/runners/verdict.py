@@ -4,8 +4,10 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from executor.failures import failure_table
 from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death
+from search_spaces.failure import Evidence, FailureRow, FailureTable, Sign
 from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
@@ -21,8 +23,6 @@ GRACE_SECONDS = 0.5
 CLEAN_GRACE_SECONDS = 2.0
 """The same where the failure is clean: a gang that is kept saves more than this."""
 
-_TAKEN_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -31,41 +31,55 @@ class Verdict:
     result: TrialResult
     keep: bool
     """Whether the rank processes can serve the next trial."""
+    rank: int | None = None
+    """The rank whose failure is told; None: there was none."""
     rejoin: bool = False
     """Whether they need a new process group first: collectives of the failed trial may be left half done in the old one."""
 
 
-def judge(attempt: str, reports: Mapping[int, Report], world_size: int, waited: float) -> Verdict | None:
+def judge(
+    attempt: str, reports: Mapping[int, Report], world_size: int, waited: float, table: FailureTable | None = None
+) -> Verdict | None:
     """Decide, or return None to hear the other ranks first.
 
     1. Without a failure: rank 0's result, when every rank has given its own.
     2. With one: after a grace of `waited` seconds since the first, or when every rank has reported, the cause is told. A
-       death comes before an error, for it makes the others fail, in whatever words; an error comes before a broken
-       collective, which is always a consequence; among equals the first to arrive.
+       death comes before an error, for it makes the others fail, in whatever words; both come before what the failure table
+       calls a consequence (a broken collective, an abort by its watchdog); among equals the first to arrive.
     """
+    table = table or failure_table()
     failures = [(rank, report) for rank, report in reports.items() if not _is_result(report)]
     everyone = len(reports) == world_size
     if not failures:
         return Verdict(result=_result(reports[0]), keep=True) if everyone else None
-    rank, cause = min(failures, key=lambda failure: _order(failure[1]))
-    clean = not isinstance(cause, Death) and cause["outcome"] in CLEAN
+    rank, cause = min(failures, key=lambda failure: _order(failure[1], table))
+    clean = not isinstance(cause, Death) and cause["outcome"] in CLEAN and not cause["retire"]
     if not everyone and waited < (CLEAN_GRACE_SECONDS if clean else GRACE_SECONDS):
         return None
     keep = clean and len(failures) == world_size and len({_kind(report) for _, report in failures}) == 1
-    return Verdict(result=_failed(attempt, rank, cause), keep=keep, rejoin=keep)
+    return Verdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
 
 
-def died(attempt: str, rank: int, death: Death) -> TrialResult:
-    """The result of a trial that a rank's death ended: LOST where it was taken from outside, else FAILED."""
-    lost = death.exit_code in _TAKEN_FROM_OUTSIDE
+def died(attempt: str, rank: int, death: Death, table: FailureTable | None = None) -> TrialResult:
+    """The result of a trial that a rank's death ended, by the failure table."""
+    row = row_of(death, table or failure_table())
     says_why = death.exit_code is not None and death.exit_code >= 0
     last = death.output.splitlines()[-1:] if says_why else []
+    oom = ["the kernel killed for want of memory"] if death.out_of_memory_kill and row.verify else []
     return TrialResult(
         attempt=attempt,
-        outcome=Outcome.LOST if lost else Outcome.FAILED,
-        message=": ".join([f"rank {rank} {how_it_ended(death)} before the trial ended", *last]),
+        outcome=row.outcome,
+        message=": ".join([f"rank {rank} {how_it_ended(death)} before the trial ended", *oom, *last]),
         traceback=death.output or None,
+        cause=row.name,
     )
+
+
+def row_of(death: Death, table: FailureTable) -> FailureRow:
+    """The row of the failure table that tells a rank's death."""
+    gone = (Sign.OUT_OF_REACH,) if death.exit_code is None else ()
+    signs = (*gone, *((Sign.OOM_KILL,) if death.out_of_memory_kill else ()))
+    return table.find(Evidence(exit_code=death.exit_code, signs=signs, output=death.output))[0]
 
 
 def how_it_ended(death: Death) -> str:
@@ -89,9 +103,9 @@ def _result(report: Report) -> TrialResult:
     return from_plain(MicrobenchmarkResult if "rows" in report["result"] else TrialResult, report["result"])
 
 
-def _order(report: Report) -> int:
+def _order(report: Report, table: FailureTable) -> int:
     if isinstance(report, Death):
-        return 0
+        return 2 if row_of(report, table).consequence else 0
     return 2 if report["collective"] else 1
 
 
@@ -99,13 +113,14 @@ def _kind(report: Report) -> tuple[str, str | None]:
     return ("", None) if isinstance(report, Death) else (report["outcome"], report["rule"])
 
 
-def _failed(attempt: str, rank: int, cause: Report) -> TrialResult:
+def _failed(attempt: str, rank: int, cause: Report, table: FailureTable) -> TrialResult:
     if isinstance(cause, Death):
-        return died(attempt, rank, cause)
+        return died(attempt, rank, cause, table)
     return TrialResult(
         attempt=attempt,
         outcome=Outcome(cause["outcome"]),
-        message=f"rank {rank}: {cause['message']}" if cause["outcome"] == Outcome.FAILED else cause["message"],
+        message=cause["message"] if cause["outcome"] in CLEAN else f"rank {rank}: {cause['message']}",
         rule=cause["rule"],
         traceback=cause["traceback"],
+        cause=cause["cause"],
     )

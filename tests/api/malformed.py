@@ -18,7 +18,7 @@ FULL = REQUEST | {
     "model": {"name": "mine", "config": MODEL}, "cluster": "local", "pins": {"zero_stage": [1, 2], "micro_batch_size": 1},
     "objective": "throughput", "strategy": "tpe", "seed": 1, "max_seconds": 60.0, "trial_timeout": 30.0,
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
-    "confirm_repeats": 1, "allow_unstable": False, "racing": True,
+    "confirm_repeats": 1, "control_every": 10, "allow_unstable": False, "racing": True,
     "device_hours": 4.0, "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 1,
 }  # fmt: skip
 
@@ -52,7 +52,10 @@ AUTHORIZATIONS: tuple[bytes, ...] = (
     b"Bearer \xff\xfe", b"Bearer at_000000000000_\xff", b"bearer at_0_0", b"Bearer at_0_\x00", b"Digest x", b"Bearer null",
 )  # fmt: skip
 METHODS = ("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "BREW", "P\u00c3ST", "")
-PLACES = ("", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream")
+PLACES = (
+    "", "/trials", "/trials/0/attempts", "/trials/0/logs", "/trials/0/logs/text", "/trials/0/logs/stream", "/progress", "/best",
+    "/export", "/events", "/events/stream",
+)  # fmt: skip
 VERBS = ("pause", "resume", "stop", "cancel", "clone")
 
 
@@ -173,7 +176,9 @@ class Malformed:
         names = {
             b"/v1/jobs": (b"limit", b"cursor", b"state", b"submitter"), b"/v1/jobs/" + job + b"/trials": (b"limit", b"cursor"),
             b"/v1/jobs/" + job + b"/events": (b"after", b"limit"), b"/v1/jobs/" + job + b"/export": (b"format",),
-            b"/v1/jobs/" + job + b"/events/stream": (b"after",),
+            b"/v1/jobs/" + job + b"/events/stream": (b"after", b"progress"),
+            b"/v1/jobs/" + job + b"/trials/0/logs": (b"after", b"limit", b"attempt", b"rank"),
+            b"/v1/jobs/" + job + b"/trials/0/logs/text": (b"attempt", b"rank", b"tail"),
         }  # fmt: skip
         path = self._random.choice(list(names))
         pairs = [

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.testclient import TestClient
 
-from api.events import KEEPALIVE_SECONDS, EventHub
+from api.events import EventHub
+from api.hub import KEEPALIVE_SECONDS
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
@@ -94,7 +95,7 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
 def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = store.create_job({}).id
     lease = store.acquire(job_id, current_owner())
-    monkeypatch.setattr("api.events.OUTAGE_SECONDS", 0.05)
+    monkeypatch.setattr("api.hub.OUTAGE_SECONDS", 0.05)
     away = threading.Event()
 
     def unless_away(method: Callable) -> Callable:

@@ -44,6 +44,8 @@ EXPECTED = [
     (("create_webhook",), ["409", "422"]),
     # An Idempotency-Key that was used with another body: 422.
     (("clone_job",), ["404", "422"]),
+    # There may be no such trial: 404.
+    (("list_logs", "read_log", "stream_logs"), ["404"]),
     # An If-Match of another version (412); a change of nothing (422).
     (("change_budget",), ["404", "409", "412", "422"]),
 ]

@@ -19,7 +19,9 @@ from autotune.jobs.session import Session
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.verdict import decide
+from executor.failures import failure_table
 from executor.runners.replay import ReplayRunner
+from search_spaces.failure import rows_from
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult
@@ -129,6 +131,56 @@ def test_outcomes_are_retried_by_the_table(tmp_path: Path, store: Store, outcome
     book = run(table.session(tmp_path), store, table.runner(answers(*[table.ended(outcome)] * attempts)))
     assert (book.trials[0].outcome, book.trials[0].attempts) == (outcome, attempts)
     assert book.spent == 6
+
+
+KILLED_FOR_MEMORY = dataclasses.replace(table.ended(Outcome.INFEASIBLE), cause="kernel-oom")
+
+
+@pytest.mark.parametrize(("again", "outcome"), [(True, Outcome.INFEASIBLE), (False, Outcome.OK)])
+def test_what_may_be_a_neighbours_fault_is_verified_alone(tmp_path: Path, store: Store, again: bool, outcome: Outcome) -> None:
+    victims: list[str] = []
+
+    def answer(config: TrialConfig) -> TrialResult:
+        victims.extend([config.hash] if not victims and config.micro_batch_size > 1 else [])
+        asked = [request.config.hash for request in runner.requests]
+        killed = config.hash in victims and (again or asked.count(config.hash) == 1)
+        return KILLED_FOR_MEMORY if killed else table.measured(config)
+
+    beside: dict[str, int] = {}
+
+    class Slots(Recorded):
+        def submit(self, request: TrialRequest) -> str:
+            beside[request.attempt] = len(self._running) + len(self._waiting)
+            for attempt in self._running:
+                beside[attempt] += 1
+            return super().submit(request)
+
+    runner = Slots(answer, slots=3, seconds_per_trial=0.02)
+    book = run(table.session(tmp_path, trials=12, confirm_repeats=0), store, runner)
+    (trial,) = [trial for trial in book.trials if trial.config.hash in victims]
+    assert (trial.outcome, trial.attempts) == (outcome, 2)
+    verified = [request for request in runner.requests if request.fresh_processes]
+    assert [request.config.hash for request in verified] == victims
+    assert beside[verified[0].attempt] == 0
+    assert max(beside.values()) > 0
+
+
+def test_a_users_row_decides_how_often_a_trial_is_retried(tmp_path: Path, store: Store) -> None:
+    rows = rows_from({"killed": {"retries": 1}}, failure_table())
+    killed = dataclasses.replace(table.ended(Outcome.LOST), cause="killed")
+    runner = Recorded(answers(killed, killed))
+    book = run(table.session(tmp_path, failures=rows, confirm_repeats=0), store, runner)
+    assert (book.trials[0].outcome, book.trials[0].attempts) == (Outcome.LOST, 2)
+    assert {request.failures for request in runner.requests} == {rows}
+
+
+def test_the_winners_first_confirmation_has_fresh_processes(tmp_path: Path, store: Store) -> None:
+    runner = Recorded()
+    book = run(table.session(tmp_path, trials=24, confirm_repeats=3), store, runner)
+    fresh = [number for number, request in enumerate(runner.requests) if request.fresh_processes]
+    first = next(number for number, trial in enumerate(book.trials) if trial.purpose is Purpose.CONFIRM)
+    assert fresh == [first]
+    assert runner.requests[first].config.micro_batch_size == 4
 
 
 def test_preemption_is_free_of_charge(tmp_path: Path, store: Store) -> None:
@@ -266,7 +318,7 @@ def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store
     book = run(session, store, runner)
     by_number = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
     for trial in book.trials:
-        decides = trial.number == 0 or trial.purpose is Purpose.CONFIRM
+        decides = trial.number == 0 or trial.purpose is not Purpose.SEARCH
         assert (by_number[trial.number].rate_to_beat is None) == decides
     pruned = [trial for trial in book.trials if trial.outcome is Outcome.PRUNED]
     assert pruned
@@ -280,7 +332,7 @@ def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store
         # The bound is stored as it was told, not widened once more.
         assert result.samples_per_second.high == pytest.approx(result.samples_per_second.mean * 1.1)
         assert result.samples_per_second.high < held.rate_to_beat
-        assert held.race_spread >= math.sqrt(2) * 0.9 * table.session(tmp_path).prior.relative
+        assert held.race_spread >= math.sqrt(2) * 0.8 * table.session(tmp_path).prior.relative
 
 
 def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tmp_path: Path, store: Store) -> None:

@@ -1,6 +1,5 @@
 """A soak: jobs, people and clients on one side, a killer on the other."""
 
-import contextlib
 import random
 import shutil
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from tests.chaos.client import Service
 from tests.chaos.databases import ChaosDatabase
 from tests.chaos.killer import Kill, Killer, Kind, plan
+from tests.chaos.leftovers import abandoned_since, marked_processes, shared_memory
 from tests.chaos.people import ENDED, RAY, REPLAYED, Job, People
 from tests.chaos.supervisor import Exit, Supervisor
 
@@ -72,7 +72,7 @@ def soak(folder: Path, database: ChaosDatabase, size: Size, seed: int, table: st
     service = Service([f"http://127.0.0.1:{port}" for port in ports], chance)
     people = People(service=service, chance=chance, trials=size.trials)
     soaked = Soaked(database=database.name, seed=seed, jobs=people.jobs)
-    began, shared_before = time.monotonic(), _shared_memory()
+    began, shared_before = time.monotonic(), shared_memory()
     try:
         names = _start(supervisor, size, ports)
         killer = Killer(
@@ -155,23 +155,9 @@ def _end(people: People, soaked: Soaked, seconds: float) -> None:
 def _left_over(supervisor: Supervisor, shared_before: set[str]) -> list[str]:
     """Processes, and files in /dev/shm that nobody has open, that are there still after a while."""
     until = time.monotonic() + LEFT_OVER_SECONDS
-    while (found := supervisor.left_over()) and time.monotonic() < until:
+    while (found := marked_processes(supervisor.mark)) and time.monotonic() < until:
         time.sleep(0.2)
-    files = {name for name in _shared_memory() - shared_before if not _is_open(Path("/dev/shm") / name)}
-    return [f"left over: {what}" for what in (*found, *files)]
-
-
-def _shared_memory() -> set[str]:
-    return {file.name for file in Path("/dev/shm").iterdir()}
-
-
-def _is_open(file: Path) -> bool:
-    """Whether some process has mapped the file: other tests on this machine have files of their own."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            if str(file) in maps.read_text():
-                return True
-    return False
+    return [f"left over: {what}" for what in (*found, *abandoned_since(shared_before))]
 
 
 def _free_port() -> int:

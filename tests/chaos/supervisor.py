@@ -1,6 +1,5 @@
 """Keeps processes running as a service manager does: what ends is started again."""
 
-import contextlib
 import os
 import random
 import secrets
@@ -13,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.leftovers import MARK
+
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from autotune.cli import main; sys.exit(main())"
-MARK = "AUTOTUNE_CHAOS_MARK"
-"""The variable by which whatever was started here is found, whoever its parent is by now."""
 SHUTDOWN_SECONDS = 60.0
 START_SECONDS = 15.0
 """Time until a process answers signals in its own way."""
@@ -107,16 +106,6 @@ class Supervisor:
         now = time.monotonic()
         statuses = {name: self._wait(kept) for name, kept in self._kept.items()}
         return {name: status for name, status in statuses.items() if now - self._kept[name].began > START_SECONDS}
-
-    def left_over(self) -> list[str]:
-        """Command lines of processes that were started here, by whomever, and live."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                ours = f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes()
-                if ours and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(f"{folder.name} " + (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
-        return found
 
     def _start(self, name: str, words: tuple[str, ...]) -> "subprocess.Popen[bytes]":
         environment = {**os.environ, **self.variables, "PYTHONPATH": str(ROOT), MARK: self.mark}

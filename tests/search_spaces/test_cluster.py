@@ -162,3 +162,14 @@ def test_a_live_description_answers_ray() -> None:
 def test_device_refuses_what_cannot_be(changes: dict[str, Any]) -> None:
     with pytest.raises(ClusterFormatError):
         DeviceSpec(**({"name": "x", "kind": "cuda", "memory_bytes": 1, "peak_flops": {}} | changes))
+
+
+def test_part_of_a_live_cluster_lies_evenly_on_as_few_nodes_as_possible() -> None:
+    live = resolve_cluster("dgx-a100:3")
+    parts = [(1, 1), (8, 1), (10, 2), (16, 2), (24, 3)]
+    for ranks, nodes in parts:
+        part = resolve_cluster("ray", ranks, live=live)
+        assert (part.nodes, part.world_size) == (nodes, ranks)
+    for ranks in (11, 25, 32):
+        with pytest.raises(ClusterFormatError, match=f"ranks: {ranks} cannot be laid out evenly on 3 nodes of 8 devices; give"):
+            resolve_cluster("ray", ranks, live=live)

@@ -1,25 +1,11 @@
 """What the end of a script's output says of why it failed."""
 
+import builtins
 import re
 from dataclasses import dataclass
 
-_OUT_OF_MEMORY = re.compile(
-    r"""
-    \bOutOfMemoryError\b            # torch, torch.cuda, ray
-    | \b(?:CUDA|HIP|XPU|MPS|NPU)\ (?:error:\ )?out\ of\ memory\b
-    | ^\s*MemoryError\b             # Python's own, and NumPy's by its traceback's last line
-    | _ArrayMemoryError\b
-    | can't\ allocate\ memory       # DefaultCPUAllocator
-    | \bstd::bad_alloc\b
-    | \[Errno\ 12\]
-    | \bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED\b
-    """,
-    re.VERBOSE | re.MULTILINE,
-)
-_BROKEN_COLLECTIVE = re.compile(
-    r"gloo/|Connection closed by peer|Connection reset by peer|Broken pipe|\bNCCL\b|DistBackendError|DistNetworkError|"
-    r"Socket Timeout|connection was closed"
-)
+from search_spaces.failure import Evidence, Sign
+
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR_LINE = re.compile(
@@ -42,11 +28,21 @@ class Failure:
     """The error in one line; empty: it printed nothing."""
     text: str
     """Its traceback, or the last lines of the output."""
-    out_of_memory: bool
-    collective: bool
-    """Whether this looks like the consequence of another rank's end: then that rank's failure is the one to tell."""
     port_taken: bool
     """Whether another program has taken the port that was chosen for the script."""
+    raised: bool
+    """Whether `text` is a traceback."""
+
+    def evidence(self, exit_code: int | None, killed_for_memory: bool) -> Evidence:
+        """What the failure table is asked with."""
+        return Evidence(
+            exceptions=_classes(self.line) if self.raised else (),
+            exit_code=exit_code,
+            signs=(Sign.OOM_KILL,) if killed_for_memory else (),
+            message=self.line,
+            traceback=self.text if self.raised else "",
+            output=self.text,
+        )
 
 
 def read_failure(tail: str) -> Failure:
@@ -54,16 +50,7 @@ def read_failure(tail: str) -> Failure:
     # A traceback may begin where a progress bar ended.
     plain = _RANK_MARK.sub("", tail).replace("\r", "\n").replace(_TRACEBACK, f"\n{_TRACEBACK}")
     text, line = _last_traceback(plain)
-    memory = _OUT_OF_MEMORY.search(text)
-    if memory is not None and not _OUT_OF_MEMORY.search(line):
-        line = next(found for found in reversed(text.splitlines()) if _OUT_OF_MEMORY.search(found)).strip()
-    return Failure(
-        line=line,
-        text=text,
-        out_of_memory=memory is not None,
-        collective=_BROKEN_COLLECTIVE.search(line) is not None,
-        port_taken=_PORT_TAKEN.search(text) is not None,
-    )
+    return Failure(line=line, text=text, port_taken=_PORT_TAKEN.search(text) is not None, raised=_TRACEBACK in text)
 
 
 def _last_traceback(output: str) -> tuple[str, str]:
@@ -89,3 +76,11 @@ def _first_of_chain(lines: list[str], starts: list[int]) -> int:
             break
         first = start
     return first
+
+
+def _classes(line: str) -> tuple[str, ...]:
+    """The class that a traceback's last line names, and of Python's own those that it derives from."""
+    name = line.partition(":")[0].strip().rpartition(".")[2]
+    kind = getattr(builtins, name, None)
+    bases = kind.__mro__ if isinstance(kind, type) and issubclass(kind, BaseException) else (BaseException,)
+    return tuple(dict.fromkeys((name, *(base.__name__ for base in bases))))

@@ -1,7 +1,9 @@
 """What one rank's script told of its steps."""
 
+import contextlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -170,6 +172,7 @@ class Output:
     def rows(self) -> list[dict[str, Any]]:
         """Read on; return what the pattern's groups found in new lines."""
         new = _read_on(self._path, self._at)
+        _pass_on(new)
         self._at += len(new)
         self.length += len(new)
         if self._at > LARGEST_OUTPUT:
@@ -188,6 +191,13 @@ class Output:
         assert self._pattern is not None
         matches = self._pattern.finditer(_COLOURS.sub("", line))
         return [{name: value for name, value in match.groupdict().items() if value is not None} for match in matches]
+
+
+def _pass_on(new: bytes) -> None:
+    """Print it as the rank's own: what ranks print is kept with their trial."""
+    with contextlib.suppress(OSError):  # nobody holds the other end any more
+        while new:
+            new = new[os.write(1, new) :]
 
 
 def _read_on(path: Path, at: int) -> bytes:

@@ -1,5 +1,6 @@
 """The result of a script's trial, from what every rank knows of its own script."""
 
+import dataclasses
 import shlex
 import signal
 import socket
@@ -10,12 +11,14 @@ from typing import Any
 from executor.engines.command.failures import read_failure
 from executor.engines.command.stopwatch import FEWEST_TIMED
 from executor.engines.command.watch import FAILURES, State, Watch
+from executor.failures import failure_table
 from executor.measurement.environment import environment
 from executor.measurement.flops import CONVENTION, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time
 from executor.trial_report import rate_of
 from executor.trial_state import Trial
 from search_spaces.command import CommandModel
+from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import TELLS_BATCH, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
@@ -23,16 +26,20 @@ from search_spaces.waiting import waiting_text
 
 KEPT_LOSSES = 3
 REMEDY = "call autotune.report(samples=…) after every optimizer step, or give --pattern for its log"
-_TAKEN_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+_TAKEN_FROM_OUTSIDE = (Outcome.LOST, Outcome.PREEMPTED)
 
+_LIMIT = Evidence(exceptions=("MemoryLimitError",))
+"""Of a script that holds more than a rank may."""
 Facts = dict[str, Any]
 """What a rank knows of its script, as plain data."""
 
 
-def facts_of(watch: Watch, rank: int) -> Facts:
+def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
     """What this rank tells the others when its script has ended."""
     ended, readings = watch.process.exit, watch.readings
     failure = read_failure(watch.output.tail)
+    evidence = failure.evidence(None if ended is None else ended.code, watch.killed_for_memory)
+    row, _ = table.find(_LIMIT if watch.state is State.OVER else evidence)
     timed = watch.steps.timed()
     waited = [step.waited for step in timed if step.waited is not None]
     return {
@@ -41,11 +48,10 @@ def facts_of(watch: Watch, rank: int) -> Facts:
         "state": int(watch.state),
         "exit": None if ended is None else ended.code,
         "problem": ended.problem if ended is not None else "",
-        "line": failure.line,
+        "line": row.line_in(failure.line) or row.line_in(failure.text) or failure.line,
         "text": failure.text,
-        "out_of_memory": failure.out_of_memory or watch.killed_for_memory,
+        "cause": row.name,
         "killed_for_memory": watch.killed_for_memory,
-        "collective": failure.collective,
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
         "told": readings.not_finite or readings.problem,
         "reports": readings.count,
@@ -84,8 +90,11 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
 
 def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     """The cause, and not its consequences: a memory's end before an error, an error before a broken collective."""
+    table = failure_table(trial.request.failures)
     failures = [row for row in rows if State(row["state"]) in FAILURES]
-    cause = min(failures, key=_order)
+    cause = min(failures, key=lambda row: _order(row, table))
+    told = table.row(cause["cause"])
+    assert told is not None
     where, state = f"rank {cause['rank']}", State(cause["state"])
     if state is State.OVER:
         limit = trial.request.memory_limit_bytes or 0
@@ -93,26 +102,27 @@ def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
             f"{where} holds {cause['peak']:,} bytes, the limit is {limit:,}; "
             "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
         )
-        return _ended(trial, Outcome.INFEASIBLE, message, None, rows)
+        return _ended(trial, told.outcome, message, None, rows, cause)
     if state is State.WRONG:
         return _ended(trial, Outcome.WRONG, cause["told"], None, rows)
     if state is State.MISUSED:
         return _ended(trial, Outcome.FAILED, f"{where}: {cause['told']}; {REMEDY}", cause["text"], rows)
-    if cause["out_of_memory"]:
-        killed = f"{where}: the kernel killed the script for want of memory"
-        return _ended(trial, Outcome.INFEASIBLE, killed if cause["killed_for_memory"] else cause["line"], cause["text"], rows)
-    if cause["exit"] in _TAKEN_FROM_OUTSIDE and not cause["problem"]:
-        return _ended(trial, Outcome.LOST, f"{where}: the script was killed from outside", cause["text"], rows)
-    how = cause["problem"] or ": ".join(filter(None, [f"the script {_exit_text(cause['exit'])}", cause["line"]]))
-    return _ended(trial, Outcome.FAILED, f"{where}: {how}", cause["text"], rows)
+    if cause["problem"]:
+        return _ended(trial, Outcome.FAILED, f"{where}: {cause['problem']}", cause["text"], rows)
+    how = ": ".join(filter(None, [f"the script {_exit_text(cause['exit'])}", cause["line"]]))
+    message = f"{where}: {how}"
+    if told.outcome is Outcome.INFEASIBLE:
+        message = f"{where}: the kernel killed the script for want of memory" if cause["killed_for_memory"] else cause["line"]
+    elif told.signals and told.outcome in _TAKEN_FROM_OUTSIDE:
+        message = f"{where}: the script was killed from outside"
+    return _ended(trial, told.outcome, message, cause["text"], rows, cause)
 
 
-def _order(row: Facts) -> tuple[int, int]:
-    if row["out_of_memory"] or State(row["state"]) in (State.OVER, State.WRONG, State.MISUSED):
+def _order(row: Facts, table: FailureTable) -> tuple[int, int]:
+    told = table.row(row["cause"])
+    if State(row["state"]) is not State.BROKEN or (told is not None and told.outcome is Outcome.INFEASIBLE):
         return 0, row["rank"]
-    if row["collective"]:
-        return 2, row["rank"]
-    return 1, row["rank"]
+    return 2 if told is not None and told.consequence else 1, row["rank"]
 
 
 def _exit_text(code: int) -> str:
@@ -130,16 +140,21 @@ def _hanging(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     seen = f"last heard of after {reports} reports" if reports else "nothing was heard of it"
     message = f"no result within {trial.request.timeout_seconds:g} s ({seen}); the script was killed on every rank"
     text = "\n".join(f"rank {row['rank']}:\n{row['text']}" for row in rows if row["text"])
-    return _ended(trial, Outcome.TIMEOUT, message, text)
+    row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.TIME_LIMIT,)))
+    return dataclasses.replace(_ended(trial, row.outcome, message, text), cause=row.name)
 
 
-def _ended(trial: Trial, outcome: Outcome, message: str, text: str | None, rows: Sequence[Facts] = ()) -> TrialResult:
-    """A trial that measured no time."""
+def _ended(
+    trial: Trial, outcome: Outcome, message: str, text: str | None, rows: Sequence[Facts] = (), cause: Facts | None = None
+) -> TrialResult:
+    """A trial that measured no time; `cause`: the rank whose failure a row of the failure table tells."""
     return TrialResult(
         attempt=trial.request.attempt,
         outcome=outcome,
         message=message,
         traceback=text or None,
+        cause=None if cause is None else cause["cause"],
+        node=None if cause is None else cause["host"],
         peak_memory_bytes=max((row["peak"] for row in rows), default=0) or None,
         phase_seconds=dict(trial.phase_seconds),
     )

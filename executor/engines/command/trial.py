@@ -12,6 +12,7 @@ from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, State, Watch
 from executor.engines.leftovers import remove_shared_memory
 from executor.errors import EngineRefusalError
+from executor.failures import failure_table
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.trial_state import Trial
 from search_spaces.command import CommandModel
@@ -92,7 +93,7 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
         finally:
             watch.close(0.0)
             remove_shared_memory(place.address, place.port)
-        rows = gather_plain(trial.context, facts_of(watch, trial.context.rank))
+        rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
         trial.leave(began)
     return result_of(trial, end.value, rows, launch.words), any(row["port_taken"] for row in rows)
 

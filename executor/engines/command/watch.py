@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from executor.engines.command.memory import ProcessTree, device_bytes, oom_kills
+from executor.engines.command.memory import ProcessTree, device_bytes
 from executor.engines.command.process import Launch, ScriptProcess
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile, StepTold
 from executor.engines.command.stopwatch import ReportedSteps
+from executor.process_tree import out_of_memory_kills
 from executor.trial_state import Trial
 from search_spaces.command import CommandModel
 
@@ -62,7 +63,7 @@ class Watch:
         self.output = Output(folder / "output.log", command.pattern)
         self._reports = ReportFile(folder / "report.jsonl")
         self._by_pattern = command.pattern is not None
-        self._kills = oom_kills()
+        self._kills = out_of_memory_kills()
         self._began = time.monotonic()
         self._looked = 0.0
         self._half: _Activity | None = None
@@ -151,7 +152,7 @@ class Watch:
             # Steps may be told between two looks at memory: what it holds by now decides whether they count.
             self.tree.look()
             return State.OVER if self._is_over() else State.ENOUGH
-        self.killed_for_memory = ended.code in (-9, 137) and oom_kills() > self._kills
+        self.killed_for_memory = ended.code in (-9, 137) and out_of_memory_kills() > self._kills
         return State.ENDED if ended.code == 0 else State.BROKEN
 
     def _is_over(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.engines.native.collectives import Group
+from executor.engines.native.collectives import Clock, Group
 from search_spaces.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
@@ -19,6 +19,8 @@ class ParallelGroups:
         """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
         self.mesh, self.rank = mesh, context.rank
         self.coordinates = mesh.coordinates(context.rank)
+        self.clock = Clock()
+        """Of all groups together: what this rank waits for, whatever the dimension."""
         self._world_size = context.world_size
         self._created: list[dist.ProcessGroup] = []
         self._all: list[tuple[str, Group]] = []
@@ -48,7 +50,7 @@ class ParallelGroups:
             dist.destroy_process_group(self._created.pop())
 
     def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
-        group = Group(*self._process_group(groups))
+        group = Group(*self._process_group(groups), self.clock)
         self._all.append((dimension, group))
         return group
 

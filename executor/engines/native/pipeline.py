@@ -1,5 +1,6 @@
 """Pipeline parallelism: the stages of this rank, run by a schedule of torch.distributed.pipelining."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +21,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils import checkpoint
 
-from executor.engines.native.collectives import Group
+from executor.engines.native.collectives import Clock, Group
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from search_spaces.pipeline import stages_of_rank
@@ -63,9 +64,9 @@ class Pipeline:
         """
         self.micro_batches, self._scale_of, self._loss_scale = micro_batches, scale_of, scale_of(micro_batches)
         indices = stages_of_rank(config, group.rank)
-        self._ledger = _Ledger()
+        self._ledger, self._work, self._waits = _Ledger(), Clock(), group.clock
         self.stages = [
-            _Stage(replica, part, index, config, group, micro_batches, device, self._ledger)
+            _Stage(replica, part, index, config, group, micro_batches, device, self._ledger, self._work)
             for (replica, part), index in zip(replicas, indices, strict=True)
         ]
         self._enters = replicas[0][1].enters
@@ -90,6 +91,7 @@ class Pipeline:
         first = any(stage.is_first for stage in self.stages)
         inputs = (batch[self._enters],) if first else ()
         named = {name: batch[name] for name in self._reads}
+        began, busy = time.perf_counter(), self._work.seconds
         try:
             if any(stage.is_last for stage in self.stages):
                 # The loss is the stage's own: of the target torch sees to it alone that there is one for each micro-batch.
@@ -99,6 +101,8 @@ class Pipeline:
         except RuntimeError as error:
             # torch wraps what a stage raises, and with it what the error is: out of memory, above all.
             raise error.__cause__ or error from None
+        # What a schedule spends beside the work of its stages, it spends on the way to their neighbours.
+        self._waits.seconds += time.perf_counter() - began - (self._work.seconds - busy)
         for stage in self.stages:
             stage.end_step()
         return torch.stack(losses).detach().sum() / (self._loss_scale * count) if losses else None
@@ -157,6 +161,7 @@ class _Stage(PipelineStage):
         micro_batches: int,
         device: torch.device,
         ledger: _Ledger,
+        work: Clock,
     ) -> None:
         if part.entry is None or part.hidden is None:
             raise TypeError("this part was not made for a pipeline")
@@ -168,7 +173,7 @@ class _Stage(PipelineStage):
             input_args=part.entry if index == 0 else part.hidden, output_args=loss if index == stages - 1 else part.hidden,
         )  # fmt: skip
         self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
-        self.ledger = ledger
+        self.ledger, self.work = ledger, work
         self._gradients_made = 0
 
     def begin_step(self, micro_batches: int) -> None:
@@ -193,13 +198,19 @@ class _Stage(PipelineStage):
         self.ledger.add()
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.work.running():
+            return super().forward_one_chunk(*args, **kwargs)
+
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        with self.work.running():
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if bwd_chunk_id not in self.backward_state:  # else the gradients of its weights are still to come
             self.ledger.remove()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_weight_one_chunk(*args, **kwargs)
+        with self.work.running():
+            super().backward_weight_one_chunk(*args, **kwargs)
         self.ledger.remove()
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:

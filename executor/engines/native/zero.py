@@ -47,6 +47,8 @@ class ShardedModel(Replica):
     [Rajbhandari et al. 2020, ZeRO; 2021, ZeRO-Infinity]
     """
 
+    tells_waits = True
+
     def __init__(
         self, part: ModelPart, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
     ) -> None:

@@ -1,22 +1,26 @@
-"""Ray itself: joined where it runs, started where it does not; and the placement of a gang on it."""
+"""Ray itself: joined where it runs, started where it does not."""
 
 import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from executor.errors import RunnerError
+from executor.runners.ray.token import token_told
 
+log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Messages between ranks and the runner are a few kilobytes."""
+CONNECT_SECONDS = 3.0
+"""How long the head of a cluster is knocked at."""
 
 
 class RayCluster:
@@ -27,7 +31,7 @@ class RayCluster:
         self.started = not ray.is_initialized()
         if self.started:
             try:
-                with _handlers_kept():
+                with _handlers_kept(), token_told(address):
                     _connect(address, cores)
             except KeyboardInterrupt:
                 self.close()
@@ -39,36 +43,6 @@ class RayCluster:
         if self.started and ray.is_initialized():
             ray.shutdown()
         self.started = False
-
-
-def place(world_size: int, bundle: Mapping[str, float], timeout: float) -> PlacementGroup:
-    """Reserve a bundle of resources for each rank, close together.
-
-    Raises:
-        RunnerError: not placed within `timeout` seconds, with what is missing: Ray itself would wait for ever.
-    """
-    group = placement_group([dict(bundle) for _ in range(world_size)], strategy="PACK")
-    if group.wait(timeout):
-        return group
-    state = placement_group_table(group).get("stats", {}).get("scheduling_state", "PENDING")
-    remove_placement_group(group)
-    raise RunnerError(
-        f"{world_size} ranks cannot be placed on Ray within {timeout:g} s ({state}): {_missing(world_size, bundle)}"
-    )
-
-
-def _missing(world_size: int, bundle: Mapping[str, float]) -> str:
-    total, free = ray.cluster_resources(), ray.available_resources()
-    short = [
-        f"{world_size * amount:g} {name} wanted, {free.get(name, 0):g} free of {total.get(name, 0):g}"
-        for name, amount in bundle.items()
-        if world_size * amount > free.get(name, 0)
-    ]
-    return "; ".join(short or [f"no node has room for {_listed(bundle)}"]) + "; give fewer ranks or add nodes"
-
-
-def _listed(bundle: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
 @contextlib.contextmanager
@@ -93,14 +67,60 @@ def _handlers_kept() -> Iterator[None]:
         former(*came[0])
 
 
+def _require_answer(address: str) -> None:
+    """Knock before Ray does, which waits for minutes at a door that nobody opens.
+
+    Raises:
+        RunnerError: the address is none, or nobody listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:
+        raise RunnerError(f"{address} is no address of a Ray cluster; give the head's HOST:PORT (6379 where none was chosen)")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise _no_answer(address, why) from error
+
+
+def _no_answer(address: str, why: str) -> RunnerError:
+    return RunnerError(f"the Ray cluster at {address} does not answer: {why}; check the address with `ray status`")
+
+
 def _connect(address: str | None, cores: int) -> None:
+    if address is not None:
+        _require_answer(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
         ray.init(address=address or "local", **options)
+        _keep_out_of_stdout()
     except Exception as error:
-        what = f"the Ray cluster at {address} does not answer" if address else "Ray does not start on this machine"
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunnerError(f"{what}: {line}; check the address with `ray status`, or use the local runner") from error
+        lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
+        if lines[0].startswith("Version mismatch"):
+            raise RunnerError(_version_mismatch(lines)) from error
+        if address is not None:
+            raise _no_answer(address, lines[0].strip()) from error
+        raise RunnerError(f"Ray does not start on this machine: {lines[0].strip()}; use the local runner") from error
+
+
+def _keep_out_of_stdout() -> None:
+    """Log what Ray would print there, with `log_to_driver` off too, when a node dies: there a command writes its JSON.
+
+    `print_to_stdstream` is Ray's own and has no switch (2.60: `listen_error_messages`); where another version has it not, its
+    notes are printed as Ray prints them.
+    """
+    module = ray._private.worker
+    if hasattr(module, "print_to_stdstream"):
+        module.print_to_stdstream = lambda data, *_, **__: log.info("%s", "\n".join(map(str, data.get("lines", ()))))
+
+
+def _version_mismatch(lines: list[str]) -> str:
+    """Ray's own lines, "Ray: VERSION" and "Python: VERSION" of the cluster and then of this process, as one."""
+    told = [line.strip().replace(":", "") for line in lines if line.strip().startswith(("Ray:", "Python:"))]
+    theirs, ours = " and ".join(told[:2]), " and ".join(told[2:4])
+    return f"the Ray cluster runs {theirs}, this process {ours}; use the same versions on every node"

@@ -1,6 +1,8 @@
 """The Ray cluster that is there, described: its nodes, their devices and cores."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -18,6 +20,52 @@ LINK_BANDWIDTH = 3.1e10
 LOOPBACK_BANDWIDTH = 2e9
 NETWORK_BANDWIDTH = 2.5e9
 """Bytes/s between two nodes, a rough estimate of 25 Gb/s."""
+_ID_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray tells of it."""
+
+    name: str
+    """As trials and the quarantine name it: Ray's name of it, its address where nobody gave it one; with some digits of its id
+    where several live nodes share a name."""
+    node_id: str
+    """Ray's own: a node that was started again has another."""
+    address: str
+    """Where Ray reaches it: also what ranks on it listen at."""
+    host: str
+    alive: bool
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Ray's names -> amounts; memory in bytes. Empty of a node that is gone."""
+    why_gone: str = ""
+
+    @property
+    def accelerator(self) -> str:
+        """What Ray calls its accelerators, such as H100; empty: it has none, or Ray does not know them."""
+        return _name(self.resources)
+
+
+def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
+    """The nodes of the Ray cluster at `address`, by name, those that are gone last; `auto`: this machine's cluster.
+
+    Raises:
+        RunnerError: there is none.
+    """
+    cluster = RayCluster(address, 1)
+    try:
+        return nodes_of(ray.nodes())
+    finally:
+        cluster.close()
+
+
+def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
+    """Nodes from Ray's own table of them. Of those that are gone, the last of each name that no live one has."""
+    living = [row for row in table if row["Alive"]]
+    alike = Counter(_own_name(row) for row in living)
+    here = sorted((_node(row, shared=alike[_own_name(row)] > 1) for row in living), key=lambda node: node.name)
+    lost = {_own_name(row): _node(row, shared=False) for row in table if not row["Alive"] and _own_name(row) not in alike}
+    return (*here, *(lost[name] for name in sorted(lost)))
 
 
 def describe_cluster(address: str = "auto") -> ClusterSpec:
@@ -26,11 +74,7 @@ def describe_cluster(address: str = "auto") -> ClusterSpec:
     Raises:
         RunnerError: there is none, or its nodes differ in devices.
     """
-    cluster = RayCluster(address, 1)
-    try:
-        return cluster_of([node["Resources"] for node in ray.nodes() if node["Alive"]])
-    finally:
-        cluster.close()
+    return cluster_of([node.resources for node in ray_nodes(address) if node.alive])
 
 
 def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
@@ -55,6 +99,23 @@ def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
         inter_node_bandwidth=NETWORK_BANDWIDTH,
         host_memory_bytes=memory,
         cores_per_node=cores,
+    )
+
+
+def _own_name(row: Mapping[str, Any]) -> str:
+    return str(row.get("NodeName") or row["NodeManagerAddress"])
+
+
+def _node(row: Mapping[str, Any], shared: bool) -> RayNode:
+    alive, own, node_id = bool(row["Alive"]), _own_name(row), str(row["NodeID"])
+    return RayNode(
+        name=f"{own}-{node_id[:_ID_DIGITS]}" if shared else own,
+        node_id=node_id,
+        address=str(row["NodeManagerAddress"]),
+        host=str(row.get("NodeManagerHostname", "")),
+        alive=alive,
+        resources=dict(row["Resources"]) if alive else {},
+        why_gone="" if alive else str(row.get("DeathReasonMessage") or "Ray does not say why"),
     )
 
 

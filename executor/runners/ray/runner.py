@@ -5,23 +5,29 @@ from collections.abc import Mapping, Sequence
 
 import ray
 
-from executor.runners.gang import Gang
-from executor.runners.gang_runner import GangRunner
+from executor.errors import RunnerError
+from executor.runners.gang_runner import GangsRunner
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.transport import RayTransport
+from executor.runners.ray.pool import Pool, PoolTerms
+from executor.runners.ray.seats import SeatTerms
 from executor.runners.transport import RUN_TRIAL
 
 
-class RayRunner(GangRunner):
-    """Runs trials on `world_size` ranks of a Ray cluster, one trial at a time; ranks and actors stay warm between trials.
+class RayRunner(GangsRunner):
+    """Runs trials on a Ray cluster: several side by side where it is larger than a trial, on ranks that stay warm between them.
+
+    `world_size` is the usual one of a trial; each is run with its own. At most `gangs` trials run at a time; None: as many as
+    fit on a cluster that is joined, and on the GPUs of a Ray that is started here; one on the CPUs of that.
+    A tensor-parallel group stays within a node, unless `tensor_across_nodes`.
 
     Without `address` a Ray on this machine is started, with as many CPU slots as ranks where there are fewer cores, and
     ended by `close`. Where the process is connected to Ray already, that connection is used and left alone.
-    A rank takes `cpus_per_rank` and `gpus_per_rank`: None is one GPU each where the cluster has that many, else none.
-    `resources` are further Ray resources for each rank; `environment` is added to the ranks'.
+    A rank takes `cpus_per_rank` and `gpus_per_rank`: None is one GPU each for the device `cuda`, and for `auto` where the
+    cluster has that many. `resources` are further Ray resources for each rank; `environment` is added to the ranks'.
 
     Raises:
-        RunnerError: Ray does not start or answer, or has no room for the ranks within `placement_seconds`.
+        RunnerError: Ray does not start or answer, has no GPUs where they are wanted, or has no room for the ranks within
+            `placement_seconds`.
     """
 
     startup_seconds: float
@@ -32,6 +38,8 @@ class RayRunner(GangRunner):
         world_size: int,
         *,
         address: str | None = None,
+        gangs: int | None = None,
+        tensor_across_nodes: bool = False,
         python_path: Sequence[str] = (),
         cpus_per_rank: float = 1.0,
         gpus_per_rank: float | None = None,
@@ -45,17 +53,23 @@ class RayRunner(GangRunner):
         self._cluster = RayCluster(address, cores)
         self.startup_seconds = self._cluster.startup_seconds
         try:
-            transport = RayTransport(
-                world_size,
-                bundle={**_bundle(world_size, cpus_per_rank, gpus_per_rank, device), **(resources or {})},
+            gpus = _gpus(world_size, gpus_per_rank, device)
+            bundle = {"CPU": cpus_per_rank, **({"GPU": gpus} if gpus else {}), **(resources or {})}
+            terms = PoolTerms(
+                world_size=world_size,
+                # Trials side by side on the CPUs of one machine would be measured in each other's way, for its memory is one.
+                gangs=1 if gangs is None and self._cluster.started and address is None and not gpus else gangs,
+                tensor_across_nodes=tensor_across_nodes,
                 placement_seconds=placement_seconds,
-                environment=environment or {},
-                trial_function=trial_function,
+                python_path=tuple(python_path),
+                device=device,
+                own_cores=0 if gpus else max(1, int(cpus_per_rank)),
             )
+            pool = Pool(terms, SeatTerms(bundle=bundle, environment=environment or {}, trial_function=trial_function))
         except BaseException:
             self._cluster.close()
             raise
-        super().__init__(transport, Gang(transport, python_path=python_path, device=device))
+        super().__init__(pool)
 
     def close(self) -> None:
         """End every process; see `Runner`."""
@@ -63,8 +77,11 @@ class RayRunner(GangRunner):
         self._cluster.close()
 
 
-def _bundle(world_size: int, cpus: float, gpus: float | None, device: str) -> dict[str, float]:
-    if gpus is None:
-        enough = device != "cpu" and ray.cluster_resources().get("GPU", 0) >= world_size
-        gpus = 1.0 if enough else 0.0
-    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+def _gpus(world_size: int, wanted: float | None, device: str) -> float:
+    """GPUs of a rank."""
+    there = ray.cluster_resources().get("GPU", 0)
+    if wanted is None:
+        wanted = 1.0 if device == "cuda" or (device == "auto" and there >= world_size) else 0.0
+    if wanted and not there:
+        raise RunnerError("the job is for GPUs and the Ray cluster has none; start Ray on nodes that have some, or use the CPU")
+    return wanted

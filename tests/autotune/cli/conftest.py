@@ -16,8 +16,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "config.json").write_text(table.MODEL_CONFIG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "jobs.db"))
-    monkeypatch.delenv("AUTOTUNE_URL", raising=False)
-    monkeypatch.delenv("AUTOTUNE_API_KEY", raising=False)
+    for name in ("AUTOTUNE_URL", "AUTOTUNE_API_KEY", "AUTOTUNE_RAY_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     return tmp_path

@@ -48,27 +48,23 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
     ]
 
 
-def test_of_another_engines_best_only_what_is_the_engines_own_is_tuned(tmp_path: Path) -> None:
-    sweep = table.session(tmp_path, pins={"zero_stage": [1], "micro_batch_size": [2, 4]}, trials=3)
+def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -> None:
+    sweep = table.session(tmp_path, pins={"zero_stage": [2], "micro_batch_size": [2, 4]}, trials=3)
     with open_store(str(tmp_path / "jobs.db")) as store:
         job = store.create_job(request_to_row(sweep.request))
         run_job(sweep, store, job.id, table.runner())
         best = build_best_config(sweep, read_book(store, job.id))
     (tmp_path / "best-config.json").write_text(best_config_text(best))
     given: dict[str, Any] = {
-        "model": str(tmp_path / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", "engine": "deepspeed",
-        "pins": {"reduce_bucket_size": (20_000, 40_000)},
+        "model": str(tmp_path / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", "engine": "fsdp2",
     }  # fmt: skip
     told: list[str] = []
     found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (2,), told.append)))
-    assert told[0] == (
-        "measured on native: what carries over to deepspeed is kept, and micro_batch_size, reduce_bucket_size tuned "
-        "(docs/transfer.md)"
-    )
-    assert found.baselines[0].zero_stage == 1
+    assert told[0] == "measured on native: what carries over to fsdp2 is kept, and micro_batch_size tuned (docs/transfer.md)"
+    assert found.baselines[0].zero_stage == 2
     assert found.request.global_batch_size == sweep.request.global_batch_size
     varied = {name for config in found.space.enumerate() for name in config.differences(found.baselines[0])}
-    assert varied == {"micro_batch_size", "reduce_bucket_size"}
+    assert varied == {"micro_batch_size"}
 
     again = with_imported({**given, "engine": "native"}, tmp_path / "best-config.json", (2,), told.append)
     assert "zero_stage" not in again["pins"]

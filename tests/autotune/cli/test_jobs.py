@@ -1,5 +1,6 @@
 """The commands about jobs, on a service and on a database."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Event, Handle, Runner
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
 from storage.sql import open_store
 from storage.store import Store
@@ -122,6 +123,20 @@ def test_from_submission_to_export(command: Command, folder: Path, kept: Store) 
     good(command("export", job[:-1], "--format", "deepspeed", "--out", "ds.json"))
     assert json.loads((folder / "ds.json").read_text())["zero_optimization"]["stage"] == best["best"]["config"]["zero_stage"]
     assert good(command("watch", job)).err.splitlines()[-1] == lines[-1], "a job that has ended is told too"
+
+
+@pytest.mark.usefixtures("place")
+def test_failures_are_told_with_what_to_do_about_them(command: Command, folder: Path, kept: Store) -> None:
+    row = "[licence]\noutput = ['no licence left']\noutcome = 'LOST'\nremedy = 'ask for more licences'\n"
+    (folder / "mine.toml").write_text(row)
+    (job,) = good(command(*SUBMIT, "--failures", "mine.toml")).out.split()
+    lost = dataclasses.replace(table.ended(Outcome.LOST, "rank 0 exited with code 1"), cause="licence", node="n1")
+    answers = [table.ok(100.0), lost]
+    with working(kept, lambda: table.runner(lambda config: answers.pop(0) if answers else table.measured(config))):
+        good(command("watch", job))
+    assert "  licence (trial 1): ask for more licences\n" in good(command("show", job)).out
+    (trial,) = [trial for trial in json.loads(good(command("show", job, "--json")).out)["trials"] if trial["number"] == 1]
+    assert (trial["outcome"], trial["result"]["cause"], trial["result"]["node"]) == ("LOST", "licence", "n1")
 
 
 @pytest.mark.usefixtures("place")

@@ -130,6 +130,12 @@ CASES: dict[str, Case] = {
         {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": "false"},
         DEEPSPEED,
     ),
+    "hpZ of deepspeed over one rank": ("deepspeed-hpz-off", {"zero_stage": 3, "hsdp_shard_size": 1}, DEEPSPEED),
+    "hpZ of deepspeed under AutoTP": (
+        "deepspeed-hpz-tensor",
+        {"zero_stage": 3, "hsdp_shard_size": 2, "tensor_parallel_size": 2},
+        (*DEEPSPEED, "--ranks", "8"),
+    ),
 }
 REMEDIES = {rule.name: rule.remedy for rule in RULES} | {
     item.rule: item.remedy for capability in CAPABILITIES.values() for item in capability.combinations

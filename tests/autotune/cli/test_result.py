@@ -12,6 +12,7 @@ from autotune.cli.result import print_result
 from autotune.jobs.book import read_book
 from autotune.jobs.request import request_to_row
 from autotune.loop import run_job
+from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
@@ -40,3 +41,9 @@ def test_mfu_and_hfu_stand_beside_each_other(tmp_path: Path, store: Store) -> No
 def test_what_is_not_known_has_no_column(tmp_path: Path, store: Store, mfu: float | None, hfu: float | None) -> None:
     text = told(tmp_path, store, mfu=mfu, hfu=hfu)
     assert ("MFU" in text, "HFU" in text) == (mfu is not None, False)
+
+
+def test_figures_of_ranks_that_took_turns_are_said_to_compare_within_the_job_alone(tmp_path: Path, store: Store) -> None:
+    note = "within the job only: 4 ranks took turns on 2 cores"
+    assert f"  comparable {note}\n" in told(tmp_path, store, environment={COMPARABLE: note})
+    assert "comparable" not in told(tmp_path, store)

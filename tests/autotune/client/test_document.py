@@ -34,8 +34,9 @@ FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
-    "confirm_repeats": 2, "allow_unstable": True, "racing": False, "device_hours": 4.0,
+    "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
+    "failures": {"killed": {"retries": 1}},
     "command": {"arguments": ["python", "train.py", "{micro_batch_size}"], "folder": "/srv", "script_knobs": {"a": ["1"]}},
 }  # fmt: skip
 ASKED: dict[str, Any] = {
@@ -63,6 +64,10 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "export_best": lambda client: client.export(JOB, "deepspeed"),
     "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),
     "stream_events": lambda client: list(client.events(JOB, after=2)),
+    "list_progress": lambda client: client.progress(JOB),
+    "list_logs": lambda client: list(client.logs(JOB, 2, attempt=1, rank=0, after=1)),
+    "read_log": lambda client: client.log_text(JOB, 2, attempt=1, rank=0, tail=5),
+    "stream_logs": lambda client: list(client.logs(JOB, 2, after=2, follow=True)),
     "list_models": lambda client: client.models(),
     "list_clusters": lambda client: client.clusters(),
     "list_spaces": lambda client: client.spaces(),
@@ -81,6 +86,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 VIEWS: dict[type, str] = {
     views.Job: "JobView", views.JobPage: "JobPage", views.Trial: "TrialView", views.TrialPage: "TrialPage",
     views.Attempt: "AttemptView", views.AttemptList: "AttemptList", views.Event: "EventView", views.EventPage: "EventPage",
+    views.Progress: "ProgressView", views.ProgressList: "ProgressList", views.LogPart: "LogView", views.LogPage: "LogPage",
     views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
     views.Descriptions: "PlainList", views.Usage: "UsageView", views.Webhook: "WebhookView", views.NewWebhook: "NewWebhookView",
     views.WebhookList: "WebhookList", views.DeliveryTry: "TryView", views.Delivery: "DeliveryView",
@@ -188,8 +194,9 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> None:
 def _answer(operation_id: str, number: int) -> served.Answer:
     """An answer as the document has it: the first page names a second one, which is the last."""
     _, _, operation = OPERATIONS[operation_id]
-    if operation_id == "stream_events":
-        event = _sample({"$ref": "#/components/schemas/EventView"}) | {"sequence": 3}
+    if operation_id in ("stream_events", "stream_logs"):
+        kind = "EventView" if operation_id == "stream_events" else "LogView"
+        event = _sample({"$ref": f"#/components/schemas/{kind}"}) | {"sequence": 3}
         stream = (200, served.STREAM, f"id: 3\nevent: x\ndata: {json.dumps(event)}\n\n".encode())
         return stream if number == 1 else (204, served.STREAM, b"")
     (status,) = [status for status in operation["responses"] if status.startswith("2")]
@@ -198,7 +205,7 @@ def _answer(operation_id: str, number: int) -> served.Answer:
     ((_, content),) = operation["responses"][status]["content"].items()
     told = _sample(content["schema"]) if "schema" in content else {}
     if number > 1:
-        told = {"items": [], "next": told["next"] if operation_id == "list_events" else None}
+        told = {"items": [], "next": told["next"] if operation_id in ("list_events", "list_logs") else None}
     return int(status), served.JSON, json.dumps(told).encode()
 
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.exports import EXPORTERS
 from autotune.exports.export import Export
 
-REMARKS = ("checkpoints: ", "verified: ")
+REMARKS = ("checkpoints: ", "tune ", "verified: ")
 
 
 def export(folder: Path, **knobs: Any) -> Export:

@@ -1,5 +1,6 @@
 """When a search is over before its trials are spent."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,42 @@ def test_an_error_that_every_trial_has_ends_the_search_and_is_told(tmp_path: Pat
         job = store.create_job(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner(broken))
     assert (ended.state, ended.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
-    assert ended.message == "every one of 3 of 20 trials failed alike: rank 1: RuntimeError: shapes cannot be multiplied (1x8)"
+    told, _, remedy = ended.message.partition("; ")
+    assert told == "every one of 3 of 20 trials failed alike: rank 1: RuntimeError: shapes cannot be multiplied (1x8)"
+    assert remedy == "correct that and start it anew; the first trial's traceback is in `autotune show`"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST])
+def test_a_job_whose_first_trials_end_for_one_cause_has_that_cause_as_its_reason(tmp_path: Path, outcome: Outcome) -> None:
+    ports = iter(range(30_000, 40_000))
+
+    def unreachable(config: TrialConfig) -> TrialResult:
+        message = f"rank 1: the ranks did not meet at 10.0.0.1:{next(ports)} within 60 s"
+        return dataclasses.replace(table.ended(outcome, message), cause="collective-timeout")
+
+    session = table.session(tmp_path, trials=20)
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        job = store.create_job(request_to_row(session.request))
+        ended = run_job(session, store, job.id, table.runner(unreachable))
+        assert read_book(store, job.id).spent == 3
+    assert (ended.state, ended.reason) == (JobState.FAILED, "collective-timeout")
+    assert ended.message.count("the ranks did not meet at 10.0.0.1:300") == 1
+
+
+def test_what_does_not_fit_or_has_two_causes_is_not_the_jobs_failure(tmp_path: Path) -> None:
+    def full(config: TrialConfig) -> TrialResult:
+        return dataclasses.replace(table.ended(Outcome.INFEASIBLE, "out of memory"), cause="device-memory")
+
+    def mixed(config: TrialConfig) -> TrialResult:
+        cause = "collective" if config.zero_stage else "python-error"
+        return dataclasses.replace(table.ended(Outcome.FAILED, "it failed"), cause=cause)
+
+    session = table.session(tmp_path, trials=6, strategy="grid")
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        for answer, reason in ((full, "NOTHING_FEASIBLE"), (mixed, "EVERY_TRIAL_FAILED")):
+            job = store.create_job(request_to_row(session.request))
+            assert run_job(session, store, job.id, table.runner(answer)).reason == reason
+            assert read_book(store, job.id).spent == 6
 
 
 def test_errors_that_differ_do_not_end_the_search(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from executor.runners.runner import Runner
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial import LogLines, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 WORLD_SIZE = 2
@@ -59,6 +59,10 @@ def watch(runner: Runner, until: Callable[[list], bool], seconds: float = 60.0) 
 
 def results(events: list) -> list[TrialResult]:
     return [event for _, event in events if isinstance(event, TrialResult)]
+
+
+def printed(events: list, rank: int) -> str:
+    return "".join(event.text for _, event in events if isinstance(event, LogLines) and event.rank == rank)
 
 
 def run(runner: Runner, what: str = "measure", **changes: object) -> TrialResult:
@@ -143,6 +147,16 @@ class ProcessRunnerContract(RunnerContract):
         seen += watch(runner, results)
         assert [event.step for _, event in seen if isinstance(event, Progress)] == [0, 1, 2]
 
+    def test_what_ranks_print_is_heard_while_they_run(self, runner: Runner) -> None:
+        runner.submit(request_for("chatter"))
+        seen = watch(runner, lambda events: all("begins" in printed(events, rank) for rank in (0, 1)))
+        assert not results(seen)
+        seen += watch(runner, results)
+        for rank in (0, 1):
+            # Both streams, also what was printed just before the result, which comes last.
+            assert printed(seen, rank) == f"rank {rank} begins\nto stderr ✓\nends without a newline"
+        assert isinstance(seen[-1][1], TrialResult)
+
     @pytest.mark.parametrize(
         ("what", "outcome", "rule"),
         [
@@ -202,8 +216,8 @@ class ProcessRunnerContract(RunnerContract):
         assert (cancelled.outcome, cancelled.message) == (Outcome.CANCELLED, "stopped by a person")
         assert gone(descendants())
 
-    def test_another_world_size_is_refused(self, runner: Runner) -> None:
-        refused = run(runner, world_size=WORLD_SIZE + 1)
+    def test_more_ranks_than_there_is_room_for_are_refused(self, runner: Runner) -> None:
+        refused = run(runner, world_size=1000)
         assert (refused.outcome, refused.rule) == (Outcome.INVALID, "world_size")
 
     def test_users_packages_may_have_the_names_of_ours(self, runner: Runner, project: Path) -> None:

@@ -35,7 +35,12 @@ def measure(context, request, progress):
         outcome=Outcome.OK,
         losses=(float(total[0]),),
         phase_seconds={"build": 0.0},
-        environment={"pid": str(os.getpid()), "threads": str(torch.get_num_threads())},
+        environment={
+            "pid": str(os.getpid()),
+            "threads": str(torch.get_num_threads()),
+            "cores": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+            "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        },
     )
 
 
@@ -43,6 +48,28 @@ def stream(context, request, progress):
     for step in range(3):
         progress(Progress(attempt=request.attempt, phase="measure", step=step))
         time.sleep(0.3)
+
+
+def chatter(context, request, progress):
+    """Prints on both streams, and waits in between."""
+    sys.stdout.write(f"rank {context.rank} begins\n")
+    time.sleep(0.6)
+    sys.stderr.write("to stderr ✓\n")
+    sys.stdout.write("ends without a newline")
+
+
+def flood(context, request, progress):
+    """Prints 10,000,000 bytes as fast as it can."""
+    line = "line {} of the flood".format
+    end = "the end of the flood\n"
+    written = 0
+    number = 0
+    while written < 9_900_000:
+        text = (line(number) + " " + "." * 5000)[:5000] + "\n"
+        sys.stdout.write(text)
+        written += len(text)
+        number += 1
+    sys.stdout.write("." * (10_000_000 - written - len(end)) + end)
 
 
 def refuse(context, request, progress):
@@ -92,6 +119,31 @@ def spawn(context, request, progress):
     child = subprocess.Popen(["sleep", "3600"])
     progress(Progress(attempt=request.attempt, phase="build", step=0, message=str(child.pid)))
     hang(context, request, progress)
+
+
+def stand(context, request, progress):
+    """Two steps; then rank 0 waits in a collective to which rank 1 never comes, and has started a daemon of no known mark."""
+    for step in range(3):
+        progress(Progress(attempt=request.attempt, phase="measure", step=step))
+        dist.barrier()
+    if context.rank == 1:
+        hang_up()
+    shell = "setsid env -i sleep 3600 >/dev/null 2>&1 & echo $!"
+    daemon = subprocess.run(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+    progress(Progress(attempt=request.attempt, phase="measure", step=2, message=daemon))
+    dist.barrier()
+
+
+def hang_up():
+    time.sleep(3600)
+
+
+def leak(context, request, progress):
+    """Leaves as many files open as no trial does."""
+    leaked.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(200))
+
+
+leaked = []
 
 
 def import_users(context, request, progress):

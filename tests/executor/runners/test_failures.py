@@ -5,7 +5,10 @@ import torch
 import torch.distributed as dist
 
 from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError
+from executor.failures import failure_table
+from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import classify
+from search_spaces.failure import rows_from
 from search_spaces.outcome import Outcome
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5678"
@@ -39,6 +42,33 @@ def test_memory_that_runs_out_inside_a_factory_is_INFEASIBLE() -> None:
     error = FactoryError("mine:build raised RuntimeError")
     error.__cause__ = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     assert classify(error).outcome is Outcome.INFEASIBLE
+
+
+def test_a_sticky_error_retires_the_process() -> None:
+    failure = classify(RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"))
+    assert (failure.outcome, failure.cause, failure.retire) == (Outcome.FAILED, "sticky-cuda", True)
+    assert not classify(ValueError("mine")).retire
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "cause"),
+    [(0, 10, "device-memory"), (2 * 2**30, 2**20, "device-memory-leftover"), (2**30, 2**20, "device-memory")],
+)
+def test_what_a_warm_process_holds_may_be_to_blame(monkeypatch: pytest.MonkeyPatch, held: int, free: int, cause: str) -> None:
+    memory = DeviceMemory()
+    used = iter([(80 * 2**30, 80 * 2**30), (80 * 2**30 - held, 80 * 2**30), (free, 80 * 2**30)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: next(used))
+    memory.begin(torch.device("cuda", 0))
+    memory.begin(torch.device("cuda", 0))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB")
+    assert classify(error, signs_of=memory.signs).cause == cause
+
+
+def test_a_users_row_tells_an_exception() -> None:
+    rows = rows_from({"licence": {"message": ["no licence"], "outcome": "LOST", "remedy": "buy"}}, failure_table())
+    failure = classify(RuntimeError("no licence left"), failure_table(rows))
+    assert (failure.outcome, failure.cause) == (Outcome.LOST, "licence")
+    assert failure.traceback is not None
 
 
 @pytest.mark.parametrize(

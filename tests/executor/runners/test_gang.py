@@ -7,10 +7,13 @@ import pytest
 from runner_contract import request_for
 
 from executor.errors import RunnerError
+from executor.failures import failure_table
 from executor.runners import gang as gang_module
+from executor.runners import watchdog
 from executor.runners.gang import Gang
 from executor.runners.messages import Message
 from executor.runners.transport import Death, Transport
+from search_spaces.failure import rows_from
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
@@ -49,6 +52,9 @@ class OneRank(Transport):
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
         came, self.inbox = self.inbox, []
         return came
+
+    def stacks(self, seconds: float) -> dict[int, str]:
+        return {0: "in a collective"}
 
     def kill(self) -> None:
         self.inbox = []
@@ -106,7 +112,7 @@ def test_ranks_that_started_ahead_for_another_folder_of_code_are_started_anew() 
 
 def test_a_cold_rank_that_was_taken_from_outside_is_LOST() -> None:
     transport = OneRank()
-    transport.greeting = Death(exit_code=-signal.SIGKILL)
+    transport.greeting = Death(exit_code=-signal.SIGKILL, out_of_memory_kill=True)
     assert one(Gang(transport)).outcome is Outcome.LOST
 
 
@@ -128,7 +134,8 @@ def test_a_rank_that_died_between_trials_is_replaced() -> None:
 
 def test_warm_ranks_that_cannot_change_their_group_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_module, "REJOIN_SECONDS", 0.0)
-    refusal = {"kind": "failure", "outcome": "INVALID", "message": "no", "rule": "r", "traceback": None, "collective": False}
+    refusal = {"kind": "failure", "outcome": "INVALID", "message": "no", "rule": "r", "traceback": None}
+    refusal |= {"collective": False, "cause": None, "retire": False}
     transport = OneRank()
     transport.answers = {"run": [refusal], "join": [{"kind": "joined"}, {}]}  # to the second join there is no answer
     gang = Gang(transport)
@@ -152,3 +159,90 @@ def test_a_trial_without_an_answer_is_a_TIMEOUT() -> None:
     gang.start(request_for(world_size=1, timeout_seconds=0.0))
     assert finish(gang).outcome is Outcome.TIMEOUT
     assert gang.attempt is None
+
+
+def failure(outcome: str, cause: str, **changes: object) -> Message:
+    fields = {"outcome": outcome, "cause": cause, "message": "why", "rule": None, "traceback": None, "collective": False}
+    return {"kind": "failure", **fields, "retire": False, **changes}
+
+
+def test_a_failure_has_its_cause_and_the_node_of_its_rank() -> None:
+    transport = OneRank()
+    transport.answers = {"run": [failure("FAILED", "python-error"), Death(exit_code=-signal.SIGTERM)]}
+    gang = Gang(transport)
+    failed, taken = one(gang), one(gang)
+    assert (failed.outcome, failed.cause, failed.node) == (Outcome.FAILED, "python-error", "a")
+    assert (taken.outcome, taken.cause, taken.node) == (Outcome.PREEMPTED, "preempted", "a")
+
+
+def test_the_transport_may_know_the_node_by_a_better_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneRank, "node_of", lambda self, rank: f"node-of-{rank}")
+    transport = OneRank()
+    transport.answers = {"run": [Death(exit_code=137, out_of_memory_kill=True)]}
+    result = one(Gang(transport))
+    assert (result.outcome, result.cause, result.node) == (Outcome.INFEASIBLE, "kernel-oom", "node-of-0")
+    assert result.message == "rank 0 exited with code 137 before the trial ended: the kernel killed for want of memory"
+
+
+def test_a_users_row_decides_of_a_death() -> None:
+    rows = rows_from({"killed": {"outcome": "FAILED", "retries": 0}}, failure_table())
+    transport = OneRank()
+    transport.answers = {"run": [Death(exit_code=-signal.SIGKILL), Death(exit_code=-signal.SIGKILL)]}
+    gang = Gang(transport)
+    gang.start(request_for(world_size=1, failures=rows))
+    assert finish(gang).outcome is Outcome.FAILED
+    assert one(gang).outcome is Outcome.LOST
+
+
+@pytest.mark.parametrize(("retire", "starts"), [(False, 1), (True, 2)])
+def test_a_failure_that_a_process_may_not_get_over_retires_it(retire: bool, starts: int) -> None:
+    transport = OneRank()
+    transport.answers = {"run": [failure("INFEASIBLE", "device-memory", retire=retire)]}
+    gang = Gang(transport)
+    assert [one(gang).outcome, one(gang).outcome] == [Outcome.INFEASIBLE, Outcome.OK]
+    assert len(transport.starts) == starts
+
+
+def test_processes_are_recycled_after_so_many_trials() -> None:
+    transport = OneRank()
+    gang = Gang(transport, recycle_after=3)
+    assert [one(gang).warm for _ in range(5)] == [False, True, True, False, True]
+    assert len(transport.starts) == 2
+
+
+def test_processes_that_hold_what_trials_left_are_recycled() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    warm = []
+    for descriptors in (10, 20, 20, 500, 10, 10):
+        warm.append(one(gang).warm)
+        rest = {"resident_bytes": 10**8, "descriptors": descriptors, "children": 0}
+        transport.inbox.append((0, {"kind": "rested", "rest": rest}))
+    assert warm == [False, True, True, True, False, True]
+
+
+def test_a_trial_that_asks_for_it_has_fresh_processes() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    gang.warm_up(request_for(world_size=1).model)
+    warm = []
+    for fresh in (True, False, True):
+        gang.start(request_for(world_size=1, fresh_processes=fresh))
+        warm.append(finish(gang).warm)
+    assert (warm, len(transport.starts)) == ([False, True, False], 2)
+
+
+def test_a_hang_ends_before_the_limit_and_tells_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing = {"phase": "measure", "step": 7, "since": watchdog.HANG_SECONDS + 1, "longest": 0.2}
+    transport = OneRank()
+    transport.answers = {"run": [{}]}
+    gang = Gang(transport)
+    request = request_for(world_size=1, timeout_seconds=1e6)
+    gang.start(request)
+    gang.poll(0.0)
+    gang.poll(0.0)
+    transport.inbox.append((0, {"kind": "beat", "attempt": request.attempt, "standing": standing}))
+    result = finish(gang)
+    assert (result.outcome, result.cause) == (Outcome.TIMEOUT, "hang")
+    assert "a step took 0.2 s (rank 0 in measure, step 7, for 31 s); every rank was killed" in result.message
+    assert result.traceback == "rank 0:\nin a collective"

@@ -9,11 +9,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, ProcessRunnerContract, gone, request_for, run, watch
+from runner_contract import (
+    ENVIRONMENT,
+    TRIAL_FUNCTION,
+    ProcessRunnerContract,
+    gone,
+    request_for,
+    results,
+    run,
+    watch,
+)
 
 from executor.errors import RunnerError
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Outcome
+from search_spaces.trial import Progress
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """
@@ -52,6 +62,27 @@ def test_one_rank_shares_no_core_and_logs_what_it_prints(tmp_path: Path) -> None
         assert result.environment["threads"] == str(len(os.sched_getaffinity(0)))
         assert run(runner, "leave", world_size=1).outcome is Outcome.FAILED
     assert (tmp_path / "logs" / "rank-0.log").read_text() == "leaving without a word\n"
+
+
+def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons() -> None:
+    with make() as runner:
+        runner.submit(request_for("stand", timeout_seconds=3.0))
+        seen = watch(runner, results)
+        (daemon,) = {int(event.message) for _, event in seen if isinstance(event, Progress) and event.message}
+        assert gone({daemon}, 0.5)
+    (late,) = results(seen)
+    assert (late.outcome, late.cause) == (Outcome.TIMEOUT, "time-limit")
+    assert "ranks 0, 1 in measure, step 2, for" in late.message
+    assert late.traceback is not None
+    assert "in stand" in late.traceback
+    assert "in hang_up" in late.traceback
+
+
+def test_processes_that_leak_files_are_recycled() -> None:
+    with make(1) as runner:
+        warm = [run(runner, what, world_size=1).warm for what in ("measure", "measure", "leak", "measure", "measure")]
+    assert warm[:3] == [False, True, True]
+    assert False in warm[3:]  # what a trial has left may be told while the next one runs
 
 
 def test_ranks_that_do_not_start_are_an_error_of_the_runner() -> None:

@@ -1,6 +1,9 @@
 """The Ray runner: the contract, and what is its own."""
 
+import os
+import re
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
@@ -12,12 +15,20 @@ from executor.errors import RunnerError
 from executor.runners.ray import RayRunner
 from executor.runners.ray.cluster import RayCluster
 from search_spaces.outcome import Outcome
+from search_spaces.trial import COMPARABLE
 
 pytestmark = pytest.mark.ray
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.9.0
+    Python: 3.10.1
+This process on 10.0.0.1:0 was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+"""
 
 
 def make(**options: object) -> RayRunner:
-    return RayRunner(2, environment=ENVIRONMENT, trial_function=TRIAL_FUNCTION, **options)
+    return RayRunner(2, gangs=1, environment=ENVIRONMENT, trial_function=TRIAL_FUNCTION, **options)
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +46,79 @@ class TestRayRunner(ProcessRunnerContract):
 
     def test_an_actor_that_is_gone_is_LOST_and_made_anew(self, runner: RayRunner) -> None:
         run(runner)
-        transport = runner._gang._transport
-        ray.kill(transport._actors[1])
+        ray.kill(runner._gangs._ground.seats[1]._actor)
         lost = run(runner)
         assert lost.outcome in (Outcome.LOST, Outcome.OK)
         assert run(runner).outcome is Outcome.OK
 
+    def test_a_job_for_gpus_on_a_cluster_without_any_is_one_clear_line(self, started_ray: None) -> None:
+        with pytest.raises(RunnerError, match=r"^the job is for GPUs and the Ray cluster has none; start Ray on nodes"):
+            make(device="cuda")
 
-def test_an_address_that_does_not_answer_is_one_clear_line(started_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_rank_alone_has_all_cores_and_two_that_take_turns_say_so(self, runner: RayRunner) -> None:
+        cores = len(os.sched_getaffinity(0))
+        pair, alone = run(runner), run(runner, world_size=1)
+        assert alone.environment["threads"] == str(cores)
+        assert pair.environment["threads"] == str(max(1, cores // 2))
+        assert alone.environment["pid"] == pair.environment["pid"]
+        assert COMPARABLE not in alone.environment
+        assert (COMPARABLE in run(runner, world_size=4).environment) == (cores < 4)
+
+
+def test_an_address_where_nobody_listens_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(
+        RunnerError, match=rf"^the Ray cluster at 127\.0\.0\.1:{port} does not answer: Connection refused; check"
+    ):
+        make(address=f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["here", "ray://head:10001", "head:"])
+def test_what_is_no_address_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RunnerError, match=rf"^{address} is no address of a Ray cluster; give the head's HOST:PORT"):
+        make(address=address)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Could not find any running Ray instance\nmore lines",
+            "does not answer: Could not find any running Ray instance; check",
+        ),
+        (MISMATCH, "the Ray cluster runs Ray 2.9.0 and Python 3.10.1, this process Ray 2.60.0 and Python 3.11.7; use the same"),
+    ],
+)
+def test_what_ray_says_when_it_refuses_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, said: str, told: str) -> None:
     def refuse(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance\nmore lines")
+        raise RuntimeError(said)
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(RunnerError, match=r"^the Ray cluster at 192\.0\.2\.1:6379 does not answer: Could not find any"):
-        make(address="192.0.2.1:6379")
+    with pytest.raises(RunnerError, match=re.escape(told)):
+        make(address="auto")
+
+
+def test_a_cluster_that_asks_for_its_token_is_told_as_that(started_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        try:
+            raise ray.exceptions.AuthenticationError(
+                "RPC error: InvalidAuthToken: Authentication token is missing or incorrect"
+            )
+        except ray.exceptions.AuthenticationError as error:
+            raise ConnectionError("Failed to connect") from error
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(
+            RunnerError, match=rf"^the Ray cluster at {address} asks for its token; set RAY_AUTH_MODE=token, with"
+        ):
+            make(address=address)
 
 
 def test_SIGTERM_stays_with_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +135,9 @@ def test_SIGTERM_stays_with_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) 
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def test_Rays_notes_on_nodes_stay_out_of_stdout(started_ray: None, capfd: pytest.CaptureFixture[str]) -> None:
+    note = {"lines": ["Raylet is terminated."], "pid": "raylet", "ip": None, "is_err": False, "job": None, "actor_name": None}
+    ray._private.worker.print_to_stdstream(note, ignore_prefix=False)
+    assert capfd.readouterr() == ("", "")

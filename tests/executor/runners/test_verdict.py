@@ -17,7 +17,18 @@ def result(rank: int) -> dict:
 
 def failure(outcome: str, *, rule: str | None = None, collective: bool = False) -> dict:
     fields = {"outcome": outcome, "message": "why", "rule": rule, "traceback": "trace", "collective": collective}
+    fields |= {"cause": "python-error", "retire": False}
     return {"kind": "failure", **fields}
+
+
+def test_a_death_that_is_a_consequence_does_not_hide_the_cause() -> None:
+    aborted = Death(exit_code=-signal.SIGABRT, output="Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)")
+    verdict = judge("a", {0: aborted, 1: failure("FAILED")}, 2, GRACE_SECONDS)
+    assert verdict is not None
+    assert (verdict.result.message, verdict.rank) == ("rank 1: why", 1)
+    alone = judge("a", {0: aborted}, 2, GRACE_SECONDS)
+    assert alone is not None
+    assert (alone.result.outcome, alone.result.cause) == (Outcome.TIMEOUT, "collective-timeout")
 
 
 KILLED = Death(exit_code=-signal.SIGKILL)

@@ -12,7 +12,9 @@ from executor.engines.command.launchers import Place, launcher_environment, laun
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile
 from executor.engines.command.trial import End, Row, conclude
 from executor.engines.command.watch import State
+from executor.failures import failure_table
 from search_spaces.command import CommandModel
+from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 BATCH = Batch(samples=8, sequence_length=16, world_size=2)
@@ -158,14 +160,16 @@ TORCH_LOG = """[rank1]: Traceback (most recent call last):
 )  # fmt: skip
 def test_the_end_of_an_output_says_why(output: str, line: str, memory: bool, collective: bool) -> None:
     failure = read_failure(output)
-    assert failure.line.startswith(line)
-    assert (failure.out_of_memory, failure.collective) == (memory, collective)
+    row, _ = failure_table().find(failure.evidence(1, killed_for_memory=False))
+    assert (row.line_in(failure.line) or row.line_in(failure.text) or failure.line).startswith(line)
+    assert (row.outcome is Outcome.INFEASIBLE, row.consequence) == (memory, collective)
 
 
 def test_a_memory_error_that_was_survived_is_not_the_cause() -> None:
     survived = "Traceback (most recent call last):\n  File 'x'\nMemoryError\nwent on with a smaller cache\n"
     failure = read_failure(survived + "Traceback (most recent call last):\n  File 'y'\nKeyError: 'labels'\n")
-    assert (failure.line, failure.out_of_memory) == ("KeyError: 'labels'", False)
+    row, _ = failure_table().find(failure.evidence(1, killed_for_memory=False))
+    assert (failure.line, row.name) == ("KeyError: 'labels'", "python-error")
     assert "MemoryError" not in failure.text
 
 

@@ -10,7 +10,7 @@ import pytest
 from executor.runners.local import LocalRunner
 from search_spaces.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial import Fidelity, LogLines, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -221,6 +221,16 @@ def test_a_script_that_cannot_win_is_ended(run: Run) -> None:
     assert slow.outcome is Outcome.PRUNED
     assert "and the best has 1e+09" in slow.message
     assert run("steps", rate_to_beat=1.0, race_spread=0.05).outcome is Outcome.OK
+
+
+def test_what_a_script_prints_is_told_of_its_rank(runner: LocalRunner) -> None:
+    runner.submit(request(CommandModel(arguments=("python", SCRIPT, "crash"))))
+    seen: list[object] = []
+    while not any(isinstance(event, TrialResult) for event in seen):
+        seen += [event for _, event in runner.events(0.5)]
+    told = "".join(event.text for event in seen if isinstance(event, LogLines) and event.rank == 1)
+    assert "Traceback (most recent call last)" in told
+    assert "RuntimeError: the layers are out of order" in told
 
 
 def test_nothing_that_a_script_started_outlives_its_ranks(runner: LocalRunner, tmp_path: Path) -> None:

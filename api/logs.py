@@ -1,0 +1,40 @@
+"""Live output of trials."""
+
+from collections.abc import Collection, Mapping
+
+from api.hub import Hub, News, Part, message
+from api.views import log_view
+from storage.log_records import LogRecord
+from storage.store import Store
+
+POLL_SECONDS = 0.5
+"""How often workers write down what was printed."""
+PAGE = 50
+Trial = tuple[str, int]
+"""A job's id and a trial's number."""
+
+
+class LogHub(Hub[Trial]):
+    """Follows trials."""
+
+    cached = PAGE
+    """A part may have some ten kilobytes."""
+
+    def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
+        super().__init__(poll_seconds)
+        self._store = store
+
+    def look(self, known: Mapping[Trial, int], signs: Collection[Trial]) -> Mapping[Trial, News]:
+        del signs
+        found: dict[Trial, News] = {}
+        for trial, news in self._store.log_news(known, PAGE).items():
+            more = bool(news.parts) and news.parts[-1].sequence < news.last
+            found[trial] = News(parts=[_encoded(part) for part in news.parts], over=news.over, more=more)
+        return found
+
+    def read(self, key: Trial, after: int) -> list[Part]:
+        return [_encoded(part) for part in self._store.logs(*key, after, PAGE)]
+
+
+def _encoded(part: LogRecord) -> Part:
+    return part.sequence, message(part.sequence, "log", log_view(part).model_dump_json())

@@ -1,0 +1,150 @@
+"""`autotune cluster`: a Ray cluster as Ray, its description, a calibration and the quarantine tell of it."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.cli.sizes import bytes_text
+from autotune.cli.status import Status
+from autotune.cluster_truth import Claim, ClusterTruth, cluster_truth
+from autotune.errors import RequestError
+from autotune.jobs.ray_cluster import ANY, named_address
+from executor.errors import RunnerError
+from executor.runners.ray.describe import RayNode, ray_nodes
+from search_spaces.plain import to_plain
+from storage.records import QuarantineRecord
+from storage.sql import default_database_url, open_store
+
+
+def cluster_command(ray_address: str | None, database: str | None, as_json: bool) -> Status:
+    """Look, and change nothing."""
+    address = named_address(ray_address) or ANY
+    with reached(address):
+        nodes = ray_nodes(address)
+    with open_store(database or default_database_url()) as store:
+        found = cluster_truth(nodes, store)
+    if as_json:
+        sys.stdout.write(json.dumps(_document(address, found), indent=2, default=str) + "\n")
+    else:
+        _print(address, found, Console())
+    return Status.OK
+
+
+def release_command(node: str, database: str | None) -> Status:
+    """Let trials run on the node again."""
+    with open_store(database or default_database_url()) as store:
+        if not store.release_node(node):
+            kept = ", ".join(item.node for item in store.quarantined_nodes())
+            problem = f"{node!r} is not in quarantine"
+            raise RequestError(
+                "release", problem, f"give one of {kept}" if kept else "no node is; `autotune cluster` shows them"
+            )
+    Console(stderr=True).print(f"{node} is released", highlight=False, markup=False)
+    return Status.OK
+
+
+@contextlib.contextmanager
+def reached(address: str) -> Iterator[None]:
+    """Inside it, that no Ray was found where none was named is told with how to start or name one."""
+    try:
+        yield
+    except RunnerError as error:
+        if address != ANY:
+            raise
+        remedy = "start one with `ray start --head`, or name another's with --ray-address HOST:PORT"
+        raise RunnerError(f"no Ray cluster runs on this machine; {remedy}") from error
+
+
+def _document(address: str, found: ClusterTruth) -> dict[str, Any]:
+    record = found.calibration
+    return {
+        "address": address,
+        "nodes": [to_plain(node) for node in found.nodes],
+        "cluster": None if found.cluster is None else to_plain(found.cluster),
+        "problem": found.problem or None,
+        "calibration": None
+        if record is None
+        else {
+            "id": record.id,
+            "created": record.created.isoformat(),
+            "hosts": list(record.hosts),
+            "not_measured": list(found.unmeasured),
+            "claims": [to_plain(claim) for claim in found.claims],
+        },
+        "quarantine": [to_plain(item) for item in found.quarantine],
+    }
+
+
+def _print(address: str, found: ClusterTruth, console: Console) -> None:
+    living = sum(node.alive for node in found.nodes)
+    gone = len(found.nodes) - living
+    _say(console, f"Ray at {address}: {living} node{'s' * (living != 1)}" + (f", {gone} gone" if gone else ""))
+    console.print(_nodes_table(found), highlight=False)
+    for node in found.nodes:
+        if not node.alive:
+            _say(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy/by-hand.md says")
+    for item in found.quarantine:
+        _say(console, _kept_out(item, found.nodes))
+    _say(console, "")
+    for line in _figures(found):
+        _say(console, line)
+
+
+def _nodes_table(found: ClusterTruth) -> Table:
+    kept_out = {item.node for item in found.quarantine}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("node", "host", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("GPUs", "CPUs", "memory"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for node in found.nodes:
+        state = "gone" if not node.alive else "quarantine" if node.name in kept_out else "alive"
+        gpus = f"{node.resources.get('GPU', 0):g} {node.accelerator}".strip()
+        cpus, memory = (f"{node.resources.get('CPU', 0):g}", bytes_text(node.resources.get("memory")))
+        table.add_row(node.name, node.host, state, *((gpus, cpus, memory) if node.alive else ("-", "-", "-")))
+    return table
+
+
+def _kept_out(item: QuarantineRecord, nodes: tuple[RayNode, ...]) -> str:
+    here = "" if any(node.name == item.node and node.alive for node in nodes) else " (not here now)"
+    times = f"{item.since:%Y-%m-%d %H:%M} to {item.until:%Y-%m-%d %H:%M} UTC"
+    again = f"`autotune cluster --release {item.node}` lets trials run there before"
+    return f"{item.node}{here} is in quarantine from {times}: {item.reason}; {again}"
+
+
+def _figures(found: ClusterTruth) -> list[str]:
+    cluster, record = found.cluster, found.calibration
+    if cluster is None:
+        return [found.problem]
+    devices = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
+    lines = [f"sweeps with --cluster ray run on {devices}, {bytes_text(cluster.device.memory_bytes)} each"]
+    if record is None:
+        links = f"{_rate(cluster.intra_node_bandwidth)} in a node, {_rate(cluster.inter_node_bandwidth)} between nodes"
+        return [*lines, f"links, estimated: {links}; measure them with `autotune calibrate --cluster ray`"]
+    lines.append(f"calibration {record.id} of {record.created:%Y-%m-%d %H:%M} UTC, stated and measured:")
+    lines += [f"  {_told(claim)}" for claim in found.claims]
+    if found.unmeasured:
+        hosts = ", ".join(found.unmeasured)
+        lines.append(f"it was not measured on {hosts}; `autotune calibrate --cluster ray --force` measures all nodes")
+    return lines
+
+
+def _told(claim: Claim) -> str:
+    per_second = "TFLOP/s" if claim.unit == "FLOP/s" else "GB/s"
+    scale = 1e12 if claim.unit == "FLOP/s" else 1e9
+    stated = "not stated" if claim.stated is None else f"{claim.stated / scale:.3g}"
+    share = "" if claim.share is None else f" ({claim.share:.0%})"
+    return f"{claim.what}: {stated}, {claim.measured / scale:.3g} {per_second}{share}"
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:.3g} GB/s"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,48 @@
+"""`autotune doctor --cluster`: what would stop or falsify a sweep on a Ray cluster."""
+
+import importlib.metadata
+import platform
+from contextlib import suppress
+
+from autotune.cli.cluster import reached
+from autotune.cli.doctor_nodes import node_findings
+from autotune.cli.doctor_pairs import pair_findings
+from autotune.cli.finding import Finding
+from autotune.cluster_truth import cluster_truth
+from autotune.jobs.ray_cluster import ANY, named_address
+from executor.errors import RunnerError
+from executor.runners.ray.checkup import Checkup, check_up
+from storage.errors import StorageError
+from storage.records import CalibrationRecord
+from storage.sql import default_database_url, open_store
+
+
+def cluster_findings(ray_address: str | None, database: str | None) -> list[Finding]:
+    """What was found on every node and between them. That there is no cluster is a finding too."""
+    address = named_address(ray_address) or ANY
+    try:
+        with reached(address):
+            checkup = check_up(address)
+    except RunnerError as error:
+        told, _, remedy = str(error).rpartition("; ")
+        return [Finding(name="Ray", good=False, told=told or remedy, remedy=remedy if told else "")]
+    living = sum(node.alive for node in checkup.nodes)
+    found = Finding(name="Ray", good=True, told=f"{living} node{'s' * (living != 1)} at {address}")
+    nodes, pairs = node_findings(checkup, _versions_here()), pair_findings(checkup, _calibration(checkup, database))
+    return [found, *nodes, *pairs]
+
+
+def _versions_here() -> dict[str, str]:
+    """Of this process, which the ranks' messages must be read by."""
+    found = {"python": platform.python_version()}
+    for name in ("ray", "torch", "autotune"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | None:
+    """What was measured on this cluster. A database that cannot be opened is a finding of its own."""
+    with suppress(StorageError), open_store(database or default_database_url()) as store:
+        return cluster_truth(checkup.nodes, store).calibration
+    return None

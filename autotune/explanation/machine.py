@@ -1,0 +1,19 @@
+"""What happened to the machine while the job ran."""
+
+from autotune.explanation.evidence import Evidence
+from autotune.jobs.drift import drift_of
+
+
+def machine_notes(evidence: Evidence) -> list[str]:
+    """A line where the machine drifted, and one where a slow node held the winner back."""
+    notes = []
+    drift = drift_of(evidence.book, evidence.verdict.baseline, evidence.session.prior)
+    if drift.found:
+        touched = [trial.config for trial in evidence.book.searched if drift.touches(trial.number)]
+        again = sum(bool(evidence.book.confirmed(config)) for config in touched)
+        trials = f"{again} of the search trials after that {'was' if again == 1 else 'were'} measured again beside it"
+        notes.append(f"{drift.text}; {trials}, and none of the others could win")
+    slow = evidence.winner.result.slow_nodes if evidence.winner.result is not None else ()
+    if slow:
+        notes.append(f"{', '.join(slow)} held the winner back, and there was no other node to measure it on: it may be faster")
+    return notes

@@ -1,0 +1,42 @@
+"""When the baseline is measured again between search trials, so that a machine that drifts is noticed."""
+
+from autotune.jobs.book import Book
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session
+from autotune.jobs.want import Want
+from autotune.verdict import measured_baseline, ranked_finalists
+from search_spaces.outcome import Purpose
+from storage.records import TrialRecord
+
+
+def next_control(session: Session, book: Book) -> list[Want]:
+    """The baseline again, where `control_every` search trials have started since the last time.
+
+    Where memory is the objective there is none: peaks repeat exactly, whatever the machine does.
+    """
+    every, baseline = session.request.control_every, measured_baseline(book, session.baselines)
+    if not every or baseline is None or session.request.objective is Objective.MEMORY:
+        return []
+    done = len(book.controls(baseline.config))
+    return [_control(baseline, done + 1)] if book.spent >= every * (done + 1) else []
+
+
+def last_control(session: Session, book: Book) -> list[Want]:
+    """The baseline again after the last search trial, where no round of confirmation will measure it anyway.
+
+    A job of fewer than `control_every` trials has none.
+    """
+    every, baseline = session.request.control_every, measured_baseline(book, session.baselines)
+    if not every or baseline is None or session.request.objective is Objective.MEMORY or book.spent < every:
+        return []
+    rivals = [trial for trial in ranked_finalists(book, session.ranking) if trial.config != baseline.config]
+    if rivals and session.request.confirm_repeats:
+        return []
+    controls = book.controls(baseline.config)
+    repeats = [baseline, *controls.values(), *book.confirmations(baseline.config).values()]
+    newest = max(trial.number for trial in book.searched if trial.counted)
+    return [_control(baseline, len(controls) + 1)] if max(trial.number for trial in repeats) < newest else []
+
+
+def _control(baseline: TrialRecord, repeat: int) -> Want:
+    return Want(config=baseline.config, purpose=Purpose.CONTROL, repeat=repeat)

@@ -1,0 +1,47 @@
+"""The field `failures` of a request: a user's rows of the failure table, in each of the ways that people write them."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import RequestError
+from executor.failures import failure_table
+from search_spaces.failure import FailureRow, rows_from
+from search_spaces.plain import to_plain
+
+
+def read_failures(path: Path) -> dict[str, Any]:
+    """The rows of a file as plain tables: name -> fields, each of which has been checked.
+
+    Raises:
+        RequestError: the file cannot be read, or is not TOML.
+        FailureTableError: a row has no meaning; the line names row and field.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("failures", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError("failures", f"{path} is not TOML ({error})", "correct the file; docs/failures.md has one") from error
+    rows_from(tables, failure_table())
+    return tables
+
+
+def with_failures(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the rows as a request holds them: a list, each row with all its fields.
+
+    Raises:
+        RequestError: they are no rows.
+        FailureTableError: a row has no meaning; the line names row and field.
+    """
+    given = fields.get("failures")
+    if given is None:
+        return dict(fields)
+    if isinstance(given, Mapping):
+        rows: Any = rows_from(given, failure_table())
+    elif isinstance(given, list | tuple) and all(isinstance(row, FailureRow) for row in given):
+        rows = given
+    else:
+        raise RequestError("failures", f"{given!r} is no table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml")
+    return {**fields, "failures": to_plain(rows)}

@@ -1,0 +1,145 @@
+"""What a pool of two gangs leaves of its devices' time to trials, and whether memory grows over 200 of them.
+
+python benchmarks/pool_overhead.py [--trials 200] [--strategy tpe] [--markdown docs/pool-overhead.md]
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from autotune.jobs.book import Book
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.request import JobRequest, request_to_row
+from autotune.jobs.session import Session, prepare, session_of
+from autotune.loop import run_job
+from executor.runners.ray import RayRunner
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialResult
+from storage.records import TrialRecord
+from storage.sql import open_store
+
+GANGS = 2
+INSIDE_BOUND = 0.85
+GROWTH_BOUND = 0.05
+EARLY, LATE = (0.1, 0.2), (0.9, 1.0)
+"""Of the trials; of 200 the 20th to the 40th, and the 180th to the 200th."""
+ONE_SECOND = Fidelity(min_steps=2, max_seconds=0.5, target_relative_half_width=1e-9)
+"""With build, warm-up and the memory step around it, a trial takes about a second."""
+DEVICE_PHASES = ("build", "warmup", "memory", "measure")
+
+
+class Residents(LoopListener):
+    """Notes the resident memory of this process, and of the rank processes together, whenever a trial ends."""
+
+    def __init__(self) -> None:
+        self.driver: list[int] = []
+        self.ranks: list[int] = []
+
+    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        """A trial has its outcome."""
+        del book
+        if trial.outcome is not Outcome.OK:
+            return
+        me = psutil.Process()
+        self.driver.append(me.memory_info().rss)
+        below = [process for process in me.children(recursive=True) if _is_rank(process)]
+        self.ranks.append(sum(process.memory_info().rss for process in below))
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return any(word.endswith("rank_main.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def sweep(trials: int, strategy: str) -> tuple[float, list[TrialRecord], Residents, float]:
+    """Seconds from the first trial's start to the last one's end, the trials, memory, and seconds inside trials."""
+    request = JobRequest(
+        model="llama-tiny", ranks=1, space="zero-buckets", strategy=strategy, trials=trials, global_batch_size=8,
+        sequence_length=32, runner="ray", confirm_repeats=0, racing=False, fidelity=ONE_SECOND,
+    )  # fmt: skip
+    residents = Residents()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_store(f"{folder}/sweep.db") as store,
+        RayRunner(1, gangs=GANGS, device="cpu") as runner,
+    ):
+        job = store.create_job(request_to_row(prepare(request).request))
+        session = session_of(job)
+        heat(runner, session)
+        run_job(session, store, job.id, runner, listener=residents)
+        records = [trial for trial in store.trials(job.id) if trial.started and trial.finished and trial.result]
+    began = min(trial.started for trial in records if trial.started)
+    ended = max(trial.finished for trial in records if trial.finished)
+    inside = sum(_inside(trial) for trial in records)
+    return (ended - began).total_seconds(), records, residents, inside
+
+
+def heat(runner: RayRunner, session: Session) -> None:
+    """Have every gang run a trial, so that those that are measured find it warm."""
+    for number in range(GANGS):
+        runner.submit(session.trial_request(f"heat-{number}", session.baselines[0], ()))
+    ended = 0
+    while ended < GANGS:
+        ended += sum(isinstance(event, TrialResult) for _, event in runner.events(1.0))
+
+
+def _inside(trial: TrialRecord) -> float:
+    assert trial.result is not None
+    return sum(trial.result.phase_seconds.get(phase, 0.0) for phase in DEVICE_PHASES)
+
+
+def growth(values: list[int]) -> tuple[float, float, float]:
+    """Medians of the early and of the late trials in MiB, and the late one's growth over the early."""
+    early, late = (
+        statistics.median(values[int(first * len(values)) : int(last * len(values))]) / 2**20 for first, last in (EARLY, LATE)
+    )
+    return early, late, late / early - 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--strategy", default="tpe")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    span, records, residents, inside = sweep(arguments.trials, arguments.strategy)
+    share = inside / (GANGS * span)
+    warm = sum(bool(trial.result and trial.result.warm) for trial in records)
+    driver, ranks = growth(residents.driver), growth(residents.ranks)
+    method = (
+        f"Written by `make bench`. A sweep of {len(records)} trials of {inside / len(records):.2f} s by {arguments.strategy} "
+        f"on {GANGS} gangs of one rank, each on a core of its own; {warm} of them found their rank warm. "
+        f"{span:.1f} s from the first trial's start to the last one's end."
+    )
+    lines = [
+        "# What a pool of gangs costs",
+        "",
+        method,
+        "",
+        "| | | bound |",
+        "|---|---|---|",
+        f"| device time inside trials (start of build to end of measurement) | {share:.1%} | at least {INSIDE_BOUND:.0%} |",
+        *(
+            f"| resident memory of {name}, MiB, early and late trials | {early:.0f} to {late:.0f} ({grown:+.1%}) | "
+            f"less than {GROWTH_BOUND:+.0%} |"
+            for name, (early, late, grown) in (("the driver", driver), ("both ranks", ranks))
+        ),
+        "",
+        "Early: the second tenth of the trials, late: the last tenth; medians.",
+    ]
+    print("\n".join(lines))
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n")
+    good = share >= INSIDE_BOUND and max(driver[2], ranks[2]) < GROWTH_BOUND
+    print("all bounds hold" if good else "A BOUND IS MISSED")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

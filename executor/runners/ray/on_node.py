@@ -1,0 +1,186 @@
+"""What a checkup runs on a node.
+
+Ray's workers get this file by value, as they get `actor`: it imports the standard library alone, and torch where it is
+needed, and returns plain data.
+"""
+
+import fcntl
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+
+COMMAND_SECONDS = 20.0
+CONNECT_SECONDS = 3.0
+JOIN_SECONDS = 30.0
+"""Time for the two ranks of a pair to find each other; a run of a collective may take as long."""
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux."""
+_RUNS = 7
+"""Of each message; the median counts."""
+
+
+class NodeProbe:
+    """Tells of its node, listens on it, reaches others from it, and is one rank of a pair."""
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+        self._store: Any = None
+
+    def facts(self, rank_main: str) -> dict[str, Any]:
+        """Versions, limits and interfaces as a rank on this node finds them."""
+        cards = [
+            line.rsplit(", ", 1) for line in _command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+        ]
+        memory = shutil.disk_usage("/dev/shm") if Path("/dev/shm").exists() else None
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        return {
+            "address": ray.util.get_node_ip_address(),
+            "host": socket.gethostname(),
+            "resolved": _resolved(),
+            "interfaces": _interfaces(),
+            "environment": {
+                name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ
+            },
+            "versions": {"python": platform.python_version(), **_versions(), **_cuda_versions(cards)},
+            "rank_main": Path(rank_main).exists(),
+            "shared_memory_bytes": memory.free if memory else None,
+            "locked_memory_bytes": None if locked == resource.RLIM_INFINITY else locked,
+            "infiniband": any(Path("/sys/class/infiniband").glob("*")),
+            "gpus": [card[0] for card in cards],
+            "topology": _command("nvidia-smi", "topo", "-m") if len(cards) > 1 else [],
+        }
+
+    def listen(self) -> int:
+        """Listen at a port that the system chooses, as a rank does; return it."""
+        self._listener = listener = socket.create_server(("", 0), backlog=128)
+        threading.Thread(target=_accept_all, args=(listener,), daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    def reach(self, places: list[tuple[str, int]]) -> list[str]:
+        """For each address and port why it cannot be reached from here; empty: it can."""
+        return [_why_unreached(place) for place in places]
+
+    def ready(self) -> bool:
+        """The probe is placed."""
+        return True
+
+    def open_store(self, address: str) -> int:
+        """Be where the ranks of a pair meet; return the port."""
+        self._store = _store(address, 0, is_master=True)
+        return int(self._store.port)
+
+    def all_reduce(self, rank: int, address: str, port: int, sizes: list[int], backend: str) -> dict[str, Any]:
+        """Seconds of an all-reduce over the pair for each size in bytes, or why there is none."""
+        import torch
+        import torch.distributed as dist
+
+        limit = timedelta(seconds=JOIN_SECONDS)
+        try:
+            store = self._store or _store(address, port, is_master=False)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=limit)
+            device = torch.device("cuda" if backend == "nccl" else "cpu")
+            return {"seconds": [_median_seconds(torch.ones(size // 4, device=device)) for size in sizes]}
+        except Exception as error:
+            return {"problem": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+        finally:
+            with suppress(Exception):
+                dist.destroy_process_group()
+            self._store = None
+
+
+def _store(address: str, port: int, is_master: bool) -> Any:
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=JOIN_SECONDS)
+    return dist.TCPStore(address, port, is_master=is_master, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
+
+
+def _median_seconds(message: Any) -> float:
+    import torch
+    import torch.distributed as dist
+
+    taken = []
+    for _ in range(2 + _RUNS):
+        if message.is_cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        dist.all_reduce(message)
+        if message.is_cuda:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[2:])
+
+
+def _command(*words: str) -> list[str]:
+    """Lines of a command's output; none where it is not there or fails."""
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in told.stdout.splitlines() if line.strip()]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("ray", "torch", "autotune"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _cuda_versions(cards: list[list[str]]) -> dict[str, str]:
+    if not cards:
+        return {}
+    found = {"driver": cards[0][-1]}
+    with suppress(Exception):  # torch built without CUDA
+        import torch
+
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
+
+
+def _interfaces() -> dict[str, str]:
+    """Interface -> its IPv4 address, of those that have one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                told = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(told[20:24])
+    return found
+
+
+def _resolved() -> str:
+    """What the host's own name resolves to: there gloo listens, where no interface is named."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def _accept_all(listener: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _why_unreached(place: tuple[str, int]) -> str:
+    try:
+        socket.create_connection(place, CONNECT_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    return ""

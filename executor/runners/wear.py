@@ -1,0 +1,84 @@
+"""Whether warm rank processes have come back to their base after a trial, or hold what earlier trials left."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.process_tree import descendants
+
+TRIALS_IN_A_LIFE = 100
+"""Trials after which processes are started anew whatever they hold: what grows too slowly to be seen, or where nobody looks,
+has an end too. A cold start takes some seconds, so that it costs a trial well below a tenth of one."""
+BASE_TRIALS = 2
+"""What the second trial leaves is the base: the first one's late imports, libraries' caches and process groups are in it."""
+RESIDENT_SHARE = 0.5
+RESIDENT_BYTES = 512 * 2**20
+"""Resident memory may grow by this share of the base and these bytes: allocators and libraries keep some of what the largest
+trial needed, which the next large one takes again; a leak goes past any bound."""
+DESCRIPTORS = 64
+"""Open files beyond the base: sockets of a gang of many ranks come and go, leaked ones add up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What a rank process holds between two trials."""
+
+    resident_bytes: int
+    descriptors: int
+    """Open files."""
+    children: int
+    """Processes that it has started, with theirs, and that still live."""
+
+
+def rest() -> Rest | None:
+    """Of this process; None: the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names alone
+    except OSError:
+        return None
+    return Rest(
+        resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), descriptors=descriptors, children=len(descendants(os.getpid()))
+    )
+
+
+class Wear:
+    """What each rank of a gang held after each of its trials, since the processes were started."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._base: dict[int, Rest] = {}
+        self._last: dict[int, Rest] = {}
+
+    def clear(self) -> None:
+        """The processes are new."""
+        self._seen.clear()
+        self._base.clear()
+        self._last.clear()
+
+    def note(self, rank: int, rest: Rest) -> None:
+        """What a rank holds after a trial."""
+        self._seen[rank] = self._seen.get(rank, 0) + 1
+        self._last[rank] = rest
+        if self._seen[rank] <= BASE_TRIALS:
+            self._base[rank] = rest
+
+    def worn(self) -> str:
+        """Why the processes should not go on, in words; empty: nothing speaks against it."""
+        return next(filter(None, (_grown(rank, self._base[rank], now) for rank, now in self._last.items())), "")
+
+    @property
+    def figures(self) -> Mapping[int, Rest]:
+        """Rank -> what it held last."""
+        return self._last
+
+
+def _grown(rank: int, base: Rest, now: Rest) -> str:
+    if now.resident_bytes > base.resident_bytes * (1 + RESIDENT_SHARE) + RESIDENT_BYTES:
+        return f"rank {rank} holds {now.resident_bytes:,} bytes between trials, {base.resident_bytes:,} after its second"
+    if now.descriptors > base.descriptors + DESCRIPTORS:
+        return f"rank {rank} has {now.descriptors} open files between trials, {base.descriptors} after its second"
+    if now.children > base.children:
+        return f"rank {rank} has {now.children} processes of its own between trials, {base.children} after its second"
+    return ""

@@ -1,0 +1,237 @@
+"""What a failure means: the rows of the failure table, and how they are matched."""
+
+import dataclasses
+import difflib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from search_spaces.errors import FailureTableError
+from search_spaces.outcome import Outcome
+
+OUTCOMES = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED)
+"""What a row may say. The other outcomes are decided by rules and by people, not by how something failed."""
+LONGEST_PATTERN = 400
+"""Characters of a regular expression."""
+_PATTERNS = ("said", "message", "traceback", "output")
+
+
+class Sign(StrEnum):
+    """What is known of an end beside how it ended and what it said."""
+
+    OOM_KILL = "oom_kill"
+    """The kernel killed a process of the control group for want of memory while the trial ran."""
+    OUT_OF_REACH = "out_of_reach"
+    """The worker or its node is gone, so that nobody knows how the rank ended."""
+    LEFTOVER = "leftover"
+    """What a warm process held beyond a fresh one is as much as the allocator lacked, or more."""
+    HANG = "hang"
+    """No rank came on for far longer than a step takes."""
+    TIME_LIMIT = "time_limit"
+    """The trial ran past its limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of the end of a rank, or of a script."""
+
+    exceptions: tuple[str, ...] = ()
+    """Names of the exception's class and of its base classes; empty: it did not end by one."""
+    exit_code: int | None = None
+    """Negative: the signal that ended it; None: it did not exit, or nobody knows."""
+    signs: tuple[Sign, ...] = ()
+    message: str = ""
+    """What the exception says, as `Class: message`; of a script, the last line of its error."""
+    traceback: str = ""
+    output: str = ""
+    """The end of what the process printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRow:
+    """One row of the failure table. It matches where all that it states of the end holds:
+
+    - of `exceptions`, `exit_codes` and `signals` together, one is how it ended;
+    - every one of `signs` is there;
+    - of `said`, `message`, `traceback` and `output` together, one pattern is found.
+
+    What is left empty is not asked for; a row that states nothing matches everything.
+
+    Raises:
+        FailureTableError: a field has no meaning; the line names row and field.
+    """
+
+    name: str
+    outcome: Outcome
+    remedy: str
+    """What to do about it, in one line."""
+    exceptions: tuple[str, ...] = ()
+    """Names of classes without their modules; a base class stands for all that derive from it."""
+    exit_codes: tuple[int, ...] = ()
+    signals: tuple[str, ...] = ()
+    """Names, such as SIGKILL."""
+    signs: tuple[Sign, ...] = ()
+    said: tuple[str, ...] = ()
+    """Regular expressions for the message and for the output alike; ^ and $ stand for the ends of lines."""
+    message: tuple[str, ...] = ()
+    """Regular expressions for `Class: message`."""
+    traceback: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    """Regular expressions for the end of what the process printed."""
+    retries: int = 0
+    """Further attempts that a trial gets after this; earlier ones of the same outcome count."""
+    verify: bool = False
+    """Whether the next attempt runs in fresh processes with nothing beside it: the outcome stands only where it fails again."""
+    quarantine: bool = False
+    """Whether the node gets no further trial of this job."""
+    retire: bool = False
+    """Whether the rank processes end, whatever the outcome: they may not be able to go on."""
+    consequence: bool = False
+    """Whether this usually follows from another rank's failure, which then is the one to tell."""
+
+    def __post_init__(self) -> None:
+        self._require(bool(self.name), "name", "is empty", "give the row a name")
+        told = f"{self.outcome} cannot be told by a failure"
+        self._require(self.outcome in OUTCOMES, "outcome", told, f"use one of {', '.join(OUTCOMES)}")
+        self._require(isinstance(self.remedy, str) and bool(self.remedy), "remedy", "is empty", "say in one line what to do")
+        whole = isinstance(self.retries, int) and not isinstance(self.retries, bool) and self.retries >= 0
+        self._require(whole, "retries", f"{self.retries!r} is no number of attempts", "give 0 or more")
+        for name in ("verify", "quarantine", "retire", "consequence"):
+            value = getattr(self, name)
+            self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
+        needs = not self.verify or self.retries > 0
+        self._require(needs, "verify", "needs an attempt to verify with", "give retries of 1 or more")
+        for name in self.exceptions:
+            self._require(isinstance(name, str), "exceptions", f"{name!r} is no class", "give names")
+        for name in self.signals:
+            known = isinstance(name, str) and name in signal.Signals.__members__
+            self._require(known, "signals", f"{name!r} is no signal", "write SIGKILL, SIGTERM, …")
+        for code in self.exit_codes:
+            self._require(isinstance(code, int), "exit_codes", f"{code!r} is no exit code", "give numbers")
+        for field in _PATTERNS:
+            for pattern in getattr(self, field):
+                self._require_pattern(field, pattern)
+
+    def matches(self, evidence: Evidence) -> bool:
+        """Whether all that the row states holds."""
+        return self._ended(evidence) and set(self.signs) <= set(evidence.signs) and self._said(evidence)
+
+    def line_in(self, text: str) -> str:
+        """The last line of a text in which one of the row's patterns for what was said is found; empty: none."""
+        patterns = [_compiled(pattern) for pattern in (*self.said, *self.message, *self.output)]
+        lines = (line.strip() for line in reversed(text.splitlines()))
+        return next((line for line in lines if any(pattern.search(line) for pattern in patterns)), "")
+
+    def _ended(self, evidence: Evidence) -> bool:
+        if not (self.exceptions or self.exit_codes or self.signals):
+            return True
+        code = evidence.exit_code
+        by_signal = code is not None and code < 0 and _signal_name(-code) in self.signals
+        return by_signal or code in self.exit_codes or not set(self.exceptions).isdisjoint(evidence.exceptions)
+
+    def _said(self, evidence: Evidence) -> bool:
+        said = {"message": evidence.message, "traceback": evidence.traceback, "output": evidence.output}
+        asked = [(pattern, text) for field, text in said.items() for pattern in getattr(self, field)]
+        asked += [(pattern, text) for text in (evidence.message, evidence.output) for pattern in self.said]
+        return not asked or any(_compiled(pattern).search(text) for pattern, text in asked)
+
+    def _require_pattern(self, field: str, pattern: Any) -> None:
+        short = isinstance(pattern, str) and 0 < len(pattern) <= LONGEST_PATTERN
+        self._require(short, field, f"{pattern!r} is no regular expression", f"give text of up to {LONGEST_PATTERN} characters")
+        try:
+            _compiled(pattern)
+        except re.error as error:
+            problem = f"{pattern!r} is no regular expression ({error})"
+            raise FailureTableError(f"failures.{self.name}.{field}", problem, "correct it") from error
+
+    def _require(self, holds: bool, field: str, problem: str, remedy: str) -> None:
+        if not holds:
+            raise FailureTableError(f"failures.{self.name}.{field}" if self.name else "failures", problem, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTable:
+    """Rows in the order in which they are looked at. The last one matches everything."""
+
+    rows: tuple[FailureRow, ...]
+
+    def find(self, *evidence: Evidence) -> tuple[FailureRow, Evidence]:
+        """The first row that matches one of the pieces of evidence, and that piece; of an error, its causes are pieces too.
+
+        Raises:
+            LookupError: none does.
+        """
+        for row in self.rows:
+            for piece in evidence:
+                if row.matches(piece):
+                    return row, piece
+        raise LookupError("no row of the failure table matches; its last row must state nothing")
+
+    def row(self, name: str | None) -> FailureRow | None:
+        """The row of that name, where there is one."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def with_rows(self, rows: Sequence[FailureRow]) -> "FailureTable":
+        """The table with these in the place of those of the same names; new ones are looked at before all others."""
+        theirs = {row.name: row for row in rows}
+        known = {row.name for row in self.rows}
+        new = [row for row in rows if row.name not in known]
+        return FailureTable((*new, *(theirs.get(row.name, row) for row in self.rows)))
+
+
+def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
+    """The rows that a file's tables describe: name -> fields. One that `base` has keeps the fields that are not given.
+
+    Raises:
+        FailureTableError: one of them has no meaning; the line names row and field.
+    """
+    if not isinstance(tables, Mapping):
+        raise FailureTableError("failures", "is no table of rows", "write [ROW] and its fields below it")
+    return tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
+
+
+_FIELDS = tuple(item.name for item in dataclasses.fields(FailureRow) if item.name != "name")
+_LISTS = ("exceptions", "exit_codes", "signals", "signs", *_PATTERNS)
+
+
+def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
+    where = f"failures.{name}"
+    if not isinstance(fields, Mapping):
+        raise FailureTableError(where, f"{fields!r} is no row", f"write [{name}] and its fields below it")
+    values: dict[str, Any] = {} if base is None else {item: getattr(base, item) for item in _FIELDS}
+    for field, value in fields.items():
+        if field not in _FIELDS:
+            near = difflib.get_close_matches(field, _FIELDS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"use some of {', '.join(_FIELDS)}"
+            raise FailureTableError(f"{where}.{field}", "is no field of a row", remedy)
+        if field in _LISTS and not isinstance(value, list | tuple):
+            raise FailureTableError(f"{where}.{field}", f"{value!r} is no list", "write [ … ]")
+        values[field] = tuple(value) if field in _LISTS else value
+    for field in ("outcome", "remedy"):
+        if field not in values:
+            raise FailureTableError(f"{where}.{field}", "is missing", "a row of a new name needs outcome and remedy")
+    values["outcome"] = _member(where, "outcome", Outcome, values["outcome"])
+    values["signs"] = tuple(_member(where, "signs", Sign, sign) for sign in values.get("signs", ()))
+    return FailureRow(name=name, **values)
+
+
+def _member(where: str, field: str, kind: type[StrEnum], value: Any) -> Any:
+    if value not in list(kind):
+        raise FailureTableError(f"{where}.{field}", f"{value!r} is not known", f"use one of {', '.join(kind)}")
+    return kind(value)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""

@@ -1,0 +1,44 @@
+"""Nodes in quarantine: every job of the database keeps off them, until their time is over or a person releases them."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from storage.codec import clean
+from storage.events import tell
+from storage.leases import fenced
+from storage.records import EventKind, Lease, QuarantineRecord
+from storage.tables import QuarantineRow
+
+
+def quarantine_node(session: Session, now: datetime, lease: Lease, node: str, reason: str, seconds: float) -> QuarantineRecord:
+    """See `Store.quarantine_node`."""
+    job = fenced(session, now, lease)
+    session.execute(delete(QuarantineRow).where(QuarantineRow.until <= now))
+    row = QuarantineRow(
+        node=clean(node), reason=clean(reason), job_id=job.id, since=now, until=now + timedelta(seconds=seconds)
+    )
+    row = session.merge(row)
+    payload = {"node": row.node, "reason": row.reason, "until": row.until.isoformat()}
+    tell(session, now, job, EventKind.NODE_QUARANTINED, payload)
+    return _record(row)
+
+
+def quarantined_nodes(session: Session, now: datetime) -> list[QuarantineRecord]:
+    """See `Store.quarantined_nodes`."""
+    query = select(QuarantineRow).where(QuarantineRow.until > now).order_by(QuarantineRow.node)
+    return [_record(row) for row in session.scalars(query)]
+
+
+def release_node(session: Session, now: datetime, node: str) -> bool:
+    """See `Store.release_node`."""
+    row = session.get(QuarantineRow, clean(node))
+    if row is None:
+        return False
+    session.delete(row)
+    return row.until > now
+
+
+def _record(row: QuarantineRow) -> QuarantineRecord:
+    return QuarantineRecord(node=row.node, reason=row.reason, job_id=row.job_id, since=row.since, until=row.until)

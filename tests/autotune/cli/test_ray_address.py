@@ -1,0 +1,118 @@
+"""`--ray-address` against a Ray that runs: what is there, what is not, each told in one line as a user sees it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from called import Command
+
+pytestmark = pytest.mark.ray
+
+SWEEP = ("sweep", "config.json", "--out", "best.json")
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray node with two CPUs, in processes of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    log = tmp_path_factory.mktemp("head") / "log"
+    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}", "--num-cpus=2"]
+    options = ["--num-gpus=0", "--include-dashboard=false", f"--object-store-memory={80 * 2**20}", "--disable-usage-stats"]
+    with log.open("w") as told:
+        ray = Path(sys.executable).with_name("ray")
+        process = subprocess.Popen(
+            [ray, *words, *options],
+            stdout=told,
+            stderr=told,
+            env=os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+        )
+    try:
+        limit = time.monotonic() + 60
+        while "runtime started" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < limit, log.read_text()
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def refused(command: Command, *words: object, says: tuple[str, ...], status: int) -> None:
+    answer = command(*words)
+    lines = answer.err.splitlines()
+    assert (answer.status, answer.out, len(lines)) == (status, "", 1), answer.err
+    assert lines[0].startswith("autotune: ")
+    for part in says:
+        assert part in lines[0]
+
+
+def test_a_cluster_is_shown_and_checked(command: Command, head: str) -> None:
+    shown = command("cluster", "--ray-address", head, "--json")
+    assert (shown.status, shown.err) == (0, "")
+    found = json.loads(shown.out)
+    (node,) = found["nodes"]
+    assert (node["alive"], node["resources"]["CPU"], found["address"]) == (True, 2.0, head)
+    assert (found["cluster"]["nodes"], found["cluster"]["devices_per_node"]) == (1, 2)
+    checked = command("doctor", "--cluster", "--ray-address", head, "--json")
+    findings = {item["name"]: item for item in json.loads(checked.out)}
+    assert findings["Ray"]["told"] == f"1 node at {head}"
+    for name in ("python", "ray", "torch"):
+        assert findings[name]["good"], findings[name]
+    assert findings[f"shared memory on {node['name']}"]["told"].endswith("free in /dev/shm"), findings
+    assert f"locked memory on {node['name']}" in findings
+
+
+def test_the_environment_names_the_cluster_too(command: Command, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
+    monkeypatch.setenv("AUTOTUNE_RAY_ADDRESS", head)
+    assert json.loads(command("cluster", "--json").out)["address"] == head
+
+
+def test_a_cluster_without_GPUs_refuses_a_job_for_them(command: Command, head: str, folder: Path) -> None:
+    words = ("--cluster", "dgx-h100", "--ray-address", head, "--global-batch-size", 8)
+    refused(command, *SWEEP, *words, says=("cluster: dgx-h100 is 1 x 8 GPUs", f"Ray at {head} has no GPU; start Ray"), status=2)
+    odd = (*SWEEP, "--ray-address", head, "--ranks", 3)
+    refused(command, *odd, says=("ranks: 3 cannot be laid out", "give at most 2"), status=2)
+    assert not (folder / "best.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*SWEEP, "--cluster", "ray"),
+        ("calibrate", "--ranks", 1),
+        ("cluster",),
+        ("scale", "config.json", "--ranks", "1,2"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_address_that_does_not_answer_is_one_line(command: Command, folder: Path, words: tuple[object, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    says = (f"the Ray cluster at {address} does not answer", "; check the address with `ray status`")
+    refused(command, *words, "--ray-address", address, says=says, status=1)
+    assert not (folder / "best.json").exists()
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("ray_version", "2.1.0"), ("python_version", "3.9.1")])
+def test_another_version_on_the_cluster_is_one_line(command: Command, head: str, name: str, theirs: str) -> None:
+    """As a head of that version would tell it: drivers and nodes compare theirs with what it has written down."""
+    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+    from ray._raylet import GcsClient
+
+    client = GcsClient(address=head)
+    real = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER)
+    other = json.dumps(json.loads(real) | {name: theirs}).encode()
+    client.internal_kv_put(CLUSTER_METADATA_KEY, other, True, namespace=KV_NAMESPACE_CLUSTER)
+    try:
+        refused(command, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
+    finally:
+        client.internal_kv_put(CLUSTER_METADATA_KEY, real, True, namespace=KV_NAMESPACE_CLUSTER)

@@ -1,0 +1,87 @@
+"""Which Ray a job runs on, and whether it has what the job wants."""
+
+import dataclasses
+
+import pytest
+
+from autotune.errors import RequestError
+from autotune.jobs.ray_cluster import address_of, named_address, require_devices, run_by, with_address
+from autotune.jobs.request import JobRequest, request_from_fields
+from search_spaces.clusters import resolve_cluster
+
+GPUS = {"CPU": 64.0, "GPU": 8.0}
+CORES = {"CPU": 4.0}
+
+
+@pytest.fixture(autouse=True)
+def no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AUTOTUNE_RAY_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_what_is_given_wins_over_the_environment_and_ours_over_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named_address() is None
+    monkeypatch.setenv("RAY_ADDRESS", "theirs:6379")
+    assert named_address() == "theirs:6379"
+    monkeypatch.setenv("AUTOTUNE_RAY_ADDRESS", "ours:6379")
+    assert (named_address(), named_address("given:6379")) == ("ours:6379", "given:6379")
+
+
+def test_a_named_address_means_its_cluster_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert request_from_fields({"model": "gpt2", "ray_address": "a:1"}).cluster == "ray"
+    assert request_from_fields({"model": "gpt2", "ray_address": "a:1", "cluster": "dgx-a100"}).cluster == "dgx-a100"
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    assert with_address({"model": "gpt2"}) == {"model": "gpt2", "ray_address": "a:1"}
+    assert with_address({"model": "gpt2", "runner": "local"}) == {"model": "gpt2", "runner": "local"}
+    assert with_address({"ray_address": "b:1"}) == {"ray_address": "b:1"}
+
+
+def test_ranks_join_the_cluster_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = JobRequest(model="gpt2")
+    assert address_of(request) is None
+    assert address_of(dataclasses.replace(request, cluster="ray")) == "auto"
+    assert address_of(dataclasses.replace(request, ray_address="a:1")) == "a:1"
+    assert address_of(dataclasses.replace(request, runner="local")) is None
+    monkeypatch.setenv("RAY_ADDRESS", "b:1")
+    assert address_of(dataclasses.replace(request, cluster="ray")) == "b:1"
+
+
+def test_a_stored_request_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = JobRequest(model="gpt2", cluster="ray", ray_address="a:1")
+    assert run_by(stored, None, None).ray_address == "a:1"
+    assert run_by(stored, None, "b:1").ray_address == "b:1"
+    here = run_by(stored, "local", None)
+    assert (here.runner, here.cluster, here.ray_address) == ("local", "local", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"ray_address": ""}, "ray_address: '' is no name"),
+        ({"ray_address": "a:1", "runner": "local"}, "runner: local does not reach a Ray cluster; use ray"),
+        ({"cluster": "ray", "runner": "local"}, "runner: local does not reach a Ray cluster; use ray"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused(fields: dict[str, str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        request_from_fields({"model": "gpt2", **fields})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "told"),
+    [
+        ("dgx-h100:2", [GPUS, GPUS, CORES], None),
+        ("dgx-h100:2", [GPUS, CORES], "cluster: dgx-h100:2 is 2 x 8 GPUs, and Ray at a:1 has 8 on 2 nodes; start Ray on nodes"),
+        ("dgx-h100:1", [CORES], "cluster: dgx-h100:1 is 1 x 8 GPUs, and Ray at a:1 has no GPU; start Ray on nodes that have"),
+        ("dgx-h100:1", [{"GPU": 4.0}, {"GPU": 4.0}], "dgx-h100:1 is 1 x 8 GPUs, and Ray at a:1 has 8 on 2 nodes"),
+        ("local", [CORES], None),
+        ("local", [{"CPU": 1.0}], "cluster: local has 2 ranks, and Ray at a:1 has 1 CPUs; add nodes"),
+    ],
+)
+def test_devices_that_are_missing_are_told(cluster: str, nodes: list[dict[str, float]], told: str | None) -> None:
+    wanted = resolve_cluster(cluster, 2 if cluster == "local" else None)
+    if told is None:
+        require_devices(wanted, nodes, "a:1")
+    else:
+        with pytest.raises(RequestError, match=told):
+            require_devices(wanted, nodes, "a:1")

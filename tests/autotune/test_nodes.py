@@ -1,0 +1,216 @@
+"""The loop on several nodes: slow ones, broken ones, and a process that dies in between."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+from several_nodes import SeveralNodes
+
+from autotune.jobs.book import Book, read_book
+from autotune.jobs.listener import LoopListener
+from autotune.jobs.nodes import STRIKES
+from autotune.jobs.request import request_to_row
+from autotune.loop import run_job
+from search_spaces.outcome import JobState, Outcome
+from search_spaces.trial import NodeEvent, TrialResult
+from storage.records import AttemptState, EventRecord, TrialRecord
+from storage.store import Store
+
+
+def run(folder: Path, store: Store, runner: SeveralNodes, job: str = "", listener: Any = None, **changes: Any) -> Book:
+    session = table.session(folder, **{"trials": 8, "confirm_repeats": 0, **changes})
+    job = job or store.create_job(request_to_row(session.request)).id
+    run_job(session, store, job, runner, listener=listener)
+    return read_book(store, job)
+
+
+def events(store: Store, job: str, kind: str) -> list[EventRecord]:
+    return [event for event in store.events(job) if event.kind == kind]
+
+
+def nodes_of(trial: TrialRecord, book: Book) -> set[str | None]:
+    whole = book.whole(trial).result
+    assert whole is not None
+    return {rank.node for rank in whole.ranks}
+
+
+def test_a_slow_node_among_three_is_told_and_its_trials_are_measured_elsewhere(tmp_path: Path, store: Store) -> None:
+    told = Told()
+    book = run(tmp_path, store, SeveralNodes("a", "b", "c", slow={"b": 1.5}), listener=told)
+    found = events(store, book.job.id, "node_slow")
+    assert {event.payload["node"] for event in found} == {"b"}
+    assert "computes 50 % longer than a rank with the same shapes on other nodes" in found[0].payload["message"]
+    assert any(news.startswith("b: slow: rank ") for news in told.news)
+    # Measured once on the slow node, and never again: what was measured there did not count.
+    assert len(found) == 1
+    assert all("b" not in nodes_of(trial, book) for trial in book.trials)
+    [first] = [attempt for attempt in store.attempts(book.job.id) if attempt.state is AttemptState.RETRIED]
+    assert (first.outcome, first.result.slow_nodes if first.result else ()) == (Outcome.OK, ("b",))
+    rates = [trial.result.samples_per_second.mean for trial in book.trials if trial.result and trial.result.samples_per_second]
+    assert rates == [table.measured(trial.config).samples_per_second.mean for trial in book.trials]  # type: ignore[union-attr]
+
+
+def test_with_nowhere_else_to_go_a_slow_result_is_kept_and_says_so(tmp_path: Path, store: Store) -> None:
+    book = run(tmp_path, store, SeveralNodes("a", "b", slow={"b": 1.5}))
+    assert all(trial.attempts == 1 and trial.outcome is Outcome.OK for trial in book.trials)
+    assert all(trial.result is not None and trial.result.slow_nodes == ("b",) for trial in book.trials)
+    assert all("b is slow: rank " in (trial.result.message if trial.result else "") for trial in book.trials)
+    assert book.job.state is JobState.SUCCEEDED
+
+
+def test_a_trial_is_measured_elsewhere_once(tmp_path: Path, store: Store) -> None:
+    """Wherever it goes, a node is slow: that must end."""
+    runner = SeveralNodes("a", "b", "c", "d", slow={"b": 1.5, "c": 2.0})
+    book = run(tmp_path, store, runner)
+    assert max(trial.attempts for trial in book.trials) == 2
+    assert book.job.state is JobState.SUCCEEDED
+
+
+def test_one_place_is_never_to_blame(tmp_path: Path, store: Store) -> None:
+    """On one machine, one of the ranks is half as fast as the others all the time."""
+
+    def lame(config: Any) -> TrialResult:
+        result = table.measured(config)
+        seconds = (0.1, 0.2)
+        ranks = [
+            dataclasses.replace(rank, compute_seconds_per_step=took, compute_relative_error=0.01)
+            for rank, took in zip(result.ranks, seconds, strict=True)
+        ]
+        return dataclasses.replace(result, ranks=tuple(ranks))
+
+    session = table.session(tmp_path, trials=8, confirm_repeats=0)
+    job = store.create_job(request_to_row(session.request))
+    run_job(session, store, job.id, table.runner(lame))
+    assert all(attempt.number == 1 for attempt in store.attempts(job.id))
+    assert events(store, job.id, "node_slow") == []
+
+
+LOST = table.ended(Outcome.LOST, "rank 1 was killed by SIGKILL")
+
+
+def test_a_node_that_fails_what_succeeds_elsewhere_is_put_in_quarantine(tmp_path: Path, store: Store) -> None:
+    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": LOST}), trials=12)
+    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    [held] = store.quarantined_nodes()
+    assert (held.node, held.job_id) == ("c", book.job.id)
+    assert held.reason.startswith(f"{STRIKES} trials in a row failed on it and succeeded elsewhere, last trial ")
+    [event] = events(store, book.job.id, "node_quarantined")
+    assert event.payload["node"] == "c"
+    failed = [attempt for attempt in store.attempts(book.job.id) if attempt.outcome is Outcome.LOST]
+    assert len(failed) == STRIKES
+
+    # Another job keeps off it from its first trial on; released, it is used again.
+    runner = SeveralNodes("a", "b", "c")
+    run(tmp_path, store, runner)
+    assert all(request.excluded_nodes == ("c",) for request in runner.requests)
+    assert store.release_node("c")
+    again = SeveralNodes("a", "b", "c")
+    run(tmp_path, store, again)
+    assert any("c" in places for places in again.placed)
+
+
+def test_a_node_whose_trials_fail_now_and_then_is_not(tmp_path: Path, store: Store) -> None:
+    class NowAndThen(SeveralNodes):
+        """Every second trial that is placed on c fails there."""
+
+        def _answer(self, request: Any) -> TrialResult:
+            self.broken = {"c": LOST} if len(self.placed) % 4 == 0 else {}
+            return super()._answer(request)
+
+    book = run(tmp_path, store, NowAndThen("a", "b", "c"), trials=20)
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(book.job.id)) > STRIKES
+    assert store.quarantined_nodes() == []
+
+
+def test_the_last_nodes_that_a_trial_has_room_on_stay(tmp_path: Path, store: Store) -> None:
+    class Flaky(SeveralNodes):
+        """The first attempt at each trial fails."""
+
+        def _answer(self, request: Any) -> TrialResult:
+            first = sum(one.config == request.config for one in self.requests) == 1
+            self.broken = {"b": LOST, "c": LOST} if first else {}
+            return super()._answer(request)
+
+    book = run(tmp_path, store, Flaky("a", "b"), trials=12)
+    assert store.quarantined_nodes() == []
+    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+
+
+def test_a_broken_device_puts_its_node_in_quarantine_at_once(tmp_path: Path, store: Store) -> None:
+    ecc = dataclasses.replace(table.ended(Outcome.FAILED, "rank 0: uncorrectable ECC error"), cause="ecc")
+    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": ecc}))
+    assert [(record.node, record.reason) for record in store.quarantined_nodes()] == [("c", "rank 0: uncorrectable ECC error")]
+    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(book.job.id)) == 1
+
+
+def test_an_error_that_may_be_its_nodes_is_tried_elsewhere_and_no_other_is(tmp_path: Path, store: Store) -> None:
+    error = table.ended(Outcome.FAILED, "ModuleNotFoundError: No module named 'flash_attn'")
+    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": error}), trials=12)
+    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    assert [record.node for record in store.quarantined_nodes()] == ["c"]
+
+    def wrong(config: Any) -> TrialResult:
+        return table.measured(config) if config.zero_stage < 2 else dataclasses.replace(error, node="a")
+
+    everywhere = run(tmp_path, store, SeveralNodes("a", "b", answer=wrong), trials=12)
+    failed = [trial for trial in everywhere.trials if trial.outcome is Outcome.FAILED]
+    assert failed
+    assert all(trial.attempts == 1 for trial in failed)
+
+    nowhere = run(tmp_path, store, SeveralNodes("a", "b", "c", "d", broken=dict.fromkeys("abcd", error)), trials=12)
+    assert (nowhere.job.state, nowhere.spent) == (JobState.FAILED, 3)
+    assert [trial.attempts for trial in nowhere.trials] == [2, 1, 1]
+
+
+class Told(LoopListener):
+    """Keeps the news; `dies` after so many trials, as a killed process does."""
+
+    def __init__(self, dies: int | None = None) -> None:
+        self.news: list[str] = []
+        self._left = dies
+
+    def on_news(self, news: str) -> None:
+        self.news.append(news)
+
+    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        self._left = None if self._left is None else self._left - 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("trials", [1, 2, 4, 6])
+def test_what_was_learnt_of_nodes_outlives_the_process(tmp_path: Path, store: Store, trials: int) -> None:
+    def nodes() -> SeveralNodes:
+        return SeveralNodes("a", "b", "c", "d", slow={"b": 1.5}, broken={"d": LOST})
+
+    session = table.session(tmp_path, trials=16, confirm_repeats=0)
+    job = store.create_job(request_to_row(session.request)).id
+    with pytest.raises(KeyboardInterrupt):
+        run_job(session, store, job, nodes(), listener=Told(dies=trials))
+    run_job(session, store, job, nodes())
+    book = read_book(store, job)
+    assert [trial.number for trial in book.trials if trial.outcome is Outcome.OK] == [*range(len(book.trials))]
+    assert [event.payload["node"] for event in events(store, job, "node_slow")] == ["b"]
+    assert [record.node for record in store.quarantined_nodes()] == ["d"]
+    assert len(events(store, job, "node_quarantined")) == 1
+    accepted = [attempt for attempt in store.attempts(job) if attempt.state is AttemptState.ACCEPTED]
+    assert len(accepted) == len(book.trials)
+
+
+def test_a_node_that_the_runner_lost_is_kept_off_until_it_is_back(tmp_path: Path, store: Store) -> None:
+    class Losing(SeveralNodes):
+        """Loses c after the third trial; it is back after the sixth."""
+
+        def events(self, timeout: float) -> list[Any]:
+            found = super().events(timeout)
+            kinds = {3: "lost", 6: "added"}
+            kind = kinds.get(len(self.placed)) if found else None
+            return [*found, *([("", NodeEvent(node="c", kind=kind, message="as it is"))] if kind else [])]
+
+    runner = Losing("a", "b", "c")
+    book = run(tmp_path, store, runner)
+    assert [request.excluded_nodes for request in runner.requests] == [()] * 3 + [("c",)] * 3 + [()] * 2
+    assert [event.kind for event in store.events(book.job.id) if event.kind.startswith("node_")] == ["node_lost", "node_added"]

@@ -1,0 +1,54 @@
+"""The driver of the chaos on a Ray cluster: opens the job, or goes on with it, until it ends.
+
+python -m tests.chaos.ray_driver DATABASE ADDRESS TRIALS GANGS
+"""
+
+import itertools
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.jobs.request import JobRequest, request_to_row
+from autotune.jobs.session import Session, prepare, session_of
+from autotune.loop import run_job
+from executor.runners.ray import RayRunner
+from storage.sql import open_store
+from tests.chaos.harm import FOLDER, Fault, fault_of
+
+RANKS = 2
+TIMEOUT_SECONDS = 6.0
+
+
+def session(trials: int) -> Session:
+    """The job. Its strategy walks one order, whatever ends when; of the first seed in whose trials every fault is met."""
+    request = JobRequest(
+        model="llama-tiny", ranks=RANKS, space="3d", strategy="random", trials=trials, trial_timeout=TIMEOUT_SECONDS,
+        racing=False, confirm_repeats=2, runner="ray",
+    )  # fmt: skip
+    prepared = prepare(request)
+    for seed in itertools.count():
+        tried = prepared.strategy.propose(prepared.space, (), (), trials - 1, seed)
+        if {fault_of(config.hash) for config in tried} == set(Fault):
+            return replace(prepared, request=replace(prepared.request, seed=seed))
+    raise AssertionError("unreachable")
+
+
+def main() -> None:
+    """Run the job to its end."""
+    database, address, trials, gangs = sys.argv[1:]
+    with open_store(database) as store:
+        jobs = store.jobs()
+        job = jobs[0] if jobs else store.create_job(request_to_row(session(int(trials)).request))
+        variables = {name: os.environ[name] for name in (FOLDER,) if name in os.environ}
+        runner = RayRunner(
+            RANKS, address=address, gangs=int(gangs), device="cpu", gpus_per_rank=1.0,
+            environment={"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", **variables},
+            trial_function="harm:run_trial",
+        )  # fmt: skip
+        with runner:
+            run_job(session_of(job), store, job.id, runner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What a checkup runs on a node, run here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor.runners.ray import on_node
+from executor.runners.ray.on_node import NodeProbe
+from executor.runners.transport import RANK_MAIN
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).parents[3]
+END = """
+import json, sys
+from executor.runners.ray.on_node import NodeProbe
+probe, rank = NodeProbe(), int(sys.argv[1])
+if rank == 0:
+    port = probe.open_store("127.0.0.1")
+    print(port, flush=True)
+else:
+    port = int(sys.argv[2])
+print(json.dumps(probe.all_reduce(rank, "127.0.0.1", port, [4096, 65536], "gloo")))
+"""
+
+
+def test_a_node_tells_of_itself() -> None:
+    found = NodeProbe().facts(RANK_MAIN)
+    assert found["interfaces"]["lo"] == "127.0.0.1"
+    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"ray", "torch"} <= set(found["versions"])
+    assert found["rank_main"] and found["shared_memory_bytes"] > 0
+    assert not NodeProbe().facts("/none/rank_main.py")["rank_main"]
+
+
+def test_a_port_is_reached_and_a_closed_one_is_told() -> None:
+    probe = NodeProbe()
+    port = probe.listen()
+    open_one, closed = probe.reach([("127.0.0.1", port), ("127.0.0.1", 1)])
+    assert open_one == ""
+    assert "refused" in closed
+
+
+def test_a_pair_is_measured_by_both_of_its_ranks() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    words = [sys.executable, "-c", END]
+    with subprocess.Popen([*words, "0"], env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        port = first.stdout.readline().strip()
+        second = subprocess.run([*words, "1", port], env=environment, capture_output=True, text=True, timeout=60)
+        told = [json.loads(first.stdout.read()), json.loads(second.stdout)]
+    assert all(len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0 for answer in told)
+
+
+def test_a_rank_whose_other_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_node, "JOIN_SECONDS", 1.0)
+    assert NodeProbe().all_reduce(1, "127.0.0.1", 1, [4096], "gloo")["problem"]

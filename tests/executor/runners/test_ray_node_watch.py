@@ -1,0 +1,68 @@
+"""Names of nodes, and what is told of those that go and come."""
+
+import socket
+
+import pytest
+import ray
+
+from executor.runners.ray import nodes
+from executor.runners.ray.nodes import NodeWatch
+
+
+def row(node_id: str, name: str = "", address: str = "10.0.0.1", alive: bool = True, port: int = 0) -> dict:
+    return {
+        "NodeID": node_id, "NodeName": name, "NodeManagerAddress": address, "NodeManagerHostname": "host", "Alive": alive,
+        "Resources": {"CPU": 1.0}, "NodeManagerPort": port,
+    }  # fmt: skip
+
+
+class Table:
+    """What Ray answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *rows: dict) -> None:
+        self.rows = list(rows)
+        monkeypatch.setattr(ray, "nodes", lambda: self.rows)
+
+
+def told(watch: NodeWatch) -> list[tuple[str, str]]:
+    return [(event.kind, event.node) for event in watch.look()]
+
+
+def test_a_node_has_its_given_name_or_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    Table(monkeypatch, row("aaaaaaaa", "rack-1"), row("bbbbbbbb", address="10.0.0.2"), row("cccccccc", "gone", alive=False))
+    assert sorted(NodeWatch().nodes) == ["10.0.0.2", "rack-1"]
+
+
+def test_nodes_that_share_a_name_are_told_apart_and_the_first_one_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch, row("aaaaaaaa"))
+    watch = NodeWatch()
+    table.rows += [row("bbbbbbbb")]
+    assert told(watch) == [("added", "10.0.0.1-bbbbbb")]
+    assert {name: node.node_id for name, node in watch.nodes.items()} == {"10.0.0.1": "aaaaaaaa", "10.0.0.1-bbbbbb": "bbbbbbbb"}
+    assert sorted(NodeWatch().nodes) == ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb"]
+
+
+def test_a_node_that_is_started_again_is_lost_and_added_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch, row("aaaaaaaa", "n"))
+    watch = NodeWatch()
+    assert told(watch) == []
+    table.rows = [row("aaaaaaaa", "n", alive=False), row("bbbbbbbb", "n")]
+    assert told(watch) == [("lost", "n"), ("added", "n")]
+    table.rows = [row("bbbbbbbb", "n", alive=False)]
+    assert told(watch) == [("lost", "n")]
+    assert watch.nodes == {}
+    table.rows += [row("cccccccc", "n")]
+    assert told(watch) == [("added", "n")]
+
+
+def test_a_node_in_doubt_is_lost_while_ray_does_not_answer_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "SILENT_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        Table(monkeypatch, row("aaaaaaaa", "n", "127.0.0.1", port=port))
+        watch = NodeWatch()
+        assert watch.doubt("n") == []
+    assert [(event.kind, event.node) for event in watch.doubt("n")] == [("lost", "n")]
+    assert told(watch) == []
+    with socket.create_server(("127.0.0.1", port)):
+        assert told(watch) == [("added", "n")]

@@ -1,0 +1,147 @@
+"""A hang told from a slow step, where ranks stand, and whether warm processes have come back to their base."""
+
+import dataclasses
+import os
+import threading
+
+import pytest
+from runner_contract import request_for
+
+from executor.runners.messages import Message
+from executor.runners.pulse import Pulse, Standing
+from executor.runners.watchdog import FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
+from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, Rest, Wear, rest
+from search_spaces.command import CommandModel
+from search_spaces.plain import from_plain
+from search_spaces.trial import Progress
+
+LATE = 1_000.0
+
+
+def watched(*standings: Standing, expected: float | None = None, **changes: object) -> Watchdog:
+    """Ranks that stood so at second 0."""
+    request = request_for(world_size=len(standings), expected_step_seconds=expected, **changes)
+    watchdog = Watchdog(request)
+    for rank, standing in enumerate(standings):
+        watchdog.note(rank, standing, 0.0)
+    return watchdog
+
+
+def at(step: int, phase: str = "measure", since: float = 0.0, longest: float = 0.1) -> Standing:
+    return Standing(phase=phase, step=step, since=since, longest=longest)
+
+
+def test_a_rank_that_comes_on_keeps_the_trial_alive() -> None:
+    watchdog = watched(at(3), at(3))
+    assert "no rank has come on for 1000 s, and a step took 0.1 s" in watchdog.hang(LATE)
+    watchdog.note(1, at(4), LATE - 1)
+    assert watchdog.hang(LATE) == ""
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected", "most"),
+    [
+        (0.1, None, HANG_SECONDS),
+        (5.0, None, 5.0 * SLOW_FACTOR),
+        (0.1, 4.0, 4.0 * SLOW_FACTOR),
+        (0.0, 0.1, FIRST_STEP_SECONDS),
+        (0.0, 10.0, 10.0 * SLOW_FACTOR),
+    ],
+)
+def test_a_slow_step_is_no_hang(longest: float, expected: float | None, most: float) -> None:
+    watchdog = watched(at(3, longest=longest), at(3, longest=longest), expected=expected)
+    assert watchdog.hang(most - 1) == ""
+    assert watchdog.hang(most + 1)
+
+
+@pytest.mark.parametrize("standing", [at(0, "build"), at(0, "warmup", longest=0.0), at(9, "close")])
+def test_what_cannot_be_compared_has_the_limit_of_the_trial_alone(standing: Standing) -> None:
+    assert watched(standing, standing).hang(LATE) == ""
+
+
+def test_a_rank_that_was_never_heard_may_still_build() -> None:
+    watchdog = Watchdog(request_for(world_size=2))
+    watchdog.note(0, at(3), 0.0)
+    assert watchdog.hang(LATE) == ""
+    assert watchdog.places(5.0) == "rank 0 in measure, step 3, for 5 s; nothing was heard of rank 1"
+
+
+def test_a_users_script_is_not_judged_by_its_reports() -> None:
+    assert watched(at(3), at(3), model=CommandModel(arguments=("train.py",))).hang(LATE) == ""
+
+
+def test_ranks_that_stand_together_are_told_together() -> None:
+    watchdog = watched(at(3, since=2.0), at(2, since=9.0), at(3, since=1.0))
+    assert watchdog.places(1.0) == "ranks 0, 2 in measure, step 3, for 2 s; rank 1 in measure, step 2, for 10 s"
+    assert watchdog.behind() == [1, 0, 2]
+    assert stacks_text({0: "a", 1: "b", 2: "c"}, watchdog.behind(), 2) == "rank 1:\nb\nrank 0:\na"
+    assert stacks_text({}, [0], 2) is None
+
+
+def test_a_pulse_goes_on_while_the_main_thread_waits() -> None:
+    sent: list[Message] = []
+    beaten = threading.Event()
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        if sum(message["kind"] == "beat" for message in sent) > 1:
+            beaten.set()
+
+    pulse = Pulse(send)
+    pulse.begin("a", reports=False)
+    pulse.tell(Progress(attempt="a", phase="measure", step=4))
+    assert beaten.wait(10.0)
+    pulse.end()
+    last = sent[-1]
+    standing = from_plain(Standing, last["standing"])
+    assert (last["attempt"], standing.phase, standing.step) == ("a", "measure", 4)
+    assert all(message["kind"] == "beat" for message in sent)
+
+
+def test_progress_is_told_as_often_as_it_can_be_read_and_every_new_phase() -> None:
+    sent: list[Message] = []
+    pulse = Pulse(lambda message: sent.append(message))
+    pulse.begin("a", reports=True)
+    for step in range(5):
+        pulse.tell(Progress(attempt="a", phase="warmup", step=step))
+    pulse.tell(Progress(attempt="a", phase="measure", step=5))
+    pulse.end()
+    told = [(m["progress"]["phase"], m["progress"]["step"]) for m in sent if m["kind"] == "progress"]
+    assert told == [("warmup", 0), ("measure", 5)]
+
+
+BASE = Rest(resident_bytes=10**9, descriptors=40, children=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"resident_bytes": 10**9 + RESIDENT_BYTES}, ""),
+        ({"resident_bytes": 2 * 10**9 + RESIDENT_BYTES}, "rank 1 holds 2,536,870,912 bytes between trials"),
+        ({"descriptors": 40 + DESCRIPTORS}, ""),
+        ({"descriptors": 41 + DESCRIPTORS}, "rank 1 has 105 open files between trials, 40 after its second"),
+        ({"children": 2}, "rank 1 has 2 processes of its own"),
+    ],
+)
+def test_processes_that_do_not_come_back_to_their_base_are_worn(changes: dict, words: str) -> None:
+    wear = Wear()
+    for first in (Rest(resident_bytes=1, descriptors=1, children=0), BASE, dataclasses.replace(BASE, **changes)):
+        for rank in range(2):
+            wear.note(rank, first if rank else BASE)
+    assert wear.worn().startswith(words)
+    assert bool(wear.worn()) is bool(words)
+    wear.clear()
+    assert wear.worn() == ""
+
+
+def test_a_process_tells_what_it_holds() -> None:
+    before = rest()
+    assert before is not None
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    after = rest()
+    for descriptor in opened:
+        os.close(descriptor)
+    assert after is not None
+    assert after.descriptors == before.descriptors + 3
+    assert after.resident_bytes > 2**20
