@@ -10,10 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from called import Command
+from called import Answer, Command
 
 pytestmark = pytest.mark.ray
 
+MAIN = "import sys; from autotune.cli import main; sys.exit(main())"
+PUT = """
+import sys
+from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+from ray._raylet import GcsClient
+client = GcsClient(address=sys.argv[1])
+print(client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER).decode())
+if sys.argv[2]:
+    client.internal_kv_put(CLUSTER_METADATA_KEY, sys.argv[2].encode(), True, namespace=KV_NAMESPACE_CLUSTER)
+"""
+"""Tells what a head has written down of its versions, and writes something else."""
 SWEEP = ("sweep", "config.json", "--out", "best.json")
 
 
@@ -42,6 +54,17 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture
+def command() -> Command:
+    """`autotune` in a process of its own: one that has joined a Ray without a token cannot start one that has a token."""
+
+    def run(*words: object) -> Answer:
+        called = subprocess.run([sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True, timeout=120)
+        return Answer(called.returncode, called.stdout, called.stderr)
+
+    return run
 
 
 def refused(command: Command, *words: object, says: tuple[str, ...], status: int) -> None:
@@ -104,15 +127,17 @@ def test_an_address_that_does_not_answer_is_one_line(command: Command, folder: P
 @pytest.mark.parametrize(("name", "theirs"), [("ray_version", "2.1.0"), ("python_version", "3.9.1")])
 def test_another_version_on_the_cluster_is_one_line(command: Command, head: str, name: str, theirs: str) -> None:
     """As a head of that version would tell it: drivers and nodes compare theirs with what it has written down."""
-    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
-    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
-    from ray._raylet import GcsClient
-
-    client = GcsClient(address=head)
-    real = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER)
-    other = json.dumps(json.loads(real) | {name: theirs}).encode()
-    client.internal_kv_put(CLUSTER_METADATA_KEY, other, True, namespace=KV_NAMESPACE_CLUSTER)
+    real = written_down(head)
+    written_down(head, json.dumps(json.loads(real) | {name: theirs}))
     try:
         refused(command, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
     finally:
-        client.internal_kv_put(CLUSTER_METADATA_KEY, real, True, namespace=KV_NAMESPACE_CLUSTER)
+        written_down(head, real)
+
+
+def written_down(head: str, instead: str = "") -> str:
+    """What the head has; with `instead` it has that from now on."""
+    return subprocess.run(
+        [sys.executable, "-c", PUT, head, instead], capture_output=True, text=True, timeout=60, check=True,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+    ).stdout.strip()  # fmt: skip
