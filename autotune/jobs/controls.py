@@ -10,12 +10,9 @@ from storage.records import TrialRecord
 
 
 def next_control(session: Session, book: Book) -> list[Want]:
-    """The baseline again, where `control_every` search trials have started since the last time.
-
-    Where memory is the objective there is none: peaks repeat exactly, whatever the machine does.
-    """
-    every, baseline = session.request.control_every, measured_baseline(book, session.baselines)
-    if not every or baseline is None or session.request.objective is Objective.MEMORY:
+    """The baseline again, where `control_every` search trials have started since the last time."""
+    every, baseline = session.request.control_every, _controlled(session, book)
+    if baseline is None:
         return []
     done = len(book.controls(baseline.config))
     return [_control(baseline, done + 1)] if book.spent >= every * (done + 1) else []
@@ -26,8 +23,8 @@ def last_control(session: Session, book: Book) -> list[Want]:
 
     A job of fewer than `control_every` trials has none.
     """
-    every, baseline = session.request.control_every, measured_baseline(book, session.baselines)
-    if not every or baseline is None or session.request.objective is Objective.MEMORY or book.spent < every:
+    baseline = _controlled(session, book)
+    if baseline is None or book.spent < session.request.control_every:
         return []
     rivals = [trial for trial in ranked_finalists(book, session.ranking) if trial.config != baseline.config]
     if rivals and session.request.confirm_repeats:
@@ -36,6 +33,13 @@ def last_control(session: Session, book: Book) -> list[Want]:
     repeats = [baseline, *controls.values(), *book.confirmations(baseline.config).values()]
     newest = max(trial.number for trial in book.searched if trial.counted)
     return [_control(baseline, len(controls) + 1)] if max(trial.number for trial in repeats) < newest else []
+
+
+def _controlled(session: Session, book: Book) -> TrialRecord | None:
+    """The baseline that is measured again; None: none is. For memory: peaks repeat exactly, whatever the machine does."""
+    if not session.request.control_every or session.request.objective is Objective.MEMORY:
+        return None
+    return measured_baseline(book, session.baselines)
 
 
 def _control(baseline: TrialRecord, repeat: int) -> Want:

@@ -1,7 +1,6 @@
 """Whether warm rank processes have come back to their base after a trial, or hold what earlier trials left."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +66,6 @@ class Wear:
     def worn(self) -> str:
         """Why the processes should not go on, in words; empty: nothing speaks against it."""
         return next(filter(None, (_grown(rank, self._base[rank], now) for rank, now in self._last.items())), "")
-
-    @property
-    def figures(self) -> Mapping[int, Rest]:
-        """Rank -> what it held last."""
-        return self._last
 
 
 def _grown(rank: int, base: Rest, now: Rest) -> str:

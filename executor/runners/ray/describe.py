@@ -9,6 +9,7 @@ import ray
 
 from executor.errors import RunnerError
 from executor.runners.ray.cluster import RayCluster
+from executor.runners.ray.nodes import node_name, own_name
 from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.clusters import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_preset
 from search_spaces.preset_files import preset_tables
@@ -20,7 +21,6 @@ LINK_BANDWIDTH = 3.1e10
 LOOPBACK_BANDWIDTH = 2e9
 NETWORK_BANDWIDTH = 2.5e9
 """Bytes/s between two nodes, a rough estimate of 25 Gb/s."""
-_ID_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
 def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
     """Nodes from Ray's own table of them. Of those that are gone, the last of each name that no live one has."""
     living = [row for row in table if row["Alive"]]
-    alike = Counter(_own_name(row) for row in living)
-    here = sorted((_node(row, shared=alike[_own_name(row)] > 1) for row in living), key=lambda node: node.name)
-    lost = {_own_name(row): _node(row, shared=False) for row in table if not row["Alive"] and _own_name(row) not in alike}
+    alike = Counter(own_name(row) for row in living)
+    here = sorted((_node(row, shared=alike[own_name(row)] > 1) for row in living), key=lambda node: node.name)
+    lost = {own_name(row): _node(row, shared=False) for row in table if not row["Alive"] and own_name(row) not in alike}
     return (*here, *(lost[name] for name in sorted(lost)))
 
 
@@ -102,15 +102,11 @@ def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
     )
 
 
-def _own_name(row: Mapping[str, Any]) -> str:
-    return str(row.get("NodeName") or row["NodeManagerAddress"])
-
-
 def _node(row: Mapping[str, Any], shared: bool) -> RayNode:
-    alive, own, node_id = bool(row["Alive"]), _own_name(row), str(row["NodeID"])
+    alive = bool(row["Alive"])
     return RayNode(
-        name=f"{own}-{node_id[:_ID_DIGITS]}" if shared else own,
-        node_id=node_id,
+        name=node_name(row, shared=shared),
+        node_id=str(row["NodeID"]),
         address=str(row["NodeManagerAddress"]),
         host=str(row.get("NodeManagerHostname", "")),
         alive=alive,

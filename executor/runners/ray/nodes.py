@@ -92,16 +92,21 @@ class NodeWatch:
 
     def _name(self, rows: list[dict[str, Any]]) -> None:
         """Give names to those that have none. A name that was given once stays with its node."""
-        alike = Counter(_own_name(row) for row in rows)
+        alike = Counter(own_name(row) for row in rows)
         taken = {self._names[row["NodeID"]] for row in rows if row["NodeID"] in self._names}
         for row in rows:
-            own, node_id = _own_name(row), row["NodeID"]
-            shared = alike[own] > 1 or own in taken
-            self._names.setdefault(node_id, f"{own}-{node_id[:_ID_DIGITS]}" if shared else own)
+            own = own_name(row)
+            self._names.setdefault(row["NodeID"], node_name(row, shared=alike[own] > 1 or own in taken))
 
 
-def _own_name(row: Mapping[str, Any]) -> str:
+def own_name(row: Mapping[str, Any]) -> str:
+    """Of a row of Ray's own table: the name that Ray has for the node, its address where nobody gave it one."""
     return str(row.get("NodeName") or row["NodeManagerAddress"])
+
+
+def node_name(row: Mapping[str, Any], *, shared: bool) -> str:
+    """What the node is called by us; `shared`: several live nodes have its own name."""
+    return f"{own_name(row)}-{row['NodeID'][:_ID_DIGITS]}" if shared else own_name(row)
 
 
 def _node(name: str, row: Mapping[str, Any]) -> Node:
