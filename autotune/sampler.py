@@ -72,7 +72,7 @@ class GuidedSampler(BaseSampler):
     def config(self, trial: BaseTrial) -> dict[str, Value]:
         """Every knob of the configuration that a trial is to run: suggests those that vary."""
         params = {name: trial.suggest_categorical(name, values) for name, values in self._domains.items()}
-        return self._config(params).values()
+        return self._config(params).every_value()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """All knobs that vary, together."""

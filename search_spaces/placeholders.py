@@ -126,7 +126,7 @@ def words_of(
         world_size: ranks of a trial.
         paths: placeholder of `FILES` -> where that file lies.
     """
-    values: dict[str, Value] = {**config.values(), **variant_values(config.script), **paths}
+    values: dict[str, Value] = {**config.every_value(), **variant_values(config.script), **paths}
 
     def filled(match: re.Match[str]) -> str:
         if match[1]:

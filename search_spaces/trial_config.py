@@ -74,12 +74,16 @@ class TrialConfig:
         """Micro-batches that each replica runs in one optimizer step, rounded down."""
         return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))
 
+    def every_value(self) -> dict[str, Value]:
+        """Every knob and its value, in the order of the fields."""
+        return dict(zip(KNOB_NAMES, _values_of(self), strict=True))
+
     def values(self) -> dict[str, Value]:
-        """Every knob and its value, in the order of the fields. `script` is there only where it has a value, so that the
-        configurations of all other engines are written, and hashed, as they were before there was this knob."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if not self.script:
-            del values[SCRIPT]
+        """What is written of it: every knob and its value, those of `LATER` only where they have another than their default."""
+        values = self.every_value()
+        for name, default in _LATER_DEFAULTS.items():
+            if values[name] == default:
+                del values[name]
         return values
 
     def replace(self, changes: Mapping[str, Value]) -> "TrialConfig":
@@ -112,6 +116,10 @@ class TrialConfig:
 
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
 """The names of all knobs, in the order in which they are shown."""
+LATER = frozenset({SCRIPT})
+"""Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
+was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""
+_LATER_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrialConfig) if field.name in LATER}
 _PUT = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
 """Knob -> what writes its slot, before anybody has seen the point."""
 _values_of = operator.attrgetter(*KNOB_NAMES)
@@ -119,7 +127,7 @@ _values_of = operator.attrgetter(*KNOB_NAMES)
 
 def is_whole(values: Mapping[str, Any]) -> bool:
     """Whether stored values are those of every knob there is now: a row from before a knob was there lacks it."""
-    return len(values) - (SCRIPT in values) == len(KNOB_NAMES) - 1
+    return len(values) - len(LATER & values.keys()) == len(KNOB_NAMES) - len(LATER)
 
 
 def stable_hash(value: Any) -> str:

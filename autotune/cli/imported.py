@@ -53,7 +53,7 @@ def _carried_over(found: Imported, fields: Mapping[str, Any], tell: Tell) -> dic
         return {}
     told = ", ".join(sorted(capability.specific))
     tell(f"measured on {found.engine}: what carries over to {capability.engine} is kept, and {told} tuned (docs/transfer.md)")
-    values = TrialConfig().replace(found.knobs).values()
+    values = TrialConfig().replace(found.knobs).every_value()
     return {
         name: value for name, value in values.items() if name not in capability.specific and capability.honours(name, value)
     }

@@ -118,7 +118,7 @@ def _config_text(plan: Plan, question: Question, differing: Sequence[str]) -> st
 def _knobs(configs: Sequence[TrialConfig]) -> tuple[list[str], list[str]]:
     """The knobs that all have at the same value and that are no defaults, and those that are to be told of each."""
     defaults, shared, differing = TrialConfig(), [], []
-    for name, value in configs[0].values().items():
+    for name, value in configs[0].every_value().items():
         same = all(getattr(config, name) == value for config in configs)
         if not same or (name in ALWAYS):
             differing.append(name)

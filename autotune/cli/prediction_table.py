@@ -64,7 +64,7 @@ def asked_text(question: Question) -> str:
 
 def config_text(question: Question, config: TrialConfig) -> str:
     """The knobs that are no defaults, those that everybody asks for always, and what follows from them."""
-    defaults, world = TrialConfig().values(), question.cluster.world_size
+    defaults, world = TrialConfig().every_value(), question.cluster.world_size
     shown = [
         f"{name}={value_text(value)}"
         for name, value in config.values().items()

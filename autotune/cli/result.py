@@ -12,7 +12,7 @@ from search_spaces.knobs import value_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
-DEFAULTS = TrialConfig().values()
+DEFAULTS = TrialConfig().every_value()
 
 
 def print_result(document: dict[str, Any] | None, console: Console) -> None:
@@ -74,12 +74,13 @@ def _front_text(document: dict[str, Any]) -> str:
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:
     """The knobs that differ from the reference or the defaults, and always the two that everybody asks for."""
+    every, others = DEFAULTS | config, DEFAULTS | reference
     shown = [
         name
-        for name, value in config.items()
-        if name in ("zero_stage", "micro_batch_size") or value != reference.get(name, value) or value != DEFAULTS.get(name)
+        for name, value in every.items()
+        if name in ("zero_stage", "micro_batch_size") or value != others.get(name, value) or value != DEFAULTS.get(name)
     ]
-    return " ".join(f"{name}={value_text(config[name])}" for name in shown)
+    return " ".join(f"{name}={value_text(every[name])}" for name in shown)
 
 
 def _figures(measured: dict[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def varying_knobs(trials: Iterable[TrialRecord]) -> set[str]:
     """The knobs in which the trials differ."""
     values: dict[str, set[object]] = {}
     for trial in trials:
-        for knob, value in trial.config.values().items():
+        for knob, value in trial.config.every_value().items():
             values.setdefault(knob, set()).add(value)
     return {knob for knob, found in values.items() if len(found) > 1}
 

@@ -139,3 +139,4 @@ def test_configurations_without_a_script_are_written_as_before() -> None:
     assert is_whole(TrialConfig().values())
     assert is_whole(TrialConfig(script="a=1").values())
     assert not is_whole({"zero_stage": 1})
+    assert TrialConfig().every_value()["script"] == ""
