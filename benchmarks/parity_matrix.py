@@ -16,6 +16,8 @@ Knobs = Mapping[str, Value]
 
 NOT_COMPUTED = frozenset({"expandable_segments"})
 """Knobs that change nothing that is computed or sent: how the CUDA allocator grows."""
+ON_CUDA: Mapping[str, Sequence[Value]] = {"attention_backend": ("flash", "efficient", "cudnn")}
+"""Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is."""
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8
 """What a case takes at most if it may, and if it must (time grows with them)."""
 MENDED = (
@@ -48,6 +50,7 @@ SETTINGS: Mapping[str, Knobs] = {
     "kept gathered": {"reshard_after_forward": False},
     "deferred": {"defer_gradient_reduction": True},
     "chunked loss": {"loss_chunk_size": 20},
+    "unfused attention": {"attention_backend": "math"},
 }
 OFFLOADS: tuple[Knobs, ...] = (
     {"offload_optimizer": "cpu"},
@@ -260,7 +263,7 @@ def untested(cases: Iterable[Case]) -> list[str]:
                 continue
             tried = {getattr(case.config, name) for case in mine}
             for value in values or KNOBS[name].choices:
-                found += [] if value in tried else [f"{engine}: {name}={value}"]
+                found += [] if value in tried or value in ON_CUDA.get(name, ()) else [f"{engine}: {name}={value}"]
             if len(tried) < 2 and len(values or "..") > 1:
                 found.append(f"{engine}: {name} at another value than {tried}")
     return found

@@ -64,7 +64,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
        and not always the count, because an engine that does not honour the knob still honours its default.) A count that is
        not known, of a user's script, clips nothing.
     3. A shard group of all ranks of data x context: 0, which means the same.
-    4. A split of the layers that gives every stage what the default gives it: the default.
+    4. The flash kernel on CPUs: what torch chooses there.
+    5. A split of the layers that gives every stage what the default gives it: the default.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -73,6 +74,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
         return max(int(knob.default), count)
     if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0
+    if name == "attention_backend" and value == "flash" and context.cluster.device.kind == "cpu":
+        return knob.default
     if name == "pipeline_split" and value != knob.default and _splits_alike(config, context, value):
         return knob.default
     return value

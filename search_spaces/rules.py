@@ -195,6 +195,21 @@ def _precision_supported(config: TrialConfig, context: SpaceContext) -> str | No
     return None if device.supports(config.precision) else f"{device.name} does not compute in {config.precision}"
 
 
+def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What `scaled_dot_product_attention` of torch 2.13 has a kernel for."""
+    kernel, model = config.attention_backend, context.model
+    if kernel in ("best", "math") or isinstance(model, CommandModel):
+        return None
+    if context.cluster.device.kind == "cpu":
+        return f"the {kernel} kernel runs on CUDA alone" if kernel in ("efficient", "cudnn") else None
+    if kernel in ("flash", "cudnn") and config.precision not in ("bf16", "fp16"):
+        return f"the {kernel} kernel computes in bf16 and fp16 alone, not in {config.precision}"
+    window = model.sliding_window if isinstance(model, ModelSpec) else 0
+    if kernel == "flash" and 0 < window < context.workload.sequence_length:
+        return f"the flash kernel takes no mask, which the sliding window of {window} tokens needs"
+    return None
+
+
 def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
     return context.capability.refusal(config) if context.capability else None
 
@@ -218,6 +233,7 @@ RULES: tuple[Rule, ...] = (
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
+    Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

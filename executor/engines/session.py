@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from executor.data import micro_batches as cut_batch
 from executor.engine import REFERENCE_STEPS, EngineSession, RankContext, StepReport
+from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.groups import ParallelGroups
@@ -39,6 +40,7 @@ class ParallelSession(EngineSession):
         self, context: RankContext, model: Model, config: TrialConfig, workload: Workload, make_replica: MakeReplica
     ) -> None:
         self.context, self.config, self.workload = context, config, workload
+        choose_attention_kernel(config.attention_backend)
         mesh = make_mesh(config, context.world_size)
         source = source_of(model, config, workload)
         self._ties, self.data = source.ties, source.data

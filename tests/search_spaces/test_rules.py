@@ -79,6 +79,13 @@ REFUSED = [
     ("checkpoint-layers", {"activation_checkpointing": "full", "checkpoint_every_k": 5}, {}),
     ("precision-supported", {"precision": "bf16"}, {"cluster": "dgx-1v"}),
     ("precision-supported", {"precision": "fp16"}, {"cluster": "local"}),
+    ("attention-kernel", {"attention_backend": "cudnn"}, {"cluster": "local"}),
+    ("attention-kernel", {"attention_backend": "flash"}, {"cluster": "dgx-a100:1"}),
+    (
+        "attention-kernel",
+        {"attention_backend": "flash", "precision": "bf16"},
+        {"cluster": "dgx-a100:1", "model": "mistral-7b", "sequence": 8192},
+    ),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),

@@ -211,6 +211,12 @@ def test_equal_behaviour_has_one_hash(make_space: MakeSpace) -> None:
     assert space.canonical(groups).hsdp_shard_size == 2
 
 
+def test_on_cpus_the_flash_kernel_is_what_torch_chooses(make_space: MakeSpace) -> None:
+    flash = TrialConfig(attention_backend="flash")
+    assert make_space({}, cluster="local").canonical(flash) == TrialConfig()
+    assert make_space({}, cluster="dgx-a100:1").canonical(flash) == flash
+
+
 def test_an_engine_that_honours_no_bucket_still_trains_small_models(make_space: MakeSpace) -> None:
     space = make_space({"zero_stage": (0, 1)}, capability=Capability(engine="small", knobs={"zero_stage": None}))
     assert space.count() == 2

@@ -40,6 +40,7 @@ NATIVE = Capability(
         "activation_checkpointing": None,
         "checkpoint_every_k": None,
         "precision": ("fp32", "bf16", "fp64"),
+        "attention_backend": None,
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "rank_order": None,
