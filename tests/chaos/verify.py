@@ -47,7 +47,9 @@ def _check_end(store: Store, row: JobRecord, job: Job) -> None:
     accepted = Counter(attempt.trial_number for attempt in attempts if attempt.state is AttemptState.ACCEPTED)
     assert accepted == {trial.number: 1 for trial in trials if trial.outcome is not None and trial.attempts}, told
     assert not [attempt for attempt in attempts if attempt.state is AttemptState.RUNNING], told
-    assert {trial.outcome for trial in counted if trial.outcome} == {"OK"}, (told, [t.outcome for t in counted])
+    # Real trials, those on Ray, race: one that has lost is over. A job that was stopped may have one that never ended.
+    outcomes = {trial.outcome for trial in counted if trial.outcome}
+    assert outcomes <= ({"OK", "PRUNED"} if job.runner == "ray" else {"OK"}), (told, outcomes)
 
 
 def _check_heard(store: Store, job: Job) -> None:
