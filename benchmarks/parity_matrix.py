@@ -137,6 +137,8 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks)]
+        if ranks == 2:
+            sections += [_compiled(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return [*found]
@@ -250,6 +252,23 @@ def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:
         for way in range(min(2, len(possible))):
             layout = possible[(turn + turn // len(PRECISIONS) + way) % len(possible)]
             yield draw.case({**layout, **precision, "zero_stage": stage}, [*MODELS])
+
+
+def _compiled(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Compiled blocks: each stage on two layouts in turn, with and without checkpointing. Few, since each takes seconds."""
+    draw = Draw(engine, ranks, "compiled")
+    options: tuple[Knobs, ...] = (
+        {},
+        {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"},
+        {"tensor_parallel_size": 2, "sequence_parallel": True},
+        {"context_parallel_size": 2},
+    )
+    for turn, stage in enumerate(_stages(engine)):
+        for way in range(2):
+            checkpointing = {"activation_checkpointing": ("none", "full")[way]}
+            model = [*MODELS, BRANCH, USER][(2 * turn + way) % (len(MODELS) + 2)]
+            knobs = {**options[(turn + 2 * way) % len(options)], **checkpointing, "zero_stage": stage, "compile_blocks": True}
+            yield draw.case(knobs, [model])
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

@@ -78,6 +78,10 @@ class EngineSession(ABC):
         """Seconds that steps were held up by other ranks, since the session was built; None: this engine cannot tell."""
         return None
 
+    def compile_seconds(self) -> float:
+        """Seconds that went into torch.compile since the session was built, on this rank."""
+        return 0.0
+
     @abstractmethod
     def close(self) -> None:
         """Free every tensor and hook. The process group stays up. May be called twice."""

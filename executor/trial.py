@@ -36,8 +36,7 @@ ENGINES: dict[str, Engine] = {
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 COUNTED_STEP = 1
-"""The warm-up step whose FLOPs are counted. Not the first, since a user's module may compile itself then, and torch.compile
-passes by whatever runs under a counter."""
+"""The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may set itself up."""
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
@@ -101,6 +100,7 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     began = trial.enter("warmup")
     settled = _settle(trial, session, meter)
     trial.leave(began)
+    trial.set_apart("compile", session.compile_seconds())
     if _is_hopeless(trial):
         return report(trial, window_of_warm_up(trial), account)
     began = trial.enter("measure")

@@ -47,6 +47,12 @@ class Trial:
         """End the phase that began then."""
         self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + time.monotonic() - began
 
+    def set_apart(self, phase: str, seconds: float) -> None:
+        """Of the warm-up so far, `seconds` went into something else, which is accounted for by itself."""
+        if seconds > 0.0:
+            self.phase_seconds[phase] = seconds
+            self.phase_seconds["warmup"] = max(self.phase_seconds["warmup"] - seconds, 0.0)
+
     def tell(self, rate: float | None) -> None:
         """A sign of life. Whoever takes it on this rank decides whether it is told on."""
         self.progress(Progress(attempt=self.request.attempt, phase=self.phase, step=self.step, samples_per_second=rate))

@@ -11,6 +11,7 @@ from search_spaces.trial_config import TrialConfig, Value
 SEARCH_ORDER: tuple[str, ...] = (
     *PARALLEL_SIZES,
     "micro_batch_size",
+    "compile_blocks",
     "pipeline_schedule",
     "virtual_stages",
     "pipeline_split",
@@ -42,7 +43,9 @@ SEARCH_ORDER: tuple[str, ...] = (
     "script",
 )
 """Every knob, those that a condition reads before the knob that it stands for, and knobs that share a rule close together:
-counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast."""
+counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast.
+A knob that is tied to several that have nothing else to do with each other comes before them: where it does not vary, they
+stay apart."""
 OWN_READS: dict[str, tuple[str, ...]] = {
     "hsdp_shard_size": PARALLEL_SIZES,
     "pipeline_split": ("pipeline_parallel_size", "virtual_stages"),

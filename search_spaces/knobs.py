@@ -141,6 +141,8 @@ _TABLE = (
           "Whether the CUDA allocator grows its segments instead of adding new ones.", choices=_BOTH, condition=ON_CUDA),
     _knob("script", "NAME=VALUE pairs", _CHOICE, _CHANGES, _PROCESS,
           "Knobs of a user's own script and its environment variables (engine `command` alone)."),
+    _knob("compile_blocks", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether torch.compile makes kernels of each block's own; they are made in the first step.", choices=_BOTH),
 )
 # fmt: on
 

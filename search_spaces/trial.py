@@ -205,7 +205,8 @@ class TrialResult:
     slow_nodes: tuple[str, ...] = ()
     """Names of nodes that held this trial back: ranks on them computed longer than ranks with the same shapes on others."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by phase on rank 0: setup, build, warmup, memory, measure, close."""
+    """Wall seconds by phase on rank 0: setup, build, warmup (without compile), compile (torch.compile, where it was used),
+    memory, measure, close."""
     warm: bool = False
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)

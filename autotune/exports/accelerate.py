@@ -18,6 +18,7 @@ FSDP = Target(
     expressed=frozenset({
         "zero_stage", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer",
         "tensor_parallel_size", "context_parallel_size", "activation_checkpointing", "micro_batch_size", "reduce_dtype",
+        "compile_blocks",
     }),
     elsewhere={
         "sequence_parallel": "the model's own tensor-parallel plan decides it",
@@ -31,7 +32,7 @@ FSDP = Target(
 DDP = Target(
     format="accelerate-fsdp",
     name="an Accelerate file for data parallelism",
-    expressed=frozenset({"zero_stage", "precision", "micro_batch_size"}),
+    expressed=frozenset({"zero_stage", "precision", "micro_batch_size", "compile_blocks"}),
     elsewhere={
         "reduce_bucket_size": "give accelerate.DistributedDataParallelKwargs its bytes as bucket_cap_mb",
         "reduce_dtype": "give accelerate.DistributedDataParallelKwargs a comm_hook",
@@ -59,6 +60,8 @@ def export_accelerate_fsdp(winner: Winner) -> Export:
         content["fsdp_config"] = _fsdp(winner)
     if _has_mesh(winner):
         content["parallelism_config"] = _mesh(winner)
+    if winner.config.compile_blocks:
+        content["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return Export(text=header(winner, "accelerate launch --config_file", notes) + yaml_text(content), notes=notes)
 
 

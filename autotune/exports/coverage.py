@@ -26,6 +26,7 @@ ANYWHERE: Mapping[str, str] = {
     "defer_gradient_reduction": "it decides by itself when gradients are reduced",
     "offload_ratio": "it offloads all or nothing",
     "fused_optimizer": "choose it where the optimizer is made",
+    "compile_blocks": "compile each block in the program: block.compile()",
     "script": "give them to your script",
 }
 """Knobs that many formats have no place for -> what to do about them."""

@@ -24,7 +24,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "reduce_bucket_size", "reduce_dtype", "hsdp_shard_size", "reshard_after_forward",
         "offload_optimizer", "offload_param", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "activation_checkpointing", "checkpoint_every_k", "precision",
-        "fused_optimizer", "rank_order",
+        "fused_optimizer", "rank_order", "compile_blocks",
     }),
     refused={"context_parallel_size": "torchtitan or megatron", "expert_parallel_size": "megatron"},
 )  # fmt: skip
@@ -88,6 +88,7 @@ def _constants(winner: Winner) -> str:
         "SEQUENCE_PARALLEL": config.sequence_parallel,
         "ACTIVATION_CHECKPOINTING": config.activation_checkpointing,
         "CHECKPOINT_EVERY_K": config.checkpoint_every_k,
+        "COMPILE_BLOCKS": config.compile_blocks,
         "PRECISION": config.precision,
         "REDUCE_DTYPE": config.reduce_dtype,
         "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,

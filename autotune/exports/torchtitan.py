@@ -16,7 +16,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param",
         "offload_optimizer", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
-        "reduce_dtype", "expandable_segments",
+        "reduce_dtype", "expandable_segments", "compile_blocks",
     }),
     elsewhere={"rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost"},
 )  # fmt: skip
@@ -64,6 +64,8 @@ def _overrides(winner: Winner) -> list[str]:
         "parallelism.expert_parallel_degree": config.expert_parallel_size,
     }
     words = [f"--{name} {value}" for name, value in values.items()]
+    if config.compile_blocks:
+        words += ["--compile.enable", "--compile.components model"]
     if config.offload_param == "cpu":
         words.append("--training.enable_cpu_offload")
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:

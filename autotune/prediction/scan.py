@@ -26,7 +26,9 @@ BUCKETS = (
     "loss_chunk_size",
 )  # fmt: skip
 """Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
-UNSEEN = ("allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments")
+UNSEEN = (
+    "allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
+)  # fmt: skip
 """Knobs that no equation looks at: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})
 KEPT = 1000

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from executor.data import micro_batches as cut_batch
 from executor.engine import REFERENCE_STEPS, EngineSession, RankContext, StepReport
 from executor.engines.attention_kernel import choose_attention_kernel
+from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.groups import ParallelGroups
@@ -48,6 +49,8 @@ class ParallelSession(EngineSession):
         self.parts = source.parts(self.groups)
         self._in_training = [module for part in self.parts for module in in_training(model, part.module)]
         for part in self.parts:
+            if config.compile_blocks:
+                compile_blocks(part.blocks)
             checkpoint_blocks(part.blocks, config)
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
@@ -102,6 +105,9 @@ class ParallelSession(EngineSession):
         tells = self.context.device.type == "cpu" and all(replica.tells_waits for replica in self.replicas)
         return self.groups.clock.seconds if tells else None
 
+    def compile_seconds(self) -> float:
+        return compile_seconds()
+
     def full_parameters(self) -> dict[str, Tensor]:
         """This rank's slices of its stages' parameters, whole over data-parallel ranks, by name. Every rank must call it."""
         return {name: value for replica in self.replicas for name, value in replica.full_parameters().items()}
@@ -112,6 +118,7 @@ class ParallelSession(EngineSession):
         self.pipeline = None
         self._batches, self.parts, self._in_training = [], [], []
         self.groups.close()
+        forget_compiled()
 
     def _accumulate(self) -> Tensor:
         """Forward and backward of every micro-batch, one after the other. Returns their mean loss."""

@@ -1,7 +1,7 @@
 """FLOPs that this process really executes, counted operator by operator while they run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -68,6 +68,17 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total: int | None = 0
         """FLOPs so far; None: an operator came whose FLOPs its formula could not tell."""
         self._observe = observe
+
+    def __enter__(self) -> Self:
+        # Under a mode torch.compile passes a function by, and from then on for good, also one that it had compiled.
+        self._eager = torch.compiler.set_stance("force_eager")
+        self._eager.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._eager.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -59,6 +59,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),
         CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
         DETAIL * numbers("expandable_segments", float),
+        CHOICE * numbers("compile_blocks", float),
         *_script_columns(numbers),
     ]
     own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)

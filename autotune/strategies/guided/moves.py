@@ -18,6 +18,7 @@ ACTS_ON: Mapping[str, tuple[str, ...]] = {
     "fused_optimizer": ("optimizer",),
     "rank_order": ("data", "tensor", "pipeline"),
     "expandable_segments": ("compute",),
+    "compile_blocks": ("compute",),
 }
 """Knob -> the parts of a step (`step.PARTS`) that it changes."""
 LEAST_SHARE = 0.01

@@ -1,5 +1,6 @@
 """What the ddp engine honours. Imports no torch: the search reads it."""
 
+from executor.engines.compiling_rules import COMPILE_SELECTIVE
 from search_spaces.capability import Capability
 
 DDP = Capability(
@@ -14,5 +15,7 @@ DDP = Capability(
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "expandable_segments": None,
+        "compile_blocks": None,
     },
+    combinations=(COMPILE_SELECTIVE,),
 )

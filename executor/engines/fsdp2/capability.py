@@ -1,5 +1,6 @@
 """What the fsdp2 engine honours and refuses. Imports no torch: the search reads it."""
 
+from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
@@ -48,9 +49,12 @@ FSDP2 = Capability(
         "fused_optimizer": None,
         "rank_order": None,
         "expandable_segments": None,
+        "compile_blocks": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(
+        COMPILE_SELECTIVE,
+        COMPILE_ZERO_BUBBLE,
         Combination(
             rule="fsdp2-zero-bubble",
             reads=("pipeline_parallel_size", "pipeline_schedule", "tensor_parallel_size", "context_parallel_size"),

@@ -1,5 +1,6 @@
 """What the native engine honours and refuses. Imports no torch: the search reads it."""
 
+from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
@@ -45,8 +46,11 @@ NATIVE = Capability(
         "fused_optimizer": None,
         "rank_order": None,
         "expandable_segments": None,
+        "compile_blocks": None,
     },
     combinations=(
+        COMPILE_SELECTIVE,
+        COMPILE_ZERO_BUBBLE,
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),

@@ -10,6 +10,8 @@ import torch.distributed.fsdp as fsdp
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Case
 from benchmarks.parity_rank import compare
+from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.engines.native.checkpointing import checkpoint_blocks
 from search_spaces.capability import Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig, Value
@@ -92,15 +94,37 @@ def fsdp2_does_not_cast_alone(gang: Gang, rule: str) -> None:
     assert off(gang, tried) < BF16_LEAST, "what is computed is bf16 now: let fsdp2 run it"
 
 
+def zero_bubbles_of_compiled_blocks_are_wrong(gang: Gang, rule: str) -> None:
+    """Compiled backward frees what the second part would need; told to keep it (`donated_buffer`), it trains wrong weights."""
+    knobs = {**PIPELINE, "zero_stage": 0, "pipeline_schedule": "zbv", "compile_blocks": True}
+    tried = dataclasses.replace(case("native", knobs), model="experts")
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "compiled blocks have a backward in two parts now: let them run it"
+
+
+def selective_checkpointing_compiles_nothing(_: Gang, rule: str) -> None:
+    config = TrialConfig(compile_blocks=True, activation_checkpointing="selective")
+    refused_alone(rule, case("native", config.values()))
+    forget_compiled()
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compile_blocks([block])
+    checkpoint_blocks([block], config)
+    block(torch.ones(2, 4)).sum().backward()
+    assert compile_seconds() == 0.0, "what selective checkpointing watches is compiled now: let it be"
+    forget_compiled()
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
     "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
     "fsdp2-copies-alone": fsdp2_copies_alone,
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
+    "compile-selective": selective_checkpointing_compiles_nothing,
+    "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
 }
 """Rule -> what shows that it is needed."""
-COMBINATIONS = [combination for capability in CAPABILITIES.values() for combination in capability.combinations]
+COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]
 
 
 @pytest.fixture(scope="module")
