@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from executor.errors import RunnerError
-from executor.runners.ray.token import token_told
+from executor.runners.ray.token import MODE, put_mode_back, token_told
 
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
@@ -29,19 +29,22 @@ class RayCluster:
     def __init__(self, address: str | None, cores: int) -> None:
         began = time.monotonic()
         self.started = not ray.is_initialized()
+        self._token_mode = os.environ.get(MODE)
         if self.started:
             try:
                 with _handlers_kept(), token_told(address):
                     _connect(address, cores)
-            except KeyboardInterrupt:
+            except BaseException:
                 self.close()
                 raise
         self.startup_seconds = time.monotonic() - began
 
     def close(self) -> None:
         """Disconnect, and end the Ray that was started here. May be called twice."""
-        if self.started and ray.is_initialized():
-            ray.shutdown()
+        if self.started:
+            if ray.is_initialized():
+                ray.shutdown()
+            put_mode_back(self._token_mode)
         self.started = False
 
 
@@ -100,6 +103,9 @@ def _connect(address: str | None, cores: int) -> None:
         ray.init(address=address or "local", **options)
         _keep_out_of_stdout()
     except Exception as error:
+        # It is not initialized, but of a cluster that has refused Ray keeps a client, by which the next start hangs, and which
+        # ends this process without a word a minute after that cluster is gone.
+        ray.shutdown()
         lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
         if lines[0].startswith("Version mismatch"):
             raise RunnerError(_version_mismatch(lines)) from error

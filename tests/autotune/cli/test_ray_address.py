@@ -26,6 +26,28 @@ if sys.argv[2]:
     client.internal_kv_put(CLUSTER_METADATA_KEY, sys.argv[2].encode(), True, namespace=KV_NAMESPACE_CLUSTER)
 """
 """Tells what a head has written down of its versions, and writes something else."""
+JOURNEY = """
+import sys
+import ray
+from executor.errors import RunnerError
+from executor.runners.ray.cluster import RayCluster
+
+@ray.remote
+class Teller:
+    def tell(self):
+        yield "told"
+
+for where in sys.argv[1:]:
+    try:
+        cluster = RayCluster(None if where == "here" else where, 2)
+    except RunnerError as error:
+        print("refused")
+        continue
+    teller = Teller.remote()
+    print(*[ray.get(item) for item in teller.tell.options(num_returns="streaming").remote()])
+    cluster.close()
+"""
+"""Goes from one Ray to the next, `here` being one of its own, and has an actor stream something to it on each."""
 SWEEP = ("sweep", "config.json", "--out", "best.json")
 
 
@@ -58,7 +80,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def command() -> Command:
-    """`autotune` in a process of its own: one that has joined a Ray without a token cannot start one that has a token."""
+    """`autotune` in a process of its own, as users call it: what it leaves of Ray hinders no other test."""
 
     def run(*words: object) -> Answer:
         called = subprocess.run([sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True, timeout=120)
@@ -92,6 +114,13 @@ def test_a_cluster_is_shown_and_checked(command: Command, head: str) -> None:
     assert f"locked memory on {node['name']}" in findings
 
 
+def test_what_is_there_is_predicted_for(command: Command, head: str, folder: Path) -> None:
+    predicted = command("predict", "config.json", "--ray-address", head, "--json")
+    assert (predicted.status, predicted.err) == (0, "")
+    cluster = json.loads(predicted.out)["cluster"]
+    assert (cluster["name"], cluster["nodes"], cluster["devices_per_node"]) == ("ray", 1, 2)
+
+
 def test_the_environment_names_the_cluster_too(command: Command, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
     monkeypatch.setenv("AUTOTUNE_RAY_ADDRESS", head)
@@ -112,6 +141,8 @@ def test_a_cluster_without_GPUs_refuses_a_job_for_them(command: Command, head: s
         (*SWEEP, "--cluster", "ray"),
         ("calibrate", "--ranks", 1),
         ("cluster",),
+        ("plan", "config.json"),
+        ("space", "config.json", "--cluster", "ray"),
         ("scale", "config.json", "--ranks", "1,2"),
     ],
     ids=lambda words: words[0],
@@ -133,6 +164,29 @@ def test_another_version_on_the_cluster_is_one_line(command: Command, head: str,
         refused(command, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
     finally:
         written_down(head, real)
+
+
+def test_a_process_that_was_refused_starts_a_ray_of_its_own(head: str) -> None:
+    """As a worker does whose next job names no address."""
+    real = written_down(head)
+    written_down(head, json.dumps(json.loads(real) | {"ray_version": "2.1.0"}))
+    try:
+        assert journey(head, "here") == ["refused", "told"]
+    finally:
+        written_down(head, real)
+
+
+def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str) -> None:
+    assert journey("here", head, "here") == ["told", "told", "told"]
+
+
+def journey(*places: str) -> list[str]:
+    """What was met, place by place."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    words = [sys.executable, "-c", JOURNEY, *places]
+    travelled = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert travelled.returncode == 0, travelled.stderr
+    return travelled.stdout.split()
 
 
 def written_down(head: str, instead: str = "") -> str:

@@ -98,6 +98,7 @@ def test_what_ray_says_when_it_refuses_is_one_clear_line(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of this module's Ray, which is none to whoever is refused
     with pytest.raises(RunnerError, match=re.escape(told)):
         make(address="auto")
 
@@ -113,6 +114,7 @@ def test_a_cluster_that_asks_for_its_token_is_told_as_that(started_ray: None, mo
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of this module's Ray, which is none to whoever is refused
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(
