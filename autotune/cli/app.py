@@ -240,7 +240,8 @@ def verify(
 @app.command()
 def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")] = "local",
+    cluster: options.Anywhere = None,
+    ray_address: options.RayToDescribe = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
     ] = None,
@@ -272,6 +273,7 @@ def space(
             SpaceOptions(
                 model=model,
                 cluster=cluster,
+                ray_address=ray_address,
                 ranks=ranks,
                 space=space_,
                 global_batch_size=global_batch_size,

@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.cli.capacity_table import print_capacity
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
+from autotune.jobs.ray_cluster import asked_cluster
 from autotune.prediction.capacity import capacity
 from autotune.prediction.question import cluster_of, model_of, question_of
 from autotune.prediction.room import PROBABILITY
@@ -21,7 +22,8 @@ class CapacityOptions:
     """What the command line gave."""
 
     model: str | None
-    cluster: str
+    cluster: str | None
+    ray_address: str | None
     ranks: int | None
     sequence_length: int | None
     memory_limit: int | None
@@ -39,7 +41,8 @@ class CapacityOptions:
 
 def capacity_command(options: CapacityOptions) -> Status:
     """Resolve, climb the ladder, tell."""
-    cluster = cluster_of(options.cluster, options.ranks, options.memory_limit)
+    name, live = asked_cluster(options.cluster, options.ray_address)
+    cluster = cluster_of(name, options.ranks, options.memory_limit, live)
     if options.host_memory is not None:
         cluster = dataclasses.replace(cluster, host_memory_bytes=options.host_memory)
     question = question_of(

@@ -164,7 +164,17 @@ Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file w
 # What is predicted for: what `predict` and `plan` share.
 
 ShapedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")]
-Anywhere = Annotated[str, typer.Option("--cluster", metavar="NAME", help="local, a preset as NAME:NODES, or a TOML file.")]
+Anywhere = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]"),
+]
+RayToDescribe = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", metavar="ADDRESS",
+        help="HOST:PORT or auto: the Ray that --cluster ray describes. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else auto.",
+    ),
+]  # fmt: skip
 EveryRank = Annotated[
     int | None,
     typer.Option("--ranks", min=1, metavar="N", help="Ranks; default: every device, and on local without GPUs 2."),

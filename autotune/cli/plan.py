@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
+from autotune.jobs.ray_cluster import asked_cluster
 from autotune.prediction.largest import largest
 from autotune.prediction.plan import PlanOptions, plan
 from autotune.prediction.question import cluster_of, model_of, question_of
@@ -22,7 +23,8 @@ class PlanCommandOptions:
     """What the command line gave."""
 
     model: str | None
-    cluster: str
+    cluster: str | None
+    ray_address: str | None
     ranks: int | None
     space: str
     top: int
@@ -55,9 +57,10 @@ def plan_command(options: PlanCommandOptions) -> Status:
         price=options.price,
         rate=options.rate,
     )
+    name, live = asked_cluster(options.cluster, options.ray_address)
     question = question_of(
         model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
-        cluster_of(options.cluster, options.ranks, options.memory_limit),
+        cluster_of(name, options.ranks, options.memory_limit, live),
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         engine=options.engine,

@@ -16,7 +16,8 @@ app = typer.Typer()
 @app.command()
 def predict(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = "local",
+    cluster: options.Anywhere = None,
+    ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
@@ -40,6 +41,7 @@ def predict(
             PredictOptions(
                 model=model,
                 cluster=cluster,
+                ray_address=ray_address,
                 ranks=ranks,
                 pins=tuple(set_ or ()),
                 global_batch_size=global_batch_size,
@@ -60,7 +62,8 @@ def predict(
 @app.command()
 def plan(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = "local",
+    cluster: options.Anywhere = None,
+    ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="parallel, zero, zero-buckets, 3d, full, or a TOML file.")
@@ -99,6 +102,7 @@ def plan(
             PlanCommandOptions(
                 model=model,
                 cluster=cluster,
+                ray_address=ray_address,
                 ranks=ranks,
                 space=space_,
                 top=top,
@@ -127,8 +131,12 @@ def plan(
 def capacity(
     model: options.ShapedModel = None,
     cluster: Annotated[
-        str, typer.Option(metavar="NAME", help="2x24GB, 8xa100-80gb, local, a preset as NAME:NODES, or a TOML file.")
-    ] = "local",
+        str | None,
+        typer.Option(
+            metavar="NAME", help="2x24GB, 8xa100-80gb, local, ray, a preset as NAME:NODES, or a TOML file. [default: local]"
+        ),
+    ] = None,
+    ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     seq_len: options.AnyLength = None,
     memory_limit: Bytes = None,
@@ -157,6 +165,7 @@ def capacity(
             CapacityOptions(
                 model=model,
                 cluster=cluster,
+                ray_address=ray_address,
                 ranks=ranks,
                 sequence_length=seq_len,
                 memory_limit=memory_limit,

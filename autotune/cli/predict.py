@@ -10,6 +10,7 @@ from rich.console import Console
 
 from autotune.cli.prediction_table import print_estimate
 from autotune.cli.status import Status
+from autotune.jobs.ray_cluster import asked_cluster
 from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question, cluster_of, model_of, question_of
 from search_spaces.plain import to_plain
@@ -22,7 +23,8 @@ class PredictOptions:
     """What the command line gave."""
 
     model: str | None
-    cluster: str
+    cluster: str | None
+    ray_address: str | None
     ranks: int | None
     pins: tuple[str, ...]
     global_batch_size: int | None
@@ -40,9 +42,10 @@ class PredictOptions:
 
 def predict_command(options: PredictOptions) -> Status:
     """Resolve, check, predict."""
+    name, live = asked_cluster(options.cluster, options.ray_address)
     question = question_of(
         model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
-        cluster_of(options.cluster, options.ranks, options.memory_limit),
+        cluster_of(name, options.ranks, options.memory_limit, live),
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         engine=options.engine,

@@ -11,6 +11,7 @@ from autotune.cli.status import Status
 from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.jobs.feasible import require_positions
+from autotune.jobs.ray_cluster import asked_cluster
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text
@@ -25,7 +26,8 @@ class SpaceOptions:
     """What the command line gave."""
 
     model: str | None
-    cluster: str
+    cluster: str | None
+    ray_address: str | None
     ranks: int | None
     space: str
     global_batch_size: int
@@ -70,9 +72,10 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     if is_factory_reference(options.model):
         raise RequestError("model", "a factory has no shape to count with", "use `autotune sweep`, or give a preset")
     model = resolve_model(options.model)
-    ranks = options.ranks or (2 if options.cluster == "local" else None)
-    cluster = resolve_cluster(options.cluster, ranks, options.memory_limit)
-    longest = min(model.sequence_length, 128) if options.cluster == "local" else model.sequence_length
+    name, live = asked_cluster(options.cluster, options.ray_address)
+    ranks = options.ranks or (2 if name == "local" else None)
+    cluster = resolve_cluster(name, ranks, options.memory_limit, live)
+    longest = min(model.sequence_length, 128) if name == "local" else model.sequence_length
     workload = Workload(global_batch_size=options.global_batch_size, sequence_length=options.sequence_length or longest)
     require_positions(model, workload.sequence_length)
     capability = None if options.engine == "any" else capability_of(options.engine)

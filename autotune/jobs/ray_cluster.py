@@ -49,10 +49,26 @@ def found_cluster(request: JobRequest) -> ClusterSpec | None:
     """
     if request.cluster != "ray" or request.resolved_cluster is not None:
         return None
-    # Imported where it is asked for: Ray takes seconds to load.
-    from executor.runners.ray.describe import describe_cluster
+    return _described(address_of(request) or ANY)
 
-    return describe_cluster(address_of(request) or ANY)
+
+def asked_cluster(name: str | None, address: str | None) -> tuple[str, ClusterSpec | None]:
+    """The cluster that something is predicted for, and what is at its Ray address; None: it is described, not looked at.
+
+    Nothing runs there. So the environment's address is one of `ray` alone: `local` stays this machine, whatever runs on it.
+
+    Raises:
+        RequestError: an address is given beside a cluster that is described.
+        RunnerError: no Ray answers there, or its nodes cannot be described.
+    """
+    name = name or ("ray" if address is not None else "local")
+    if name == "ray":
+        return name, _described(named_address(address) or ANY)
+    if address is not None:
+        raise RequestError(
+            "ray_address", f"nothing runs there, and {name} is described already", "use --cluster ray for its nodes"
+        )
+    return name, None
 
 
 def require_room(cluster: ClusterSpec, address: str) -> None:
@@ -84,3 +100,10 @@ def require_devices(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
         raise RequestError(
             "cluster", problem, "start Ray on nodes that have them (`ray start --num-gpus`), or use --cluster ray"
         )
+
+
+def _described(address: str) -> ClusterSpec:
+    # Imported where it is asked for: Ray takes seconds to load.
+    from executor.runners.ray.describe import describe_cluster
+
+    return describe_cluster(address)

@@ -153,12 +153,12 @@ def with_adapters(
     )
 
 
-def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None) -> ClusterSpec:
-    """The cluster that `text` names; `local` is this machine with its GPUs, where it has some."""
+def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None, live: ClusterSpec | None = None) -> ClusterSpec:
+    """The cluster that `text` names; `local` is this machine with its GPUs, where it has some, `ray` what was found: `live`."""
     gpus = local_gpus() if text == "local" else None
     if gpus is not None:
         return local_cluster(ranks, memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
-    return resolve_cluster(text, ranks, memory_limit_bytes)
+    return resolve_cluster(text, ranks, memory_limit_bytes, live)
 
 
 def single_values(pins: Mapping[str, Pin]) -> dict[str, Value]:

@@ -157,3 +157,22 @@ def test_nodes_that_share_a_name_are_told_apart_and_a_gone_one_that_came_back_is
         "10.0.0.2",
         "10.0.0.3",
     ]
+
+
+@pytest.mark.parametrize("name", ["predict", "plan", "capacity"])
+def test_commands_that_predict_take_what_ray_tells(described: None, command: Command, name: str) -> None:
+    for words, ranks in (((), 4), (("--ranks", "2"), 2)):
+        answer = command(name, "config.json", "--cluster", "ray", *words, "--json")
+        assert (answer.status, answer.err) == (0, "")
+        assert json.loads(answer.out)["world_size"] == ranks
+
+
+def test_a_space_is_counted_for_what_ray_tells(described: None, command: Command) -> None:
+    assert "on ray with 4 ranks" in command("space", "config.json", "--ray-address", "a:1").out
+
+
+@pytest.fixture
+def described(nodes: tuple[RayNode, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two cores."""
+    there = cluster_of([node.resources for node in nodes if node.alive])
+    monkeypatch.setattr("executor.runners.ray.describe.describe_cluster", lambda _: there)

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from autotune.errors import RequestError
-from autotune.jobs.ray_cluster import address_of, named_address, require_devices, run_by, with_address
+from autotune.jobs.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
 from autotune.jobs.request import JobRequest, request_from_fields
+from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import resolve_cluster
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}
@@ -52,6 +53,26 @@ def test_a_stored_request_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run_by(stored, None, "b:1").ray_address == "b:1"
     here = run_by(stored, "local", None)
     assert (here.runner, here.cluster, here.ray_address) == ("local", "local", None)
+
+
+def test_what_is_predicted_for_is_looked_at_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.runners.ray.describe.describe_cluster", _at)
+    monkeypatch.setenv("RAY_ADDRESS", "environment:1")
+    assert asked_cluster(None, None) == ("local", None)
+    assert asked_cluster("dgx-a100:2", None) == ("dgx-a100:2", None)
+    for name, address, asked in (("ray", None, "environment:1"), ("ray", "a:1", "a:1"), (None, "auto", "auto")):
+        found, live = asked_cluster(name, address)
+        assert found == "ray"
+        assert live is not None
+        assert live.name == asked
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert asked_cluster("ray", None)[1] == _at("auto")
+    with pytest.raises(RequestError, match=r"^ray_address: nothing runs there, and local is described already; use --cluster"):
+        asked_cluster("local", "a:1")
+
+
+def _at(address: str) -> ClusterSpec:
+    return dataclasses.replace(resolve_cluster("dgx-a100"), name=address)
 
 
 @pytest.mark.parametrize(
