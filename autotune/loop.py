@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.jobs.agenda import ending, is_first_of_winner, next_wants
 from autotune.jobs.book import Book, BookReader, read_book
@@ -24,12 +24,16 @@ from autotune.verdict import measured_baseline
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.runner import Runner
+from search_spaces.model import ModelSpec
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import JobStateError, StorageError
 from storage.owners import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
+
+if TYPE_CHECKING:
+    from autotune.jobs.step_forecast import StepForecast
 
 POLL_SECONDS = 0.5
 """How soon a wish to stop is seen while trials run."""
@@ -116,6 +120,7 @@ class TuningLoop:
         self._spread = session.prior
         self._referenced = False
         self._leader = Leader()
+        self._forecast = _forecast(session, store, keeper)
         self._table = failure_table(session.request.failures)
         self._verifying = Verifying(store, self._table)
         self._watchman = Watchman(store, lambda: keeper.lease, runner, session.world_size, self._table, listener.on_news)
@@ -207,7 +212,8 @@ class TuningLoop:
         off = self._watchman.kept_off(trial)
         request = self._session.trial_request(token, trial.config, book.job.reference_losses, off)
         fresh = self._verifying.wants(trial) or is_first_of_winner(self._session, book, trial)
-        request = dataclasses.replace(request, fresh_processes=fresh)
+        expected = self._forecast.seconds(trial.config, book) if self._forecast is not None else None
+        request = dataclasses.replace(request, fresh_processes=fresh, expected_step_seconds=expected)
         return self._leader.asked(request, trial, self._session, book, self._spread)
 
     def _settle(self, trial: TrialRecord, result: TrialResult) -> None:
@@ -253,3 +259,13 @@ class TuningLoop:
         if self._stop.hands_back:
             return JobState.QUEUED, "", ""
         return JobState.PAUSED, "interrupted", "stopped on request; resume it to go on"
+
+
+def _forecast(session: Session, store: Store, keeper: LeaseKeeper) -> "StepForecast | None":
+    """What steps are held against; None: the model has no shape to predict from."""
+    if not isinstance(session.model, ModelSpec):
+        return None
+    # NumPy and the equations: loaded for models that they hold for.
+    from autotune.jobs.step_forecast import forecast_of
+
+    return forecast_of(session, session.model, store.prior(keeper.lease.job_id))

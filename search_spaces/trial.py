@@ -86,6 +86,8 @@ class TrialRequest:
     peak_flops_per_device: float | None = None
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
     expected_step_seconds: float | None = None
+    """Of a full optimizer step, as predicted and corrected by the job's trials: what a hang is told from a slow step by before
+    the trial has made a step of its own. None: nothing is predicted."""
     rate_to_beat: float | None = None
     """Samples/s of the best so far: a trial that cannot reach it any more ends as PRUNED. None: it is measured to its end."""
     race_spread: float = 0.0

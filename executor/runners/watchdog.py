@@ -10,12 +10,13 @@ from search_spaces.trial import TrialRequest
 STEPPING = ("warmup", "memory", "measure")
 """Phases in which a rank comes on from step to step. What building takes is not predicted: the trial's limit is its limit."""
 SLOW_FACTOR = 20.0
-"""So many times as long as predicted, or as the longest step so far, a step is not slow any more: predictions are within a
-factor of three or so, a neighbour takes a share of a machine, and checkpoints of memory are taken in a step of their own."""
+"""So many times as long as predicted, or as the longest step so far, a step is not slow any more: a prediction may be ten times
+too short and a neighbour take half of the machine; a step whose memory is accounted for takes several times as long."""
 HANG_SECONDS = 30.0
 """No step is taken for a hang sooner: what is short may wait for a disk, a swap or a garbage collection."""
 FIRST_STEP_SECONDS = 120.0
-"""The same for the first step, which compiles, connects and allocates."""
+"""What the first step may take beside that: it loads kernels, connects and allocates, which no prediction has and which does
+not grow with the step. Added, not the larger of the two: a step that is slow and connects slowly takes both."""
 MOST_RANKS = 8
 """Ranks that a line names."""
 
@@ -40,9 +41,10 @@ class Watchdog:
         """Why this is a hang, in words; empty: it is none.
 
         1. Every rank has been heard of, and all are in a phase of steps.
-        2. None of them has come on for as long as `SLOW_FACTOR` predicted steps, or as many of the longest so far, and not for
-           less than `HANG_SECONDS` (`FIRST_STEP_SECONDS` until every rank has made a step).
-        3. Without a step and without a prediction there is nothing to compare with: the trial's own limit holds.
+        2. None of them has come on for `SLOW_FACTOR` predicted steps, or as many of the longest so far where that is longer:
+           a prediction that is too short ends no trial that has a step to show.
+        3. Until every rank has made a step, `FIRST_STEP_SECONDS` more; afterwards never sooner than `HANG_SECONDS`.
+        4. Without a step and without a prediction there is nothing to compare with: the trial's own limit holds.
         """
         ranks = self._standings.values()
         if not self._watches or len(ranks) < self._world_size or any(rank.phase not in STEPPING for rank in ranks):
@@ -51,8 +53,8 @@ class Watchdog:
         known = max(self._expected or 0.0, max(rank.longest for rank in ranks))
         if not known:
             return ""
-        still, most = self._still(now), max(SLOW_FACTOR * known, HANG_SECONDS if slowest else FIRST_STEP_SECONDS)
-        if still <= most:
+        most = max(SLOW_FACTOR * known, HANG_SECONDS) if slowest else FIRST_STEP_SECONDS + SLOW_FACTOR * known
+        if (still := self._still(now)) <= most:
             return ""
         told = "is predicted to take" if known == self._expected else "took"
         return f"no rank has come on for {still:.0f} s, and a step {told} {known:.2g} s"

@@ -8,7 +8,7 @@ from autotune.jobs.request import JobRequest
 from autotune.jobs.session import Session, prepare
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Interval, RankMeasurement, TrialResult
+from search_spaces.trial import Interval, RankMeasurement, TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 MODEL_CONFIG = """{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
@@ -87,3 +87,15 @@ def ended(outcome: Outcome, message: str = "") -> TrialResult:
 def runner(answer: Any = measured, **changes: Any) -> ReplayRunner:
     """A runner that answers at once."""
     return ReplayRunner(answer, **changes)
+
+
+class Recorded(ReplayRunner):
+    """Answers at once, and keeps every request."""
+
+    def __init__(self, answer: Any = measured, **changes: Any) -> None:
+        super().__init__(answer, **changes)
+        self.requests: list[TrialRequest] = []
+
+    def submit(self, request: TrialRequest) -> str:
+        self.requests.append(request)
+        return super().submit(request)

@@ -32,18 +32,6 @@ from storage.store import Store
 NAMES = ("random", "grid", "tpe")
 
 
-class Recorded(ReplayRunner):
-    """Keeps every request."""
-
-    def __init__(self, answer: Any = table.measured, **changes: Any) -> None:
-        super().__init__(answer, **changes)
-        self.requests: list[TrialRequest] = []
-
-    def submit(self, request: TrialRequest) -> str:
-        self.requests.append(request)
-        return super().submit(request)
-
-
 def run(session: Session, store: Store, runner: ReplayRunner | None = None, **rest: Any) -> Book:
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, runner or table.runner(), **rest)
@@ -78,7 +66,7 @@ def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path, store: Store, n
 
 
 def test_several_attempts_run_at_once_without_a_trial_twice(tmp_path: Path, store: Store) -> None:
-    runner = Recorded(slots=4, seconds_per_trial=0.02)
+    runner = table.Recorded(slots=4, seconds_per_trial=0.02)
     book = run(table.session(tmp_path, trials=12), store, runner)
     assert len({trial.config.hash for trial in searched(book)}) == 12
     alone = table.session(tmp_path, trials=12)
@@ -95,7 +83,7 @@ def test_a_runner_without_room_at_the_moment_does_not_end_the_job(tmp_path: Path
 
 
 def test_later_trials_carry_the_reference_and_the_rate_to_beat(tmp_path: Path, store: Store) -> None:
-    runner = Recorded()
+    runner = table.Recorded()
     book = run(table.session(tmp_path), store, runner)
     assert book.job.reference_losses == (5.0, 4.5)
     assert runner.requests[0].reference_losses == ()
@@ -113,7 +101,7 @@ def test_a_baseline_that_does_not_fit_is_tried_at_the_next_stage(tmp_path: Path,
 def test_states_over_the_limit_are_refused_without_a_process(tmp_path: Path, store: Store) -> None:
     parameters = table.session(tmp_path).model.parameter_count
     session = table.session(tmp_path, memory_limit_bytes=parameters * 14, trials=50, strategy="grid")
-    runner = Recorded(lambda config: table.ok(100.0, 1_000))
+    runner = table.Recorded(lambda config: table.ok(100.0, 1_000))
     book = run(session, store, runner)
     refused = [trial for trial in book.trials if trial.attempts == 0]
     assert {trial.config.zero_stage for trial in refused} == {0}
@@ -148,7 +136,7 @@ def test_what_may_be_a_neighbours_fault_is_verified_alone(tmp_path: Path, store:
 
     beside: dict[str, int] = {}
 
-    class Slots(Recorded):
+    class Slots(table.Recorded):
         def submit(self, request: TrialRequest) -> str:
             beside[request.attempt] = len(self._running) + len(self._waiting)
             for attempt in self._running:
@@ -168,14 +156,14 @@ def test_what_may_be_a_neighbours_fault_is_verified_alone(tmp_path: Path, store:
 def test_a_users_row_decides_how_often_a_trial_is_retried(tmp_path: Path, store: Store) -> None:
     rows = rows_from({"killed": {"retries": 1}}, failure_table())
     killed = dataclasses.replace(table.ended(Outcome.LOST), cause="killed")
-    runner = Recorded(answers(killed, killed))
+    runner = table.Recorded(answers(killed, killed))
     book = run(table.session(tmp_path, failures=rows, confirm_repeats=0), store, runner)
     assert (book.trials[0].outcome, book.trials[0].attempts) == (Outcome.LOST, 2)
     assert {request.failures for request in runner.requests} == {rows}
 
 
 def test_the_winners_first_confirmation_has_fresh_processes(tmp_path: Path, store: Store) -> None:
-    runner = Recorded()
+    runner = table.Recorded()
     book = run(table.session(tmp_path, trials=24, confirm_repeats=3), store, runner)
     fresh = [number for number, request in enumerate(runner.requests) if request.fresh_processes]
     first = next(number for number, trial in enumerate(book.trials) if trial.purpose is Purpose.CONFIRM)
@@ -299,7 +287,7 @@ def test_a_job_whose_every_trial_fails_has_failed(tmp_path: Path, store: Store) 
     assert "FAILED" in book.job.message
 
 
-class Racing(Recorded):
+class Racing(table.Recorded):
     """Ends a trial as the ranks would: PRUNED where its rate is far below the one to beat."""
 
     def _answer(self, request: TrialRequest) -> TrialResult:
@@ -350,7 +338,7 @@ def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tm
 def test_no_trial_races_where_that_is_not_wanted_or_the_slower_may_win(
     tmp_path: Path, store: Store, changes: dict[str, Any]
 ) -> None:
-    runner = Recorded()
+    runner = table.Recorded()
     run(table.session(tmp_path, **changes), store, runner)
     assert all(request.rate_to_beat is None for request in runner.requests)
 
@@ -365,7 +353,7 @@ def test_pruned_trials_are_no_alternatives_and_no_repeats(tmp_path: Path, store:
     assert all(book.repeats(book.trial(number).config) == [] for number in pruned)
 
 
-class Fewer(Recorded):
+class Fewer(table.Recorded):
     """Answers as the ranks would where steps may have fewer micro-batches, a tenth too fast."""
 
     def _answer(self, request: TrialRequest) -> TrialResult:
@@ -405,7 +393,7 @@ def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: in
     assert measured["samples_per_second"]["mean"] == pytest.approx(115.0)
 
 
-class Shallower(Recorded):
+class Shallower(table.Recorded):
     """Answers as the ranks would of models of fewer layers: a tenth too fast, and with too small a peak."""
 
     def _answer(self, request: TrialRequest) -> TrialResult:

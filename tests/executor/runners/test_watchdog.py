@@ -44,14 +44,32 @@ def test_a_rank_that_comes_on_keeps_the_trial_alive() -> None:
         (0.1, None, HANG_SECONDS),
         (5.0, None, 5.0 * SLOW_FACTOR),
         (0.1, 4.0, 4.0 * SLOW_FACTOR),
-        (0.0, 0.1, FIRST_STEP_SECONDS),
-        (0.0, 10.0, 10.0 * SLOW_FACTOR),
+        (0.0, 0.1, FIRST_STEP_SECONDS + 0.1 * SLOW_FACTOR),
+        (0.0, 10.0, FIRST_STEP_SECONDS + 10.0 * SLOW_FACTOR),
     ],
 )
 def test_a_slow_step_is_no_hang(longest: float, expected: float | None, most: float) -> None:
     watchdog = watched(at(3, longest=longest), at(3, longest=longest), expected=expected)
     assert watchdog.hang(most - 1) == ""
     assert watchdog.hang(most + 1)
+
+
+@pytest.mark.parametrize("predicted", [0.001, 0.1, 3.0, 60.0])
+def test_a_prediction_that_is_ten_times_too_short_ends_no_trial(predicted: float) -> None:
+    """On a machine that a neighbour has half of the time, with a first step that takes a minute and a half to connect."""
+    real = 10 * predicted * 1.9
+    starting = at(0, "warmup", longest=0.0)
+    assert watched(starting, starting, expected=predicted).hang(real + 90.0) == ""
+    stepping = at(1, "warmup", longest=real)
+    assert watched(stepping, stepping, expected=predicted).hang(real * 5) == ""
+
+
+def test_a_first_step_that_hangs_is_found_by_its_prediction() -> None:
+    standing = at(0, "warmup", longest=0.0)
+    watchdog = watched(standing, standing, expected=0.5)
+    told = watchdog.hang(FIRST_STEP_SECONDS + 11.0)
+    assert told == "no rank has come on for 131 s, and a step is predicted to take 0.5 s"
+    assert watched(standing, standing).hang(LATE) == ""
 
 
 @pytest.mark.parametrize("standing", [at(0, "build"), at(0, "warmup", longest=0.0), at(9, "close")])
