@@ -1,12 +1,17 @@
-"""The live table of a sweep, on standard error: trials as they end, the one that runs, the best so far, the time left."""
+"""The live table of a sweep, on standard error: trials as they end, the one that runs, the best so far, the time left.
+
+Above it, where the terminal allows, the charts of `live_charts`: they keep their place while rows come and go beneath them.
+"""
 
 import time
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.live_charts import LiveCharts
 from autotune.cli.rows import add_trial_row, measured_text, trial_line, trial_table
 from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
@@ -17,7 +22,9 @@ from search_spaces.trial import Progress
 from storage.records import TrialRecord
 
 ROWS = 12
-"""Trials that the live table shows; without a terminal every trial is a line."""
+"""Trials that the live table shows at most; without a terminal every trial is a line."""
+PROGRESS_SECONDS = 0.2
+"""Between two drawings that only a trial's progress asks for: more often nobody can read it, and terminals flicker."""
 
 
 class LiveTable(LoopListener):
@@ -31,6 +38,8 @@ class LiveTable(LoopListener):
         self._book: Book | None = None
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
+        self._drawn = 0.0
+        self._charts = LiveCharts(session, console)
         self._note = ""
 
     def __enter__(self) -> "LiveTable":
@@ -67,7 +76,8 @@ class LiveTable(LoopListener):
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         rate = f" {progress.samples_per_second:.4g}/s" if progress.samples_per_second else ""
         self._running[trial.number] = (trial, f"{progress.phase}{f' {progress.step}' if progress.step else ''}{rate}")
-        self._draw()
+        if time.monotonic() - self._drawn >= PROGRESS_SECONDS:
+            self._draw()
 
     def on_trial(self, trial: TrialRecord, book: Book) -> None:
         self._book = book
@@ -96,18 +106,35 @@ class LiveTable(LoopListener):
         best = self._best(book)
         for trial in book.trials:
             add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number, state="wanted")
-        self._console.print(table)
+        self._console.print(table, *self._charts.lines(book), sep="\n")
 
     def _draw(self) -> None:
         if self._live is None or not self._drawing or self._book is None:
             return
-        table, best = trial_table(), self._best(self._book)
-        ended = [trial for trial in self._book.trials if trial.outcome is not None]
-        for trial in ended[-ROWS:]:
-            add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number)
-        for trial, state in self._running.values():
-            add_trial_row(table, self._knobs, trial, state=state)
-        self._live.update(Group(table, self._summary(self._book, best)), refresh=True)
+        best = self._best(self._book)
+        charts, summary = self._charts.lines(self._book), self._summary(self._book, best)
+        room = self._console.height - self._lines_of(summary)
+        table = self._table(self._book, best, room - len(charts))
+        if charts and self._lines_of(table) > room - len(charts):  # what runs comes first
+            charts, table = [], self._table(self._book, best, room)
+        self._live.update(Group(*charts, table, summary), refresh=True)
+        self._drawn = time.monotonic()
+
+    def _table(self, book: Book, best: TrialRecord | None, room: int) -> Table:
+        """The trials that ended last, as many as fit into so many lines, and those that run."""
+        ended = [trial for trial in book.trials if trial.outcome is not None]
+        for count in range(min(ROWS, len(ended)), -1, -1):
+            table = trial_table()
+            for trial in ended[len(ended) - count :]:
+                add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number)
+            for trial, state in self._running.values():
+                add_trial_row(table, self._knobs, trial, state=state)
+            if self._lines_of(table) <= room:
+                break
+        return table
+
+    def _lines_of(self, drawn: RenderableType) -> int:
+        return len(self._console.render_lines(drawn, pad=False))
 
     def _summary(self, book: Book, best: TrialRecord | None) -> Text:
         trials = self._session.request.trials

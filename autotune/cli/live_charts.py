@@ -1,0 +1,166 @@
+"""What a sweep has found so far, drawn beside its live table: samples/s over memory, and the best so far over trials."""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from itertools import accumulate
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.cli.canvas import Canvas
+from autotune.cli.chart import Axis, axis_of, chart, room_of, side_by_side
+from autotune.cli.rows import STYLES
+from autotune.cli.sizes import bytes_text
+from autotune.jobs.book import Book
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session
+from autotune.objective import Ranking, pareto_front, peak_bytes, rate
+from autotune.verdict import measured_baseline
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
+
+LEAST_HEIGHT = 20
+"""Lines of a terminal that has room for charts beside the table."""
+LEAST_WIDTH = 60
+"""Columns of a terminal that has room for one: on a narrower one a row of the table takes many lines."""
+BOTH_WIDTH = 76
+"""The same for two, side by side."""
+MOST_CHART_WIDTH = 72
+HEIGHTS = (9, 15)
+"""Least and most lines of a chart: a third of the terminal's, between them."""
+GAP = 2
+LEGEND_GAP = "  "
+NEAR = 1.5
+"""Times the highest peak up to which the limit stands in the chart: one that is far off would press all points together."""
+
+
+class Mark(StrEnum):
+    """What a character of the charts means; the kinds differ in shape, for whoever sees no colours."""
+
+    BEST = "best"
+    FRONT = "front"
+    """No other is faster and smaller."""
+    MEASURED = "measured"
+    ENDED_EARLY = "ended early"
+    """PRUNED: at the most that it could have reached."""
+    MAY_NOT_WIN = "may not win"
+    """Over the limit with its headroom, or unstable."""
+    BASELINE = "baseline"
+    LIMIT = "limit"
+
+
+LOOKS = {
+    Mark.BEST: ("★", "bold green"), Mark.FRONT: ("◆", "bold green"), Mark.MEASURED: ("●", STYLES[Outcome.OK]),
+    Mark.ENDED_EARLY: ("▾", STYLES[Outcome.PRUNED]), Mark.MAY_NOT_WIN: ("○", STYLES[Outcome.INFEASIBLE]),
+    Mark.BASELINE: ("■", "blue"), Mark.LIMIT: ("┊", "red"),
+}  # fmt: skip
+
+
+class LiveCharts:
+    """Draws where the console is a terminal that shows such characters and has room; else there are no lines."""
+
+    def __init__(self, session: Session, console: Console) -> None:
+        self._session, self._console = session, console
+        self._book: Book | None = None
+        self._size = (0, 0)
+        self._lines: list[Text] = []
+
+    def lines(self, book: Book) -> list[Text]:
+        """The charts of a book, drawn anew when it is another one or the terminal has another size."""
+        size = (self._console.width, self._console.height)
+        if book is not self._book or size != self._size:
+            self._book, self._size = book, size
+            self._lines = charts(self._session, book, *size) if self._is_able() else []
+        return self._lines
+
+    def _is_able(self) -> bool:
+        options = self._console.options
+        return self._console.is_terminal and not (
+            options.ascii_only or options.legacy_windows or self._console.is_dumb_terminal
+        )
+
+
+def charts(session: Session, book: Book, width: int, height: int) -> list[Text]:
+    """Both charts for a terminal of that size, one where it is narrow, none where it is small or nothing was measured yet."""
+    if height < LEAST_HEIGHT or width < LEAST_WIDTH:
+        return []
+    trials = [trial for trial in book.searched if _reached(trial) and peak_bytes(trial)]
+    if not trials:
+        return []
+    several = width >= BOTH_WIDTH
+    wide = min((width - GAP) // 2 if several else width, MOST_CHART_WIDTH)
+    high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
+    baseline = measured_baseline(book, session.baselines)
+    scatter, marks = _scatter(session.ranking, trials, baseline, wide, high)
+    drawn = side_by_side(scatter, _best_so_far(session.ranking, trials, baseline, wide, high), GAP) if several else scatter
+    return [*drawn, *_legend(session.ranking, marks, width)]
+
+
+def _scatter(
+    ranking: Ranking, trials: Sequence[TrialRecord], baseline: TrialRecord | None, width: int, height: int
+) -> tuple[list[Text], set[Mark]]:
+    """Every trial that was measured, what matters most drawn last; and which marks there are."""
+    peaks = [float(peak_bytes(trial)) for trial in trials]
+    limit = ranking.memory_limit_bytes
+    near = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
+    x, y = axis_of([*peaks, *near], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
+    canvas = Canvas(*room_of(width, height, y))
+    for value in near:
+        canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
+    marked = [(_mark(ranking, trial), trial) for trial in trials]
+    marked += [(Mark.BASELINE, baseline)] if baseline is not None else []
+    marked += [(Mark.FRONT, trial) for trial in pareto_front(trials, ranking)]
+    marked += [(Mark.BEST, trial) for trial in ranking.ranked(trials)[:1]]
+    for mark, trial in marked:
+        canvas.mark((x.share(peak_bytes(trial)), y.share(_reached(trial))), *LOOKS[mark])
+    drawn = {mark for mark, _ in marked} | ({Mark.LIMIT} if limit is not None else set())
+    return chart("samples/s over peak memory of a rank", canvas, x, y), drawn
+
+
+def _best_so_far(
+    ranking: Ranking, trials: Sequence[TrialRecord], baseline: TrialRecord | None, width: int, height: int
+) -> list[Text]:
+    """The best of the trials up to each, by what is searched for."""
+    least_memory = ranking.objective is Objective.MEMORY
+    value, best = (peak_bytes, min) if least_memory else (rate, max)
+    able = [(trial.number, float(value(trial))) for trial in trials if ranking.may_win(trial)]
+    so_far = [*accumulate((reached for _, reached in able), best)]
+    held_against = [float(value(baseline))] if baseline is not None else []
+    y = axis_of([*so_far, *held_against] or [0.0], bytes_text if least_memory else _rate_text)
+    x = Axis(low=0.0, high=float(max(trials[-1].number, 1)), text=lambda number: f"trial {number:.0f}")
+    canvas = Canvas(*room_of(width, height, y))
+    for reached in held_against:
+        canvas.across(y.share(reached), "┄", LOOKS[Mark.BASELINE][1])
+    if able:
+        canvas.stairs([(x.share(number), y.share(best)) for (number, _), best in zip(able, so_far, strict=True)], "green")
+    return chart("least peak memory of a rank so far" if least_memory else "best samples/s so far", canvas, x, y)
+
+
+def _mark(ranking: Ranking, trial: TrialRecord) -> Mark:
+    if trial.outcome is Outcome.PRUNED:
+        return Mark.ENDED_EARLY
+    return Mark.MEASURED if ranking.may_win(trial) else Mark.MAY_NOT_WIN
+
+
+def _reached(trial: TrialRecord) -> float:
+    """Samples/s; of a trial that was ended early the most that it could have reached, as the table tells it."""
+    measured = trial.result.samples_per_second if trial.result is not None else None
+    if measured is None:
+        return 0.0
+    return measured.high if trial.outcome is Outcome.PRUNED else measured.mean
+
+
+def _legend(ranking: Ranking, marks: Collection[Mark], width: int) -> list[Text]:
+    """The marks that were drawn, in as many lines as it takes."""
+    lines = [Text()]
+    for mark in (mark for mark in Mark if mark in marks):
+        name = f"{mark.value} {bytes_text(ranking.memory_limit_bytes)}" if mark is Mark.LIMIT else mark.value
+        told = Text.assemble(LOOKS[mark], (f" {name}", "dim"))
+        if lines[-1] and lines[-1].cell_len + len(LEGEND_GAP) + told.cell_len > width:
+            lines.append(Text())
+        lines[-1].append_text(Text(LEGEND_GAP if lines[-1] else "")).append_text(told)
+    return lines
+
+
+def _rate_text(value: float) -> str:
+    return f"{value:.4g}"
