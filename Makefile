@@ -60,6 +60,7 @@ fuzz: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md
 	$(BIN)/python benchmarks/pool_overhead.py --markdown docs/pool-overhead.md
+	$(BIN)/python benchmarks/hang_and_death.py --markdown docs/hang-and-death.md
 	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
