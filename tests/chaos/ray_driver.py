@@ -1,6 +1,6 @@
 """The driver of the chaos on a Ray cluster: opens the job, or goes on with it, until it ends.
 
-python -m tests.chaos.ray_driver DATABASE ADDRESS TRIALS GANGS
+python -m tests.chaos.ray_driver DATABASE ADDRESS TRIALS GANGS CONFIRMATIONS
 """
 
 import itertools
@@ -20,11 +20,11 @@ RANKS = 2
 TIMEOUT_SECONDS = 6.0
 
 
-def session(trials: int) -> Session:
+def session(trials: int, confirmations: int) -> Session:
     """The job. Its strategy walks one order, whatever ends when; of the first seed in whose trials every fault is met."""
     request = JobRequest(
         model="llama-tiny", ranks=RANKS, space="3d", strategy="random", trials=trials, trial_timeout=TIMEOUT_SECONDS,
-        racing=False, confirm_repeats=2, runner="ray",
+        racing=False, confirm_repeats=confirmations, runner="ray",
     )  # fmt: skip
     prepared = prepare(request)
     for seed in itertools.count():
@@ -36,10 +36,10 @@ def session(trials: int) -> Session:
 
 def main() -> None:
     """Run the job to its end."""
-    database, address, trials, gangs = sys.argv[1:]
+    database, address, trials, gangs, confirmations = sys.argv[1:]
     with open_store(database) as store:
         jobs = store.jobs()
-        job = jobs[0] if jobs else store.create_job(request_to_row(session(int(trials)).request))
+        job = jobs[0] if jobs else store.create_job(request_to_row(session(int(trials), int(confirmations)).request))
         variables = {name: os.environ[name] for name in (FOLDER,) if name in os.environ}
         runner = RayRunner(
             RANKS, address=address, gangs=int(gangs), device="cpu", gpus_per_rank=1.0,

@@ -14,13 +14,26 @@ from typing import Self
 DEVICES = 8
 """Fake GPUs, and CPU slots, of a node."""
 ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Each node would start as many idle workers as it has CPUs, for tasks that never come.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    # Five answers missed, three seconds apart, are a node's death otherwise. One that stalls has 15 seconds here too.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "5000",
+    # Nothing is left to be drained when the cluster ends.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
 
 
 class RayNodes:
     """The cluster's process. `nodes` of `DEVICES` fake GPUs each, beside a head that has none."""
 
     def __init__(self, nodes: int, variables: dict[str, str]) -> None:
-        environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {**os.environ, **SETTINGS, **variables, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.ray_nodes", str(nodes)],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,6 +1,7 @@
 """A sweep on a Ray cluster of several nodes while ranks, nodes and the driver itself are hurt: what it finds is the same.
 
-By itself a small one; with AUTOTUNE_CHAOS_KILLS the whole: 100 trials on three nodes of eight devices, the driver killed twice.
+By itself a small one, with every kind of fault; with AUTOTUNE_CHAOS_KILLS the whole: 100 trials on three nodes of eight
+devices, the driver killed twice.
 """
 
 import os
@@ -28,7 +29,7 @@ from tests.storage.whole import check_whole, every_event
 pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 
 WHOLE = bool(int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "0")))
-NODES, TRIALS, GANGS, KILLS = (3, 100, 3, 2) if WHOLE else (2, 9, 2, 1)
+NODES, TRIALS, GANGS, KILLS, CONFIRMATIONS = (3, 100, 3, 2, 2) if WHOLE else (2, 9, 2, 1, 0)
 SECONDS = 1800.0 if WHOLE else 300.0
 
 
@@ -114,7 +115,7 @@ class _Driver:
 
     def __init__(self, database: Path, address: str, variables: dict[str, str]) -> None:
         self._database = database
-        self._words = [str(database), address, str(TRIALS), str(GANGS)]
+        self._words = [str(database), address, str(TRIALS), str(GANGS), str(CONFIRMATIONS)]
         self._environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
 
     def hurt(self, nodes: RayNodes) -> None:
