@@ -1,6 +1,7 @@
 """How long a step of a trial is expected to take, in time to tell a hang from a slow step before the trial has made one."""
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from statistics import median
@@ -20,6 +21,9 @@ from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
+REMEMBERED = 64
+"""Trials whose ratio counts, the last ones: the median of more says no more, and a job that is resumed looks at each anew."""
+
 
 class StepForecast:
     """Predictions of the equations, times what the job's trials took over what was predicted of them: the median of them.
@@ -31,12 +35,12 @@ class StepForecast:
     def __init__(self, session: Session, model: ModelSpec, rates: Coefficients) -> None:
         self._session, self._model, self._rates = session, model, rates
         self._looked_at = 0
-        self._ratios: list[float] = []
+        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
 
     def seconds(self, config: TrialConfig, book: Book) -> float | None:
         """Of a step of the whole global batch; None: nothing finite is predicted."""
-        new = islice(book.closed.searched, self._looked_at, book.searched_count)
-        self._ratios += self._measured_over_predicted([*new])
+        first = max(self._looked_at, book.searched_count - REMEMBERED)
+        self._ratios += self._measured_over_predicted([*islice(book.closed.searched, first, book.searched_count)])
         self._looked_at = book.searched_count
         expected = self._predicted(config) * (median(self._ratios) if self._ratios else 1.0)
         return expected if 0 < expected < math.inf else None
