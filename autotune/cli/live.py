@@ -39,6 +39,7 @@ class LiveTable(LoopListener):
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
         self._drawn = 0.0
+        self._rows = ROWS
         self._charts = LiveCharts(session, console)
         self._note = ""
 
@@ -121,14 +122,18 @@ class LiveTable(LoopListener):
         self._drawn = time.monotonic()
 
     def _table(self, book: Book, best: TrialRecord | None, room: int) -> Table:
-        """The trials that ended last, as many as fit into so many lines, and those that run."""
+        """The trials that ended last, as many as fit into so many lines, and those that run.
+
+        At most one more than the last time, since each number is tried by laying the table out.
+        """
         ended = [trial for trial in book.trials if trial.outcome is not None]
-        for count in range(min(ROWS, len(ended)), -1, -1):
+        for count in range(min(ROWS, len(ended), self._rows + 1), -1, -1):
             table = trial_table()
             for trial in ended[len(ended) - count :]:
                 add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number)
             for trial, state in self._running.values():
                 add_trial_row(table, self._knobs, trial, state=state)
+            self._rows = count
             if self._lines_of(table) <= room:
                 break
         return table

@@ -108,8 +108,8 @@ def _scatter(
     for value in near:
         canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
     marked = [(_mark(ranking, trial), trial) for trial in trials]
-    marked += [(Mark.BASELINE, baseline)] if baseline is not None else []
     marked += [(Mark.FRONT, trial) for trial in pareto_front(trials, ranking)]
+    marked += [(Mark.BASELINE, baseline)] if baseline is not None else []
     marked += [(Mark.BEST, trial) for trial in ranking.ranked(trials)[:1]]
     for mark, trial in marked:
         canvas.mark((x.share(peak_bytes(trial)), y.share(_reached(trial))), *LOOKS[mark])
