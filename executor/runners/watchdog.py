@@ -17,6 +17,8 @@ HANG_SECONDS = 30.0
 FIRST_STEP_SECONDS = 120.0
 """What the first step may take beside that: it loads kernels, connects and allocates, which no prediction has and which does
 not grow with the step. Added, not the larger of the two: a step that is slow and connects slowly takes both."""
+COMPILE_SECONDS = 600.0
+"""What the first step may take besides where torch.compile makes its kernels in it."""
 MOST_RANKS = 8
 """Ranks that a line names."""
 
@@ -29,6 +31,8 @@ class Watchdog:
         steps = isinstance(request, TrialRequest) and not isinstance(request.model, CommandModel)
         self._expected = request.expected_step_seconds if isinstance(request, TrialRequest) else None
         self._watches = steps
+        compiles = isinstance(request, TrialRequest) and request.config.compile_blocks
+        self._first = FIRST_STEP_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
         self._world_size = request.world_size
         self._standings: dict[int, Standing] = {}
         self._heard: dict[int, float] = {}
@@ -43,7 +47,8 @@ class Watchdog:
         1. Every rank has been heard of, and all are in a phase of steps.
         2. None of them has come on for `SLOW_FACTOR` predicted steps, or as many of the longest so far where that is longer:
            a prediction that is too short ends no trial that has a step to show.
-        3. Until every rank has made a step, `FIRST_STEP_SECONDS` more; afterwards never sooner than `HANG_SECONDS`.
+        3. Until every rank has made a step, `FIRST_STEP_SECONDS` more, and `COMPILE_SECONDS` where it compiles; afterwards
+           never sooner than `HANG_SECONDS`.
         4. Without a step and without a prediction there is nothing to compare with: the trial's own limit holds.
         """
         ranks = self._standings.values()
@@ -53,7 +58,7 @@ class Watchdog:
         known = max(self._expected or 0.0, max(rank.longest for rank in ranks))
         if not known:
             return ""
-        most = max(SLOW_FACTOR * known, HANG_SECONDS) if slowest else FIRST_STEP_SECONDS + SLOW_FACTOR * known
+        most = max(SLOW_FACTOR * known, HANG_SECONDS) if slowest else self._first + SLOW_FACTOR * known
         if (still := self._still(now)) <= most:
             return ""
         told = "is predicted to take" if known == self._expected else "took"

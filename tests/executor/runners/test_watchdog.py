@@ -9,11 +9,12 @@ from runner_contract import request_for
 
 from executor.runners.messages import Message
 from executor.runners.pulse import Pulse, Standing
-from executor.runners.watchdog import FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
+from executor.runners.watchdog import COMPILE_SECONDS, FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
 from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, Rest, Wear, rest
 from search_spaces.command import CommandModel
 from search_spaces.plain import from_plain
 from search_spaces.trial import Progress
+from search_spaces.trial_config import TrialConfig
 
 LATE = 1_000.0
 
@@ -62,6 +63,13 @@ def test_a_prediction_that_is_ten_times_too_short_ends_no_trial(predicted: float
     assert watched(starting, starting, expected=predicted).hang(real + 90.0) == ""
     stepping = at(1, "warmup", longest=real)
     assert watched(stepping, stepping, expected=predicted).hang(real * 5) == ""
+
+
+def test_a_first_step_that_compiles_has_the_time_for_it() -> None:
+    standing = at(0, "warmup", longest=0.0)
+    watchdog = watched(standing, standing, expected=0.5, config=TrialConfig(compile_blocks=True))
+    assert watchdog.hang(FIRST_STEP_SECONDS + COMPILE_SECONDS) == ""
+    assert watchdog.hang(FIRST_STEP_SECONDS + COMPILE_SECONDS + 11.0)
 
 
 def test_a_first_step_that_hangs_is_found_by_its_prediction() -> None:
