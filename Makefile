@@ -52,7 +52,8 @@ parity: $(STAMP)
 	$(BIN)/python benchmarks/loss_curves.py --markdown docs/loss-curves.md
 
 chaos: $(STAMP)
-	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md $(BIN)/python -m pytest -m chaos
+	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/ray-chaos.md \
+	    $(BIN)/python -m pytest -m chaos
 
 fuzz: $(STAMP)
 	AUTOTUNE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -m fuzz

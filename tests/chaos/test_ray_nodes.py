@@ -1,7 +1,7 @@
 """A sweep on a Ray cluster of several nodes while ranks, nodes and the driver itself are hurt: what it finds is the same.
 
 By itself a small one, with every kind of fault; with AUTOTUNE_CHAOS_KILLS the whole: 100 trials on three nodes of eight
-devices, the driver killed twice.
+devices, the driver killed twice. AUTOTUNE_RAY_CHAOS names the page that is written then.
 """
 
 import os
@@ -24,6 +24,7 @@ from storage.store import Store
 from tests.chaos.harm import FOLDER, Fault, fault_of, rate_of
 from tests.chaos.leftovers import MARK, abandoned_since, marked_processes, shared_memory
 from tests.chaos.ray_nodes import ROOT, RayNodes
+from tests.chaos.ray_report import page
 from tests.storage.whole import check_whole, every_event
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray]
@@ -108,6 +109,8 @@ def test_the_best_is_the_fastest_of_what_can_be_measured(hurt: Path) -> None:
 @pytest.mark.skipif(not WHOLE, reason="AUTOTUNE_CHAOS_KILLS is not set: the same sweep is not run again without harm")
 def test_the_best_is_that_of_the_sweep_that_was_not_hurt(hurt: Path, unhurt: Path) -> None:
     assert _best(hurt) == _best(unhurt)
+    if name := os.environ.get("AUTOTUNE_RAY_CHAOS"):
+        Path(name).write_text(page(hurt, _best(hurt), _best(unhurt), NODES, GANGS, KILLS), encoding="utf-8")
 
 
 class _Driver:
