@@ -19,7 +19,7 @@ from api.keys import KeyReader
 from api.logs import LogHub
 from api.metrics import Metrics, Timed
 from api.rates import KnownKeys
-from api.routes import catalog, jobs, logs, operations, predictions, results, webhooks
+from api.routes import catalog, jobs, logs, operations, page, predictions, results, webhooks
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
@@ -84,13 +84,13 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "operation_spans": False,
             "metrics": False,
             "logs": False,
-            "exclude": lambda scope: scope["path"] in QUIET,
+            "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
         },
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     app.asks_for_keys = asks_for_keys
     problems.install(app)
     # They are tried in this order: first what is asked for most.
-    for routes in (jobs, results, logs, operations, catalog, predictions, webhooks):
+    for routes in (jobs, results, logs, operations, catalog, predictions, webhooks, page):
         app.include_router(routes.router)
     return app

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import problem
 from api.rates import KnownKeys, Rates
+from api.routes.page import is_page
 from api.settings import Settings
 from autotune.network import is_loopback
 
@@ -75,6 +76,8 @@ class Guard:
             origin = headers.get("origin")
             if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
+        if is_page(scope["path"]):
+            return None
         address = str((scope.get("client") or ("",))[0])
         wait = self._rates.wait(self._known_keys.client(headers.get("authorization"), address))
         if wait > 0:

@@ -1,0 +1,34 @@
+/** Light or dark: what the system says, unless the person said otherwise. */
+
+const KEPT = "autotune-theme";
+const system = matchMedia("(prefers-color-scheme: dark)");
+const listeners = new Set();
+
+/** @returns {"light" | "dark"} what is shown now */
+export const theme = () => document.documentElement.dataset.theme;
+
+/** Show the other theme from now on. */
+export function toggleTheme() {
+  const wanted = theme() === "dark" ? "light" : "dark";
+  localStorage.setItem(KEPT, wanted);
+  apply();
+}
+
+/**
+ * Call back whenever the theme changes.
+ * @param {() => void} listener
+ * @returns {() => void} ends it
+ */
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function apply() {
+  const kept = localStorage.getItem(KEPT);
+  document.documentElement.dataset.theme = kept ?? (system.matches ? "dark" : "light");
+  listeners.forEach((listener) => listener());
+}
+
+system.addEventListener("change", apply);
+apply();
