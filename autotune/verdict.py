@@ -69,7 +69,7 @@ def ranked_finalists(book: Book, ranking: Ranking, drift: Drift = NO_DRIFT) -> l
     stand among them that were ended early against a rate of another machine.
     """
     ranked = in_order(book, ranking, drift) if drift.found else ranking.ranked(book.searched)
-    return [trial for trial in ranked if _is_cleared(book, ranking, trial.config)]
+    return [trial for trial in ranked if _is_cleared(book, ranking, trial)]
 
 
 def is_extrapolated(trial: TrialRecord) -> bool:
@@ -142,8 +142,8 @@ def _gain(book: Book, spread: Spread, ranking: Ranking, best: TrialRecord, basel
     return ratio_of(book, spread, best.config, baseline.config)
 
 
-def _is_cleared(book: Book, ranking: Ranking, config: TrialConfig) -> bool:
+def _is_cleared(book: Book, ranking: Ranking, finalist: TrialRecord) -> bool:
     return all(
         trial.outcome in CLEARED and (trial.outcome is not Outcome.OK or ranking.may_win(trial))
-        for trial in book.confirmations(config).values()
+        for trial in book.confirmations_of(finalist.config_hash).values()
     )

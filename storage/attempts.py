@@ -4,7 +4,7 @@ import secrets
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import Purpose
@@ -14,7 +14,7 @@ from storage.codec import attempt_record, clean
 from storage.errors import UnknownTrialError
 from storage.events import tell
 from storage.leases import fenced
-from storage.records import AttemptRecord, AttemptState, EventKind, Lease
+from storage.records import AttemptRecord, AttemptState, EventKind, Lease, Placement
 from storage.tables import AttemptRow, JobRow, RankRow, TrialRow
 from storage.trials import settle
 
@@ -81,6 +81,15 @@ def attempts(session: Session, job_id: str, trial_number: int | None) -> list[At
         query = query.where(AttemptRow.trial_number == trial_number)
     rows = session.scalars(query.order_by(AttemptRow.started, AttemptRow.trial_number, AttemptRow.number))
     return [attempt_record(row) for row in rows]
+
+
+def placements(session: Session, job_id: str, first: int) -> dict[int, Placement]:
+    """See `Store.placements`."""
+    rank = AttemptRow.result["ranks"][0]
+    named = func.coalesce(AttemptRow.result["node"].as_string(), rank["node"].as_string(), rank["host"].as_string())
+    query = select(AttemptRow.trial_number, AttemptRow.started, named).where(AttemptRow.job_id == job_id)
+    mine = query.where(AttemptRow.state.in_((AttemptState.RUNNING, AttemptState.ACCEPTED)), AttemptRow.trial_number >= first)
+    return {number: Placement(started=started, node=node) for number, started, node in session.execute(mine)}
 
 
 def _state_after(state: AttemptState, retry: bool) -> AttemptState:

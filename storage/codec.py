@@ -8,11 +8,14 @@ from sqlalchemy import Row
 
 from search_spaces.plain import from_plain
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig, is_whole
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, is_whole
 from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
 _NUMBER = "$number"
+_KNOBS = frozenset(KNOB_NAMES)
+_WORDS: dict[str | bytes, Any] = {"null": None, "true": True, "false": False, '""': "", "0.0": 0.0}
+"""What most of the texts are that a database takes out of results."""
 
 
 def dump_json(value: Any) -> str:
@@ -23,9 +26,11 @@ def dump_json(value: Any) -> str:
         return json.dumps(_tagged(value), allow_nan=False, separators=(",", ":"))
 
 
-def load_json(text: str) -> Any:
+def load_json(text: str | bytes) -> Any:
     """Return what `dump_json` was given."""
-    return json.loads(text, object_hook=_untagged)
+    if text in _WORDS:
+        return _WORDS[text]
+    return _decode(text) if isinstance(text, str) else _decode(text.decode())
 
 
 def clean(text: str) -> str:
@@ -129,7 +134,7 @@ def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
 
 def config_of(values: dict[str, Any]) -> TrialConfig:
     """Return a configuration as a value."""
-    return from_plain(TrialConfig, values)
+    return TrialConfig(**values) if values.keys() <= _KNOBS else from_plain(TrialConfig, values)
 
 
 def _hash_of(row: TrialRow | Row[Any]) -> str:
@@ -203,3 +208,7 @@ def _tagged(value: Any) -> Any:
 
 def _untagged(data: dict[str, Any]) -> Any:
     return float(data[_NUMBER]) if data.keys() == {_NUMBER} and data[_NUMBER] in ("nan", "inf", "-inf") else data
+
+
+_decode = json.JSONDecoder(object_hook=_untagged).decode
+"""Made once: `json.loads` would make one for every text."""

@@ -305,6 +305,15 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Since when and where an attempt runs, or ran."""
+
+    started: datetime
+    node: str | None
+    """Of its first rank, or of the rank that failed first; the host where nodes have no names. None: not told (yet)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """Something that happened to a job, written in the same transaction as the change that it tells."""
 

@@ -47,6 +47,7 @@ from storage.records import (
     JobRecord,
     Lease,
     Owner,
+    Placement,
     QuarantineRecord,
     QueueLimits,
     Submission,
@@ -159,6 +160,9 @@ class SqlStore(Store):
 
     def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
         return self._read(trials.figures_of, job_id, first)
+
+    def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
+        return self._read(attempts.placements, job_id, first)
 
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
         return self._read(trials.trials, job_id, first, limit)

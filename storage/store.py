@@ -24,6 +24,7 @@ from storage.records import (
     JobRecord,
     Lease,
     Owner,
+    Placement,
     QuarantineRecord,
     QueueLimits,
     Submission,
@@ -194,6 +195,10 @@ class Store(ABC):
         A result has outcome, message, rule, cause, rate, peak, and how far they hold; what goes with each rank and step is left
         out, so that all trials of a job fit in memory at once.
         """
+
+    @abstractmethod
+    def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
+        """Since when and where each trial with a number of at least `first` runs, or ran when its result was accepted."""
 
     @abstractmethod
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:

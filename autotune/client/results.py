@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.client.events import follow_events, known_events
 from autotune.client.jobs import PAGE, job_path
+from autotune.client.point_views import Points
 from autotune.client.problems import one_line
 from autotune.client.transport import Transport
 from autotune.client.views import Attempt, AttemptList, Event, Export, Job, Trial, TrialPage
@@ -28,6 +29,15 @@ class ResultCalls:
         """The attempts of a trial, oldest first, superseded ones included."""
         number = trial.number if isinstance(trial, Trial) else int(trial)
         return self._transport.get(AttemptList, f"{job_path(job)}/trials/{number}/attempts").items
+
+    def points(self, job: str | Job, since: int = 0) -> Points:
+        """The job's trials as columns, for plots: all of them, or those that changed.
+
+        Args:
+            job: the job.
+            since: the `version` of an earlier answer; 0: every trial.
+        """
+        return self._transport.get(Points, f"{job_path(job)}/points", {"since": since})
 
     def best(self, job: str | Job) -> dict[str, Any]:
         """The best configuration so far: the document that docs/best-config.md explains.

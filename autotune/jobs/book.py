@@ -101,7 +101,11 @@ class Book:
 
     def confirmations(self, config: TrialConfig) -> dict[int, TrialRecord]:
         """Confirmations of a configuration by repeat number, with and without outcome."""
-        return {trial.repeat: trial for trial in self._of(config.hash) if trial.purpose is Purpose.CONFIRM}
+        return self.confirmations_of(config.hash)
+
+    def confirmations_of(self, config_hash: str) -> dict[int, TrialRecord]:
+        """The same by the configuration's hash, which a trial has and which takes longer to make than all else of this."""
+        return {trial.repeat: trial for trial in self._of(config_hash) if trial.purpose is Purpose.CONFIRM}
 
     def controls(self, config: TrialConfig) -> dict[int, TrialRecord]:
         """Control trials of a configuration by repeat number, with and without outcome."""

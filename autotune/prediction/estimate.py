@@ -1,7 +1,7 @@
 """What is predicted of one configuration, as values: step time and its parts, memory of every pipeline rank, how sure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,17 +92,22 @@ class Estimate:
 
 def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
     """What is predicted of each configuration, in their order."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for place, config in enumerate(configs):
-        alike.setdefault((config.precision, config.attention_backend), []).append(place)
     found: dict[int, Estimate] = {}
-    for places in alike.values():
-        own = [configs[place] for place in places]
-        cases = cases_of(question.model, question.cluster, question.workload, own, question.engine)
+    for places, cases in alike(question, configs):
         prediction = predict(cases, question.rates)
-        for row, (place, config) in enumerate(zip(places, own, strict=True)):
-            found[place] = _estimate(question, config, cases.take(np.array([row])), prediction, row)
+        for row, place in enumerate(places):
+            found[place] = _estimate(question, configs[place], cases.take(np.array([row])), prediction, row)
     return [found[place] for place in range(len(configs))]
+
+
+def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[list[int], Cases]]:
+    """The places of configurations that one set of cases can hold, and their cases."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, config in enumerate(configs):
+        groups.setdefault((config.precision, config.attention_backend), []).append(place)
+    for places in groups.values():
+        own = [configs[place] for place in places]
+        yield places, cases_of(question.model, question.cluster, question.workload, own, question.engine)
 
 
 def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int) -> Estimate:

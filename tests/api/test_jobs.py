@@ -164,7 +164,9 @@ def test_every_format(client: TestClient, store: Store) -> None:
         assert ("verified: native-only" in exported.headers.get("autotune-note", "")) is (name != "json")
 
 
-@pytest.mark.parametrize("verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream"])
+@pytest.mark.parametrize(
+    "verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/points", "/events", "/events/stream"]
+)
 def test_an_unknown_job(refusing: TestClient, verb: str) -> None:
     problem_of(refusing.get(f"/v1/jobs/20300101-000000-aaaa{verb}"), 404)
 

@@ -375,6 +375,29 @@ class TestAttempts:
                 store.finish_attempt(lease, TrialResult(attempt=name, outcome=Outcome.OK))
 
 
+class TestPlacements:
+    def test_since_when_and_where_trials_run(self, store: Store, lease: Lease, clock) -> None:
+        named = dataclasses.replace(RANK, node="node-3")
+        attempt(store, lease)
+        began = store.attempts(lease.job_id, 0)[0].started
+        clock.advance(5)
+        for stage, told in enumerate(
+            ({"ranks": (RANK,)}, {"ranks": (named, dataclasses.replace(RANK, rank=1))}, {"ranks": (RANK,), "node": "lost"}), 1
+        ):
+            token = attempt(store, lease, TrialConfig(zero_stage=stage))
+            store.finish_attempt(lease, TrialResult(attempt=token, outcome=Outcome.OK, **told))
+        store.add_trial(lease, TrialConfig(micro_batch_size=2), Purpose.SEARCH)
+        found = store.placements(lease.job_id)
+        assert {number: place.node for number, place in found.items()} == {0: None, 1: "here", 2: "node-3", 3: "lost"}
+        assert (found[0].started, found[1].started > began) == (began, True)
+        assert store.placements(lease.job_id, 2).keys() == {2, 3}
+
+    def test_an_attempt_that_was_given_up_is_nowhere(self, store: Store, lease: Lease) -> None:
+        attempt(store, lease)
+        store.release(lease, JobState.PAUSED, "", "")
+        assert store.placements(lease.job_id) == {}
+
+
 class TestEvents:
     def test_they_are_numbered_without_a_gap_and_read_from_any_point(self, store: Store, lease: Lease) -> None:
         added = [store.add_event(lease, "note", {"index": index, "loss": float("nan")}) for index in range(5)]

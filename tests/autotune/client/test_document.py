@@ -15,7 +15,7 @@ import pytest
 import served
 
 from autotune import Client
-from autotune.client import SubmissionFields, views
+from autotune.client import SubmissionFields, point_views, views
 from autotune.client.fields import AskedFields, PlanFields
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "change_budget": lambda client: client.extend(sample(views.Job), trials=5, max_seconds=7.5),
     "list_trials": lambda client: list(client.trials(JOB, first=3)),
     "list_attempts": lambda client: client.attempts(JOB, 2),
+    "list_points": lambda client: client.points(JOB, since=4),
     "get_best": lambda client: client.best(JOB),
     "export_best": lambda client: client.export(JOB, "deepspeed"),
     "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),
@@ -93,6 +94,8 @@ VIEWS: dict[type, str] = {
     views.DeliveryList: "DeliveryList", views.PredictedInterval: "IntervalView", views.Band: "BandView",
     views.RankMemory: "RankMemoryView", views.Predicted: "PredictedView", views.Prediction: "PredictionView",
     views.PlanReason: "ReasonView", views.Plan: "PlanView", views.PlanMax: "MaxView", views.Plans: "PlansView",
+    point_views.KnobColumn: "KnobColumn", point_views.Gain: "GainView", point_views.Verdict: "VerdictView",
+    point_views.PointColumns: "PointColumns", point_views.Points: "PointsView",
 }  # fmt: skip
 
 

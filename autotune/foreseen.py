@@ -1,0 +1,81 @@
+"""What was predicted of a job's configurations before its first trial: what its trials can fairly be held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.jobs.session import Session
+from autotune.prediction.calibrated import fingerprint
+from autotune.prediction.calibration import coefficients_from_benchmark
+from autotune.prediction.estimate import alike
+from autotune.prediction.question import Question
+from autotune.prediction.rates import rates_for
+from autotune.prediction.step import predict
+from autotune.strategies.guided.knob_features import config_features
+from autotune.strategies.guided.prior import Lessons, Prior
+from search_spaces.model import ModelSpec
+from search_spaces.plain import from_plain
+from search_spaces.trial_config import TrialConfig
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What was predicted of one configuration."""
+
+    samples_per_second: float
+    peak_memory_bytes: float
+    """Of the fullest rank, as torch's allocator counts: what a trial measures."""
+
+
+class Foresight:
+    """Predicts for one job. What its own trials taught is left out, so that it says the same before and after them."""
+
+    def __init__(self, question: Question, prior: Prior) -> None:
+        self._question, self._prior = question, prior
+        self._lessons = Lessons(prior.lessons)
+
+    @property
+    def rests_on(self) -> str:
+        """In words, what the predictions rest on."""
+        return self._prior.source
+
+    def of(self, configs: Sequence[TrialConfig]) -> list[Foreseen]:
+        """What is predicted of each configuration, in their order."""
+        rates, peaks = np.empty(len(configs)), np.empty(len(configs))
+        for places, cases in alike(self._question, configs):
+            prediction = predict(cases, self._prior.rates)
+            learned = self._lessons.added(config_features(cases, [configs[place] for place in places]))
+            rates[places] = self._question.global_batch_size / prediction.seconds * np.exp(learned)
+            peaks[places] = prediction.memory.allocated
+        return [
+            Foreseen(samples_per_second=rate, peak_memory_bytes=peak)
+            for rate, peak in zip(rates.tolist(), peaks.tolist(), strict=True)
+        ]
+
+
+def foresight_of(store: Store, job_id: str, session: Session) -> Foresight | None:
+    """What predicts for a job: what it kept as its knowledge when it began, else what was measured of its cluster.
+
+    None: the model is a factory or a script, of whose shape the equations know nothing.
+    """
+    if not isinstance(session.model, ModelSpec):
+        return None
+    request = session.request
+    question = Question(
+        model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
+        sequence_length=request.sequence_length, space=request.space,
+    )  # fmt: skip
+    kept = store.prior(job_id)
+    return Foresight(question, from_plain(Prior, kept) if kept is not None else _prior(store, question))
+
+
+def _prior(store: Store, question: Question) -> Prior:
+    """Of a job whose strategy keeps none."""
+    shipped = rates_for(question.cluster, question.engine)
+    newest = store.calibrations(fingerprint(question.cluster), limit=1)
+    if not newest:
+        return Prior(rates=shipped)
+    source = f"a micro-benchmark of this cluster ({newest[0].created:%Y-%m-%d %H:%M} UTC)"
+    return Prior(rates=coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped), source=source)
