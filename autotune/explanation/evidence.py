@@ -1,28 +1,22 @@
 """What an explanation is made from: a job's trials, who won, and what the equations say of its candidates."""
 
-import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from autotune.errors import NoBestError
+from autotune.explanation.forecast import Forecast
 from autotune.intervals import Spread
 from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import Objective
 from autotune.jobs.session import Session, session_of
 from autotune.prediction.calibrated import asked_here
 from autotune.prediction.question import Question
-from autotune.strategies.guided.belief import NOISE, Belief
-from autotune.strategies.guided.described import Array, Described, Pool
-from autotune.strategies.guided.feasibility import Feasibility
+from autotune.strategies.guided.belief import NOISE
+from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.prior import Prior
-from autotune.strategies.guided.setting import Setting, setting_of
-from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.guided.told import Told, speaking, told_by
 from autotune.verdict import Verdict, decide, estimate, ratio_of, spread_of, with_whole_result
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Interval
@@ -69,26 +63,14 @@ class Evidence:
         return None if self.question is None else Outlook(self, self.question)
 
 
-class Outlook:
-    """What the equations say of any configuration, corrected by the job's own trials (the belief of guided search).
-
-    Rates are anchored at the winner: what is predicted is how many times as fast another configuration is, so that what the
-    equations do not know of the winner is taken to hold for its neighbours, too.
+class Outlook(Forecast):
+    """What is predicted of any configuration, anchored at the winner: how many times as fast another configuration is, so that
+    what the equations do not know of the winner is taken to hold for its neighbours, too.
     """
 
     def __init__(self, evidence: Evidence, question: Question) -> None:
-        self._evidence = evidence
-        self._setting = _setting(evidence)
-        # Lessons of other jobs are left out: the job's own trials say the same of it, and more.
-        self._prior = Prior(rates=question.rates, source=question.rests_on)
-        self._forecaster = SpaceForecaster(self._setting, self._prior)
-        told = self._told()
-        self.belief, self.feasibility = Belief(told), Feasibility(told)
+        super().__init__(evidence.session, evidence.book, Prior(rates=question.rates, source=question.rests_on))
         self._own = float(self.belief.mean(self.describe([evidence.config]))[0])
-
-    def describe(self, configs: Sequence[TrialConfig]) -> Described:
-        """What is predicted of configurations."""
-        return self._forecaster.describe(configs)
 
     def log_speedups(self, described: Described) -> tuple[Array, Array]:
         """Logarithm of the winner's rate over each one's, and its standard deviation, with what no feature tells of either."""
@@ -99,24 +81,6 @@ class Outlook:
         """Logarithm of the winner's rate over each one's."""
         told: Array = self._own - self.belief.mean(described)
         return told
-
-    def pool(self, memory: float) -> Pool:
-        """The job's candidates where each rank has so many times as much memory.
-
-        Raises:
-            SpaceTooLargeError: there are more than can be looked at.
-        """
-        setting, cluster = self._setting, self._setting.cluster
-        device = dataclasses.replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * memory))
-        limit = setting.ranking.memory_limit_bytes
-        ranking = dataclasses.replace(setting.ranking, memory_limit_bytes=None if limit is None else int(limit * memory))
-        space = dataclasses.replace(setting.space, cluster=dataclasses.replace(cluster, device=device))
-        return SpaceForecaster(dataclasses.replace(setting, space=space, ranking=ranking), self._prior).pool(space)
-
-    def _told(self) -> Told:
-        ranking = self._setting.ranking
-        spoken = speaking(self._evidence.book.searched)
-        return told_by(spoken, self.describe([trial.config for trial in spoken]), ranking.value, ranking.score)
 
 
 def gather(store: Store, job_id: str) -> Evidence:
@@ -129,7 +93,15 @@ def gather(store: Store, job_id: str) -> Evidence:
         SearchSpaceError: what an old job's request names is no longer there.
     """
     book = read_book(store, job_id)
-    session = session_of(book.job)
+    return evidence_of(store, session_of(book.job), book)
+
+
+def evidence_of(store: Store, session: Session, book: Book) -> Evidence:
+    """The same of a job that is read already.
+
+    Raises:
+        NoBestError: nothing won.
+    """
     verdict = decide(book, session.ranking, session.prior, session.baselines)
     if verdict is None:
         raise NoBestError("job", f"{book.job.id} has no winner to explain: {trials_text(book)}", "look at `autotune show`")
@@ -139,7 +111,7 @@ def gather(store: Store, job_id: str) -> Evidence:
         spread=spread_of(book, session.prior, session.baselines),
         verdict=verdict,
         winner=with_whole_result(book, verdict.best),
-        question=_question(store, session),
+        question=question_of_job(store, session),
     )
 
 
@@ -150,7 +122,8 @@ def trials_text(book: Book) -> str:
     return ", ".join([f"{count or 'no'} trial{'s' * (count != 1)}", *(f"{n} {name}" for name, n in ended.most_common())])
 
 
-def _question(store: Store, session: Session) -> Question | None:
+def question_of_job(store: Store, session: Session) -> Question | None:
+    """What the equations are asked of a job, with what the database knows of its cluster; None: its model has no shape."""
     if not isinstance(session.model, ModelSpec):
         return None
     request = session.request
@@ -159,10 +132,3 @@ def _question(store: Store, session: Session) -> Question | None:
         sequence_length=request.sequence_length, space=request.space,
     )  # fmt: skip
     return asked_here(store, question)
-
-
-def _setting(evidence: Evidence) -> Setting:
-    """The job's, with rates as what is predicted, whatever its objective."""
-    session = evidence.session
-    ranking = dataclasses.replace(session.ranking, objective=Objective.THROUGHPUT)
-    return setting_of(session.model, session.space, session.request.engine, ranking, session.request.fidelity)

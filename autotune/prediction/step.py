@@ -110,13 +110,19 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, batch: MicroBat
     layouts, shapes = cases.layouts, cases.shapes
     whole = shapes.layers * (batch.layer + batch.layer_communication) + batch.head
     mean = np.minimum(whole / layouts.pipeline, slowest)
+    crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
+    exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
+    return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * mean + exposed, 0.0)
+
+
+def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds until a micro-batch's hidden state is on the next stage."""
+    layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
     tokens = layouts.micro_batch * shapes.sequence / layouts.context
     message = tokens * shapes.hidden * layouts.parameter_bytes / divided
-    hop = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
-    crossed = 2 * boundaries(cases) * hop
-    exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
-    return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * mean + exposed, 0.0)
+    hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
+    return hop
 
 
 def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:

@@ -60,7 +60,9 @@ class Prior:
         return told
 
 
-def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
+def learn_prior(
+    store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = (), without: str | None = None
+) -> Prior:
     """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine.
 
     Args:
@@ -68,8 +70,9 @@ def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequen
         cluster: where the job runs.
         engine: what runs it.
         earlier: trials from elsewhere; they count before those of the database.
+        without: a job that is left out; None: none is.
     """
-    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier)
+    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, without)
     lessons: list[Lesson] = []
     for setting, runs in enumerate(known.history):
         lessons += _lessons(runs, setting, known.rates)

@@ -1,0 +1,132 @@
+"""What figures of a job are made from, each part read when the first figure asks for it."""
+
+from functools import cached_property
+
+from autotune.errors import AutotuneError, NoBestError
+from autotune.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
+from autotune.explanation.forecast import Forecast
+from autotune.jobs.book import Book, read_book
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session, session_of
+from autotune.prediction.rates import rates_for
+from autotune.strategies.guided.prior import Prior, learn_prior
+from autotune.verdict import estimate
+from executor.errors import ExecutorError
+from search_spaces.command import CommandModel
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model import FactoryModel
+from search_spaces.outcome import JobState
+from search_spaces.plain import from_plain
+from search_spaces.trial import Interval
+from storage.records import TrialRecord
+from storage.store import Store
+
+
+class Source:
+    """A job's rows as they were when the first figure asked. Where a part cannot be had it is None, and `lacking` says why."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        """`job_id` may be shortened, as far as it is unique.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        self.store = store
+        self.job = store.job(job_id)
+        self._problem = ""
+
+    @cached_property
+    def book(self) -> Book:
+        """The job's trials, with the figures of their results alone."""
+        return read_book(self.store, self.job.id)
+
+    @cached_property
+    def session(self) -> Session | None:
+        """What the request names; None: this version cannot read it."""
+        try:
+            return session_of(self.job)
+        except (AutotuneError, SearchSpaceError, ExecutorError) as error:
+            self._problem = str(error)
+            return None
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What an explanation rests on; None: nothing has won yet."""
+        try:
+            return evidence_of(self.store, self.session, self.book) if self.session is not None else None
+        except NoBestError:
+            return None
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """What is predicted after the job's trials; None: the model has no shape."""
+        if self.evidence is not None:
+            return self.evidence.outlook
+        question = question_of_job(self.store, self.session) if self.session is not None else None
+        if question is None or self.session is None:
+            return None
+        return Forecast(self.session, self.book, Prior(rates=question.rates, source=question.rests_on))
+
+    @cached_property
+    def likeness(self) -> Forecast | None:
+        """What is predicted of a transformer of the model's size after the job's trials; None: the request cannot be read."""
+        if self.session is None:
+            return None
+        rates = rates_for(self.session.cluster, self.session.request.engine)
+        return Forecast(self.session, self.book, Prior(rates=rates))
+
+    @cached_property
+    def foresight(self) -> Forecast | None:
+        """What was predicted before the job's first trial, or would have been; None: the model has no shape."""
+        session = self.session
+        if session is None or self.shapeless:
+            return None
+        kept = self.store.prior(self.job.id)
+        if kept is None:
+            prior = learn_prior(self.store, session.cluster, session.request.engine, without=self.job.id)
+        else:
+            prior = from_plain(Prior, kept)
+        return Forecast(session, self.book, prior)
+
+    @property
+    def objective(self) -> Objective:
+        """What best means; throughput where the request cannot be read."""
+        return self.session.ranking.objective if self.session is not None else Objective.THROUGHPUT
+
+    @property
+    def shapeless(self) -> str:
+        """Why no equation knows the model; empty: they do."""
+        if self.session is None:
+            return self.lacking()
+        if isinstance(self.session.model, CommandModel):
+            return "The model is a script, whose shape no equation knows."
+        if isinstance(self.session.model, FactoryModel):
+            return "The model is a factory's, whose shape no equation knows."
+        return ""
+
+    @cached_property
+    def estimates(self) -> dict[int, Interval]:
+        """Of search trials that were confirmed: the rate of the configuration from all that its estimate rests on."""
+        if self.evidence is None:
+            return {}
+        configs = {trial.config_hash: trial.config for trial in self.book.trials if self.book.confirmed(trial.config)}
+        found = ((self.book.search_trial(config), config) for config in configs.values())
+        return {trial.number: estimate(self.book, self.evidence.spread, config) for trial, config in found if trial is not None}
+
+    def rate_of(self, trial: TrialRecord) -> Interval | None:
+        """A search trial's samples/s: of its configuration where that was measured again, else its own."""
+        return self.estimates.get(trial.number) or (trial.result.samples_per_second if trial.result is not None else None)
+
+    def lacking(self, wanted: str = "a winner") -> str:
+        """Why there is nothing to show, in one sentence."""
+        if self.session is None:
+            return f"This version cannot read the job's request: {self._problem}."
+        if not self.book.searched:
+            return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
+        return f"There is not {wanted}: {trials_text(self.book)}."
+
+
+_WITHOUT_TRIALS = {
+    JobState.QUEUED: "The job waits for a worker: no trial has started.",
+    JobState.RUNNING: "The job has begun: no trial has ended yet.",
+}
