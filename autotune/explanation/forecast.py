@@ -29,11 +29,6 @@ class Forecast:
         self._prior, self._book = prior, book
         self._forecaster = SpaceForecaster(self._setting, prior)
 
-    @property
-    def source(self) -> str:
-        """In words, what the coefficients rest on."""
-        return self._prior.source
-
     @cached_property
     def told(self) -> Told:
         """What the job's trials told."""

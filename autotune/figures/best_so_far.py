@@ -39,7 +39,8 @@ def best_so_far(source: Source) -> Figure:
             column("config", "configuration", [config_text(trial.config, knobs) for trial in searched]),
         ],
     )
-    ended = sorted((trial for trial in searched if trial.finished and trial.started), key=lambda trial: trial.finished or began)
+    ran = [trial for trial in searched if trial.started and trial.finished]
+    ended = sorted(ran, key=lambda trial: _after(trial, began) or 0.0)
     lasting = _running([_value(source, ranking, trial) for trial in ended], least)
     over_time = table(
         "over_time",
@@ -98,9 +99,7 @@ def _baseline(source: Source, ranking: Ranking, unit: Unit) -> tuple[Mark, ...]:
     return (Mark(axis="y", name="baseline", title=f"baseline {cell_text(value, unit)}", value=value),)
 
 
-def _summary(
-    searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: Unit
-) -> str:
+def _summary(searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: Unit) -> str:
     place = next(place for place, value in enumerate(best) if value == best[-1])
     winning = sum(value is not None for value in values)
     since = len(searched) - 1 - place

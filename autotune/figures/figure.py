@@ -129,6 +129,8 @@ def table(name: str, title: str, columns: Sequence[Column]) -> Table:
 
 
 def _cell(value: Any) -> Cell:
+    if isinstance(value, StrEnum):
+        return value.value
     if value is None or isinstance(value, bool | int | str):
         return value
     number = float(value)

@@ -53,7 +53,9 @@ def knob_importance(source: Source) -> Figure:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     timed = sum(source.rate_of(trial) is not None for trial in searched)
     if timed < FEWEST:
-        summary = f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: which knobs matter is told from {FEWEST} on."
+        summary = (
+            f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: which knobs matter is told from {FEWEST} on."
+        )
         return Figure(name=NAME, title=TITLE, summary=summary)
     forecast = source.forecast or source.likeness
     drawn = drawn_from(source.session.space, random.Random(source.session.request.seed))
@@ -85,13 +87,17 @@ def knob_importance(source: Source) -> Figure:
         x=Axis(title="share of the variance of log samples/s", unit=Unit.SHARE, column="importance"),
         y=Axis(title="knob", column="knob"),
         tables=(knobs,),
-        notes=(
-            f"Main effects over {counted(len(drawn), 'configuration')} of the space that should fit, by predictions that {counted(timed, 'trial')} "
-            "with a rate corrected; intervals are of the belief in them.",
-            f"{together:.0%} of the variance is of several knobs together.".replace("%", " %"),
-            *((source.shapeless + " It is taken for a transformer of its size.",) if source.shapeless else ()),
-        ),
+        notes=_notes(source, len(drawn), timed, together),
     )
+
+
+def _notes(source: Source, drawn: int, timed: int, together: float) -> tuple[str, ...]:
+    over = f"Main effects over {counted(drawn, 'configuration')} of the space that should fit"
+    by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals are of the belief in them."
+    notes = [f"{over}, {by}", f"{together:.0%} of the variance is of several knobs together.".replace("%", " %")]
+    if source.shapeless:
+        notes.append(f"{source.shapeless} It is taken for a transformer of its size.")
+    return tuple(notes)
 
 
 def _that_fit(forecast: Forecast, drawn: list[TrialConfig]) -> list[TrialConfig]:

@@ -26,9 +26,8 @@ def predicted_measured(source: Source) -> Figure:
     foresight = source.foresight
     if not measured or foresight is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking("a trial with a rate"))
-    described = foresight.describe([trial.config for trial in measured])
-    predicted = [float(rate) for rate in np.exp(described.log_rate + described.learned)]
-    peaks = [float(peak) for peak in described.needed - described.outside]
+    foreseen = foresight.of([trial.config for trial in measured])
+    predicted = [told.samples_per_second for told in foreseen]
     intervals = [source.rate_of(trial) for trial in measured]
     knobs = varying(source.book.searched)
     rates = [interval.mean if interval else math.nan for interval in intervals]
@@ -41,7 +40,7 @@ def predicted_measured(source: Source) -> Figure:
             column("measured", "measured samples/s", rates, Unit.RATE),
             column("measured_low", "from", [interval.low if interval else None for interval in intervals], Unit.RATE),
             column("measured_high", "to", [interval.high if interval else None for interval in intervals], Unit.RATE),
-            column("predicted_peak_bytes", "predicted peak", peaks, Unit.BYTES),
+            column("predicted_peak_bytes", "predicted peak", [told.peak_memory_bytes for told in foreseen], Unit.BYTES),
             column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], Unit.BYTES),
             column("config", "configuration", [config_text(trial.config, knobs) for trial in measured]),
         ],
@@ -53,7 +52,7 @@ def predicted_measured(source: Source) -> Figure:
         x=Axis(title="predicted", unit=Unit.RATE, column="predicted"),
         y=Axis(title="measured", unit=Unit.RATE, column="measured"),
         tables=(trials,),
-        notes=(f"As predicted before the job's first trial, by {foresight.source}.",),
+        notes=(f"As predicted before the job's first trial, by {foresight.rests_on}.",),
     )
 
 

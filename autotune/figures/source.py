@@ -5,18 +5,18 @@ from functools import cached_property
 from autotune.errors import AutotuneError, NoBestError
 from autotune.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
 from autotune.explanation.forecast import Forecast
+from autotune.foreseen import Foresight, foresight_of
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session, session_of
 from autotune.prediction.rates import rates_for
-from autotune.strategies.guided.prior import Prior, learn_prior
+from autotune.strategies.guided.prior import Prior
 from autotune.verdict import estimate
 from executor.errors import ExecutorError
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import JobState
-from search_spaces.plain import from_plain
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
 from storage.store import Store
@@ -76,17 +76,9 @@ class Source:
         return Forecast(self.session, self.book, Prior(rates=rates))
 
     @cached_property
-    def foresight(self) -> Forecast | None:
-        """What was predicted before the job's first trial, or would have been; None: the model has no shape."""
-        session = self.session
-        if session is None or self.shapeless:
-            return None
-        kept = self.store.prior(self.job.id)
-        if kept is None:
-            prior = learn_prior(self.store, session.cluster, session.request.engine, without=self.job.id)
-        else:
-            prior = from_plain(Prior, kept)
-        return Forecast(session, self.book, prior)
+    def foresight(self) -> Foresight | None:
+        """What was predicted before the job's first trial; None: the model has no shape."""
+        return foresight_of(self.store, self.job.id, self.session) if self.session is not None else None
 
     @property
     def objective(self) -> Objective:

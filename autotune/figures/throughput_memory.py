@@ -40,7 +40,7 @@ def throughput_memory(source: Source) -> Figure:
     predicted = _predicted(source, searched)
     points = [_point(source, trial, predicted.get(trial.number)) for trial in searched]
     best, baseline = _named(source)
-    front = [trial for trial in pareto_front(searched, ranking)]
+    front = pareto_front(searched, ranking)
     on_front = {trial.number for trial in front}
     numbers = [point.trial.number for point in points]
     trials = table(

@@ -43,6 +43,7 @@ def time_breakdown(source: Source) -> Figure:
         ],
     )
     batch, knobs = evidence.session.request.global_batch_size, varying(source.book.searched)
+    slowest = [batch / contender.rate.low if contender.rate.low else None for contender in compared]
     steps = table(
         "steps",
         "a configuration",
@@ -51,9 +52,7 @@ def time_breakdown(source: Source) -> Figure:
             column("trial", "trial", [contender.trial.number for contender in compared]),
             column("measured", "measured step", [contender.step_seconds for contender in compared], Unit.SECONDS),
             column("low", "from", [batch / contender.rate.high for contender in compared], Unit.SECONDS),
-            column(
-                "high", "to", [batch / contender.rate.low if contender.rate.low else None for contender in compared], Unit.SECONDS
-            ),
+            column("high", "to", slowest, Unit.SECONDS),
             column("predicted", "predicted step", [told.step_seconds.mean for told in predicted], Unit.SECONDS),
             column("config", "knobs", [config_text(contender.trial.config, knobs) for contender in compared]),
         ],

@@ -42,9 +42,8 @@ class Calibrated:
 
 
 def calibrated(
-    store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = (),
-    without: str | None = None,
-) -> Calibrated:  # fmt: skip
+    store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
+) -> Calibrated:
     """What is known of the cluster: `shipped`, then its newest micro-benchmark, then its trials, each the next one's prior.
 
     Args:
@@ -53,12 +52,11 @@ def calibrated(
         engine: what runs there.
         shipped: what is known without a database.
         earlier: trials on the cluster that the database has not.
-        without: a job whose trials are left out; None: none is.
     """
     newest = store.calibrations(fingerprint(cluster), limit=1)
     record = newest[0] if newest else None
     rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
-    history = [*earlier, *trial_history(store, cluster, engine, without)]
+    history = [*earlier, *trial_history(store, cluster, engine)]
     rates, trials = fit_runs(history, rates)
     return Calibrated(rates=rates, benchmark=record, trials=trials, history=tuple(history))
 

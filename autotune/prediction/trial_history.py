@@ -55,15 +55,13 @@ class _Gathered:
     """Configuration's hash -> (configuration, step seconds, peak, standard deviation of the logarithm of the seconds)."""
 
 
-def trial_history(store: Store, cluster: ClusterSpec, engine: str, without: str | None = None) -> list[Runs]:
-    """What the newest jobs on the same hardware and engine measured, but for the job `without`: trials that are OK and settled."""
+def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
+    """What the newest jobs on the same hardware and engine measured: trials that are OK and settled."""
     found: dict[tuple[object, ...], _Gathered] = {}
     count = 0
     for job, request in _jobs(store, cluster, engine):
         if count >= MOST_CONFIGURATIONS:
             break
-        if job.id == without:
-            continue
         model = request.resolved_model
         assert isinstance(model, ModelSpec)
         for trial in store.figures_of(job.id):

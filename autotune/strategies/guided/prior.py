@@ -60,9 +60,7 @@ class Prior:
         return told
 
 
-def learn_prior(
-    store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = (), without: str | None = None
-) -> Prior:
+def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
     """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine.
 
     Args:
@@ -70,9 +68,8 @@ def learn_prior(
         cluster: where the job runs.
         engine: what runs it.
         earlier: trials from elsewhere; they count before those of the database.
-        without: a job that is left out; None: none is.
     """
-    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, without)
+    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier)
     lessons: list[Lesson] = []
     for setting, runs in enumerate(known.history):
         lessons += _lessons(runs, setting, known.rates)

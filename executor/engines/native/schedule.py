@@ -3,36 +3,15 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from executor.engines.native.pipeline import SCHEDULES
+from executor.engines.native.schedule_actions import Action, ActionKind
 from search_spaces.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
-
-
-class ActionKind(StrEnum):
-    """What a stage does with a micro-batch. The values are exported: never rename one."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    """Gradients of inputs and of weights in one."""
-    INPUT_GRADIENT = "input_gradient"
-    WEIGHT_GRADIENT = "weight_gradient"
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing that a rank computes."""
-
-    stage: int
-    kind: ActionKind
-    micro_batch: int
-
 
 _KINDS = {
     "F": ActionKind.FORWARD, "B": ActionKind.BACKWARD, "I": ActionKind.INPUT_GRADIENT, "W": ActionKind.WEIGHT_GRADIENT,
@@ -48,8 +27,13 @@ def actions_of(config: TrialConfig, micro_batches: int) -> list[list[Action]]:
     ranks, stages = config.pipeline_parallel_size, config.pipeline_parallel_size * config.virtual_stages
     held: list[Any] = [
         SimpleNamespace(
-            num_stages=stages, group_size=ranks, group_rank=0, stage_index=stage, is_first=stage == 0,
-            is_last=stage == stages - 1, submod=None,
+            num_stages=stages,
+            group_size=ranks,
+            group_rank=0,
+            stage_index=stage,
+            is_first=stage == 0,
+            is_last=stage == stages - 1,
+            submod=None,
         )
         for stage in stages_of_rank(config, 0)
     ]

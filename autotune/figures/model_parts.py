@@ -1,0 +1,121 @@
+"""A model's modules with their parameters and FLOPs, from its shape alone: they sum to those of the whole model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from search_spaces.model import ModelSpec, Norm, Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePart:
+    """A module, or all of its kind, with what is inside."""
+
+    label: str
+    depth: int
+    """0: the model."""
+    kind: str
+    """embedding, layer or head: what its time is counted by."""
+    count: int
+    """Modules that it stands for."""
+    parameters: int
+    """Of all of them."""
+    flops_per_token: float
+    """Of all of them, forward and backward, for one token; what is computed again is not counted."""
+
+
+def parts_of_model(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
+    """The model first, each module before those inside it.
+
+    FLOPs are as in `ModelSpec.flops_per_token`: 6 for each parameter that is multiplied and token (4 where it is frozen), and
+    12 H Q T a layer for attention's products.
+    """
+    tables, layers, end = _tables(spec), _layer(spec, sequence_length), _end(spec)
+    inside = [*tables, _sum("layers", 1, "layer", spec.num_layers, layers), *layers, *end]
+    whole = [part for part in inside if part.depth == 1]
+    return [_sum("model", 0, "model", 1, whole), *inside]
+
+
+def _tables(spec: ModelSpec) -> list[ModulePart]:
+    width = spec.embedding_size or spec.hidden_size
+    found = [_part(spec, "token embedding", 1, "embedding", spec.vocab_size * width, 0)]
+    if spec.position is Position.LEARNED:
+        rows = spec.sequence_length + spec.position_offset
+        found.append(_part(spec, "position embedding", 1, "embedding", rows * spec.hidden_size, 0))
+    if spec.embedding_size:
+        size = 2 * spec.embedding_size * spec.hidden_size
+        found.append(_part(spec, "projections in and out", 1, "embedding", size, size))
+    return found
+
+
+def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
+    """What all layers hold: attention, the MLP, the norms."""
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    hidden, bias = spec.hidden_size, int(spec.qkv_bias)
+    products = 12.0 * spec.num_layers * queries * sequence_length
+    matrices = {
+        "query": queries * (hidden + bias),
+        "key": keys * (hidden + bias),
+        "value": keys * (hidden + bias),
+        "output": queries * hidden + hidden * spec.attention_output_bias,
+    }
+    attention = [
+        _part(spec, name, 3, "layer", spec.num_layers * size, spec.num_layers * size) for name, size in matrices.items()
+    ]
+    scores = ModulePart(
+        label="scores", depth=3, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=products
+    )  # fmt: skip
+    norms = spec.num_layers * 2 * _norm(spec)
+    adapters = [_adapters(spec)] if spec.lora_rank else []
+    mlp = _mlp(spec)
+    return [
+        _sum("attention", 2, "layer", spec.num_layers, [*attention, scores]), *attention, scores,
+        _sum("mlp", 2, "layer", spec.num_layers, mlp), *mlp,
+        _part(spec, "norms", 2, "layer", norms, norms), *adapters,
+    ]  # fmt: skip
+
+
+def _mlp(spec: ModelSpec) -> list[ModulePart]:
+    experts, active = max(spec.num_experts, 1), max(spec.experts_per_token, 1)
+    sides = {"gate": spec.gated_mlp, "up": True, "down": True}
+    found = []
+    for name in (name for name, there in sides.items() if there):
+        size = spec.hidden_size * spec.ffn_hidden_size
+        if spec.mlp_bias:
+            size += spec.hidden_size if name == "down" else spec.ffn_hidden_size
+        found.append(_part(spec, name, 3, "layer", spec.num_layers * experts * size, spec.num_layers * active * size))
+    if spec.num_experts:
+        router = spec.num_layers * spec.num_experts * spec.hidden_size
+        found.append(_part(spec, "router", 3, "layer", router, router))
+    return found
+
+
+def _end(spec: ModelSpec) -> list[ModulePart]:
+    found = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.pre_norm else []
+    size = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
+    label = "output projection (the token embedding)" if spec.tied_embeddings else "output projection"
+    return [*found, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]
+
+
+def _adapters(spec: ModelSpec) -> ModulePart:
+    """Low-rank adapters, which are trained: their parameters are not those of the model."""
+    flops = 6.0 * spec.adapter_parameters
+    return ModulePart(label="adapters", depth=2, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=flops)
+
+
+def _part(spec: ModelSpec, label: str, depth: int, kind: str, parameters: int, multiplied: int) -> ModulePart:
+    # Of a frozen matrix no gradient is computed.
+    flops = (4.0 if spec.lora_rank else 6.0) * multiplied
+    count = spec.num_layers if kind == "layer" else 1
+    return ModulePart(label=label, depth=depth, kind=kind, count=count, parameters=parameters, flops_per_token=flops)
+
+
+def _sum(label: str, depth: int, kind: str, count: int, parts: Sequence[ModulePart]) -> ModulePart:
+    nearest = [part for part in parts if part.depth == depth + 1]
+    return ModulePart(
+        label=label, depth=depth, kind=kind, count=count, parameters=sum(part.parameters for part in nearest),
+        flops_per_token=sum(part.flops_per_token for part in nearest),
+    )  # fmt: skip
+
+
+def _norm(spec: ModelSpec) -> int:
+    return spec.hidden_size * (2 if spec.norm is Norm.LAYERNORM else 1)
