@@ -1,0 +1,58 @@
+"""The colours of figures, in light and in dark: told apart by whoever sees fewer of them [Okabe and Ito 2008]."""
+
+from dataclasses import dataclass
+
+from search_spaces.outcome import Outcome
+
+LIGHT = {
+    "surface": "#ffffff", "line": "#d5dbe3", "line-strong": "#7d8896", "text": "#16202c", "text-soft": "#4d5a69",
+    "ok": "#0072b2", "infeasible": "#c04b00", "pruned": "#767f8a", "invalid": "#8a6a00", "failed": "#b0306f",
+    "cancelled": "#6b7480", "running": "#00795a", "best": "#e69f00", "front": "#009e73",
+    "series-1": "#0073b3", "series-2": "#e69f01", "series-3": "#009e74", "series-4": "#cc79a7", "series-5": "#56b4e9",
+    "series-6": "#d55e00", "series-7": "#8a8f2a", "series-8": "#7a6bb0",
+    "low-1": "#c9d3de", "low-2": "#8fb4d1", "low-3": "#4a90c0", "low-4": "#0a66a3", "low-5": "#053a63",
+}  # fmt: skip
+"""Name -> colour on a light ground. Names of one colour differ in the last digit, so that each has its own in dark."""
+DARK = {
+    "surface": "#171e27", "line": "#303b49", "line-strong": "#76859a", "text": "#e6ebf2", "text-soft": "#a5b1c0",
+    "ok": "#56b4e9", "infeasible": "#f08048", "pruned": "#8f9aa8", "invalid": "#d3b13f", "failed": "#ea86b8",
+    "cancelled": "#8f9aa8", "running": "#3ccba0", "best": "#f5b73a", "front": "#2fc498",
+    "series-1": "#3f9fdc", "series-2": "#f5b73a", "series-3": "#2fc498", "series-4": "#dd9abf", "series-5": "#8fd0f8",
+    "series-6": "#f08048", "series-7": "#b9be5c", "series-8": "#a597d8",
+    "low-1": "#3a4654", "low-2": "#3d6685", "low-3": "#4a90c0", "low-4": "#7cc4f2", "low-5": "#d6eefc",
+}  # fmt: skip
+"""The same on a dark one."""
+SERIES = tuple(f"series-{number}" for number in range(1, 9))
+"""For parts of a whole, in this order."""
+STEPS = tuple(f"low-{number}" for number in range(1, 6))
+"""From little to much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an outcome is told: by its word and its shape, and its colour besides."""
+
+    label: str
+    symbol: str
+    color: str
+    """Name of a colour."""
+
+
+OUTCOMES = {
+    Outcome.OK: Look("OK", "circle", "ok"),
+    Outcome.INFEASIBLE: Look("does not fit", "x", "infeasible"),
+    Outcome.PRUNED: Look("ended early", "triangle-down", "pruned"),
+    Outcome.INVALID: Look("invalid", "hexagon", "invalid"),
+    Outcome.WRONG: Look("wrong", "star-diamond", "failed"),
+    Outcome.FAILED: Look("failed", "diamond", "failed"),
+    Outcome.TIMEOUT: Look("timed out", "hourglass", "failed"),
+    Outcome.LOST: Look("lost", "triangle-up", "failed"),
+    Outcome.PREEMPTED: Look("preempted", "triangle-right", "cancelled"),
+    Outcome.CANCELLED: Look("cancelled", "square", "cancelled"),
+}
+RUNNING = Look("running", "circle-open", "running")
+
+
+def look_of(outcome: object) -> Look:
+    """How a trial of this outcome looks; None: it has none yet."""
+    return RUNNING if outcome is None else OUTCOMES[Outcome(str(outcome))]

@@ -1,0 +1,106 @@
+"""Plots of a job for notebooks: plotly figures, one function each.
+
+    from autotune import plots
+
+    plots.throughput_memory("job-id").show()
+
+`job` is a job's id, or as much of it as tells it from the others; None: the one opened last. `database` is the address of the
+database; None: `AUTOTUNE_DB`, else the default one. plotly is loaded by the first plot.
+
+Raises:
+    UnknownJobError: there is no such job.
+    DatabaseUnavailableError: the database cannot be opened.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = [
+    "all_of", "best_so_far", "knob_importance", "memory_breakdown", "module_tree", "parallel_coordinates", "pipeline_schedule",
+    "predicted_measured", "response_curves", "throughput_memory", "time_breakdown", "timeline",
+]  # fmt: skip
+
+
+def throughput_memory(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """Samples/s against memory: trials, the limit, the Pareto front, and where predictions place what has no rate."""
+    return _plot("throughput_memory", job, database, dark)
+
+
+def best_so_far(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """The best so far, over the trials and over the time."""
+    return _plot("best_so_far", job, database, dark)
+
+
+def parallel_coordinates(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """Every trial as a line through the values of the knobs that vary."""
+    return _plot("parallel_coordinates", job, database, dark)
+
+
+def knob_importance(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """The share of the variance of samples/s that each knob accounts for."""
+    return _plot("knob_importance", job, database, dark)
+
+
+def predicted_measured(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """What was predicted before the first trial against what was measured."""
+    return _plot("predicted_measured", job, database, dark)
+
+
+def timeline(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """When and on which node each trial ran."""
+    return _plot("timeline", job, database, dark)
+
+
+def time_breakdown(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """Where a step goes: best, baseline, runner-up."""
+    return _plot("time_breakdown", job, database, dark)
+
+
+def memory_breakdown(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """Where the memory of a rank goes: best, baseline, runner-up."""
+    return _plot("memory_breakdown", job, database, dark)
+
+
+def pipeline_schedule(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """The schedule of the winner's pipeline."""
+    return _plot("pipeline_schedule", job, database, dark)
+
+
+def module_tree(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """The model's modules: time, FLOPs, memory."""
+    return _plot("module_tree", job, database, dark)
+
+
+def response_curves(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
+    """What each knob does around the winner."""
+    return _plot("response_curves", job, database, dark)
+
+
+def all_of(job: str | None = None, database: str | None = None, *, dark: bool = False) -> dict[str, "Figure"]:
+    """Every plot by name; of those that there is nothing for, one that says why."""
+    from autotune.figures.all_figures import NAMES
+
+    return dict(_plots(NAMES, job, database, dark))
+
+
+def _plot(name: str, job: str | None, database: str | None, dark: bool) -> "Figure":
+    return next(found for _, found in _plots((name,), job, database, dark))
+
+
+def _plots(names: Iterable[str], job: str | None, database: str | None, dark: bool) -> Iterator[tuple[str, "Figure"]]:
+    from plotly.graph_objects import Figure
+
+    from autotune.figures.all_figures import figure_of
+    from autotune.figures.source import Source
+    from autotune.plots.drawing import drawn
+    from storage.sql import default_database_url, open_store
+
+    with open_store(database or default_database_url()) as store:
+        source = Source(store, store.job(job).id)
+        for name in names:
+            figure = figure_of(source, name)
+            plot = Figure(drawn(figure, dark=dark))
+            yield name, plot.update_layout(title={"text": figure.title, "x": 0.01}, margin={"t": 110})

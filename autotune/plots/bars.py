@@ -1,0 +1,233 @@
+"""Plots of bars: shares, parts of a whole, spans of time."""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.figures import memory_breakdown as memory
+from autotune.figures import time_breakdown as time
+from autotune.figures.figure import Figure, Table, Unit
+from autotune.figures.palette import SERIES, look_of
+from autotune.figures.units import cell_text
+from autotune.plots.look import (
+    Specification,
+    Trace,
+    axis,
+    color,
+    crossing,
+    scale_of,
+    scaled,
+    shown,
+    specification,
+    texts,
+    thinned,
+)
+
+MOST_KNOBS = 15
+MOST_LABELS = 400
+"""Bars of a pipeline up to which each one's micro-batch is written into it."""
+_KINDS = {
+    "forward": ("forward", "series-1"), "backward": ("backward", "series-3"), "input_gradient": ("gradient of inputs", "series-3"),
+    "weight_gradient": ("gradient of weights", "series-2"),
+}  # fmt: skip
+
+
+def knob_importance(figure: Figure) -> Specification:
+    """A bar for each knob with its interval, the most important on top."""
+    knobs = figure.table("knobs")
+    rows = range(min(len(knobs), MOST_KNOBS))
+    names = [shown(str(knobs.column("knob")[row]).replace("_", " ")) for row in rows]
+    middle, low, high = (scaled(knobs.column(name), 0.01) for name in ("importance", "low", "high"))
+    bars = {
+        "type": "bar", "orientation": "h", "y": names, "x": [middle[row] for row in rows], "marker": {"color": color("ok")},
+        "hoverinfo": "text", "hovertext": texts(knobs, [column.name for column in knobs.columns], list(rows)), "showlegend": False,
+        "error_x": {
+            "type": "data", "symmetric": False, "color": color("text"), "thickness": 1.5, "width": 5,
+            "array": [(high[row] or 0) - (middle[row] or 0) for row in rows],
+            "arrayminus": [(middle[row] or 0) - (low[row] or 0) for row in rows],
+        },
+    }  # fmt: skip
+    return specification(
+        [bars], 90 + 34 * len(names), xaxis=axis("share of the variance of samples/s, %", rangemode="tozero"),
+        yaxis=axis("", autorange="reversed", type="category"), bargap=0.35,
+    )  # fmt: skip
+
+
+def time_breakdown(figure: Figure) -> Specification:
+    """A bar for each configuration, made of the parts of its step."""
+    parts = figure.table("parts")
+    titles = [(name, time.TITLES[name]) for name in time.ORDER]
+    tones = [*SERIES[: len(titles) - 1], "low-1"]
+    return _stacked(figure, parts, "part", "seconds", titles, dict(zip(time.ORDER, tones, strict=True)))
+
+
+def memory_breakdown(figure: Figure) -> Specification:
+    """A bar for each configuration, made of what the fullest rank holds, against the limit."""
+    tags = figure.table("tags")
+    names = [*memory.ORDER, *sorted({str(tag) for tag in tags.column("tag")} - set(memory.ORDER))]
+    tones = {name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}
+    return _stacked(figure, tags, "tag", "bytes", [(name, name.replace("_", " ")) for name in names], tones)
+
+
+def timeline(figure: Figure) -> Specification:
+    """A lane for each trial that a node ran beside others."""
+    attempts = figure.table("attempts")
+    rows = [row for row in thinned(attempts) if attempts.column("started")[row] is not None]
+    last = max((float(end) for end in attempts.column("finished") if isinstance(end, int | float)), default=1.0)
+    scale, unit = scale_of([last], Unit.SECONDS)
+    lanes = _lanes(attempts, rows, last)
+    groups: dict[object, list[int]] = {}
+    for row in rows:
+        groups.setdefault(attempts.column("outcome")[row], []).append(row)
+    data = []
+    for outcome, own in sorted(groups.items(), key=lambda item: -len(item[1])):
+        look = look_of(outcome)
+        starts = [float(attempts.column("started")[row] or 0.0) for row in own]
+        ends = [attempts.column("finished")[row] for row in own]
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "name": look.label, "y": [lanes[row] for row in own],
+                "base": [start / scale for start in starts], "hoverinfo": "text",
+                "x": [((last if end is None else float(end)) - start) / scale for start, end in zip(starts, ends, strict=True)],
+                "hovertext": texts(attempts, [column.name for column in attempts.columns], own),
+                "marker": {"color": color(look.color), "line": {"color": color("surface"), "width": 1}},
+                "text": [str(attempts.column("trial")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": color("surface")},
+            }
+        )  # fmt: skip
+    order = sorted(set(lanes.values()), key=_lane_order, reverse=True)
+    return specification(
+        data, 130 + 36 * len(order), barmode="overlay", bargap=0.2, xaxis=axis(f"since the first trial started, {unit}"),
+        yaxis=axis("", type="category", categoryorder="array", categoryarray=order), uniformtext={"minsize": 8, "mode": "hide"},
+    )  # fmt: skip
+
+
+def pipeline_schedule(figure: Figure) -> Specification:
+    """A row for each rank; each bar is a micro-batch on a stage."""
+    actions = figure.table("actions")
+    rows = range(len(actions))
+    scale, unit = scale_of(actions.column("end"), Unit.SECONDS)
+    stages = len(set(actions.column("stage")))
+    ranks = len(set(actions.column("rank")))
+    data = []
+    for kind, (label, tone) in _KINDS.items():
+        own = [row for row in rows if actions.column("kind")[row] == kind]
+        if not own:
+            continue
+        starts, ends = ([float(actions.column(name)[row] or 0.0) for row in own] for name in ("start", "end"))
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "name": label, "y": [f"rank {actions.column('rank')[row]}" for row in own],
+                "base": [float(f"{start / scale:.6g}") for start in starts],
+                "x": [float(f"{(end - start) / scale:.6g}") for start, end in zip(starts, ends, strict=True)],
+                "hoverinfo": "text", "hovertext": texts(actions, [column.name for column in actions.columns], own),
+                # Stages of a rank are told apart by how full their colour is.
+                "marker": {
+                    "color": color(tone), "line": {"color": color("surface"), "width": 1},
+                    "opacity": [1.0 - 0.5 * (int(actions.column("stage")[row] or 0) // ranks) / max(stages // ranks, 1) for row in own],
+                },
+                "text": [str(actions.column("micro_batch")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": color("surface")},
+            }
+        )  # fmt: skip
+    names = [f"rank {rank}" for rank in sorted(set(actions.column("rank")), key=lambda rank: int(rank or 0))]
+    return specification(
+        data, 130 + 44 * ranks, barmode="overlay", bargap=0.15, xaxis=axis(f"since the step began, {unit}"),
+        yaxis=axis("", type="category", categoryorder="array", categoryarray=names[::-1]),
+        uniformtext={"minsize": 8, "mode": "hide"},
+    )  # fmt: skip
+
+
+def module_tree(figure: Figure) -> Specification:
+    """A row for each module, indented; beside each other its shares of time, FLOPs and memory of states."""
+    modules = figure.table("modules")
+    rows = range(len(modules))
+    names = ["   " * int(modules.column("depth")[row] or 0) + str(modules.column("label")[row]) for row in rows]
+    panels = (("seconds", "time, %", "series-1"), ("flops", "FLOPs, %", "series-2"), ("memory_bytes", "states, %", "series-3"))
+    hints = texts(
+        modules, [column.name for column in modules.columns if column.name not in ("label", "kind", "depth")], list(rows)
+    )
+    data: list[Trace] = []
+    layout: dict[str, Any] = {}
+    for place, (name, title, tone) in enumerate(panels):
+        number = "" if place == 0 else str(place + 1)
+        values = [float(value or 0.0) for value in modules.column(name)]
+        whole = values[0] or 1.0
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "y": list(rows), "x": [float(f"{100 * value / whole:.4g}") for value in values],
+                "xaxis": f"x{number}", "marker": {"color": color(tone)}, "hoverinfo": "text", "hovertext": hints, "showlegend": False,
+            }
+        )  # fmt: skip
+        layout[f"xaxis{number}"] = axis(title, domain=[place * 0.35, place * 0.35 + 0.3], range=[0, 103], dtick=50)
+    return specification(
+        data, 90 + 24 * len(names), bargap=0.3, **layout,
+        yaxis=axis("", autorange="reversed", tickvals=list(rows), ticktext=[shown(name) for name in names], showgrid=False),
+    )  # fmt: skip
+
+
+def _stacked(
+    figure: Figure, table: Table, part: str, size: str, titles: Sequence[tuple[str, str]], tones: dict[str, str]
+) -> Specification:
+    unit_of = next(column.unit for column in table.columns if column.name == size)
+    wholes: dict[str, float] = {}
+    rows = range(len(table))
+    bars = [_bar(table, row) for row in rows]
+    for row in rows:
+        wholes[bars[row]] = wholes.get(bars[row], 0.0) + float(table.column(size)[row] or 0.0)
+    scale, unit = scale_of(list(wholes.values()), unit_of)
+    data = []
+    for name, title in titles:
+        own = [row for row in rows if table.column(part)[row] == name]
+        if not own:
+            continue
+        values = [float(table.column(size)[row] or 0.0) for row in own]
+        shares = [value / wholes[bars[row]] for row, value in zip(own, values, strict=True)]
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "name": shown(title), "y": [bars[row] for row in own],
+                "x": [float(f"{value / scale:.6g}") for value in values], "marker": {"color": color(tones[name])},
+                "hoverinfo": "text",
+                "hovertext": [
+                    f"{shown(title)}<br>{cell_text(value, unit_of)}, {share:.1%}" for value, share in zip(values, shares, strict=True)
+                ],
+                "text": [f"{share:.0%}" if share >= 0.08 else "" for share in shares], "textposition": "inside",
+                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": color("surface"), "size": 12},
+            }
+        )  # fmt: skip
+    lines = [crossing(mark, scale) for mark in figure.marks]
+    names = list(dict.fromkeys(bars))
+    return specification(
+        data, 170 + 46 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
+        annotations=[name | {"y": 1.0, "yanchor": "bottom", "yshift": 16 * place} for place, (_, name) in enumerate(lines)],
+        xaxis=axis(f"{figure.x.title if figure.x else ''}, {unit}"),
+        yaxis=axis("", autorange="reversed", type="category"), margin={"l": 56, "r": 16, "t": 24 + 16 * len(lines), "b": 48},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.45, "yanchor": "top", "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def _bar(table: Table, row: int) -> str:
+    return shown(f"{table.column('configuration')[row]} ({table.column('trial')[row]})")
+
+
+def _lanes(attempts: Table, rows: Sequence[int], last: float) -> dict[int, str]:
+    """Row -> its lane: of its node the first one that is free when it starts."""
+    free: dict[str, list[tuple[float, int]]] = {}
+    found: dict[int, str] = {}
+    count: dict[str, int] = {}
+    for row in sorted(rows, key=lambda row: float(attempts.column("started")[row] or 0.0)):
+        node, start = str(attempts.column("node")[row]), float(attempts.column("started")[row] or 0.0)
+        end = attempts.column("finished")[row]
+        waiting = free.setdefault(node, [])
+        if waiting and waiting[0][0] <= start:
+            lane = heapq.heappop(waiting)[1]
+        else:
+            lane = count[node] = count.get(node, 0) + 1
+        heapq.heappush(waiting, (last if end is None else float(end), lane))
+        found[row] = shown(node if lane == 1 else f"{node} · {lane}")
+    return found
+
+
+def _lane_order(lane: str) -> tuple[str, int]:
+    node, _, number = lane.partition(" · ")
+    return node, int(number) if number.isdigit() else 0

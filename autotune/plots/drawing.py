@@ -1,0 +1,28 @@
+"""Figures as plots: the specification that plotly draws, in plain data, without loading plotly."""
+
+from collections.abc import Callable, Mapping
+
+from autotune.figures.figure import Figure
+from autotune.plots import bars, lines, scatters
+from autotune.plots.look import Specification, in_dark, nothing
+
+_DRAWN: Mapping[str, Callable[[Figure], Specification]] = {
+    "throughput_memory": scatters.throughput_memory,
+    "best_so_far": lines.best_so_far,
+    "knob_importance": bars.knob_importance,
+    "response_curves": lines.response_curves,
+    "parallel_coordinates": lines.parallel_coordinates,
+    "time_breakdown": bars.time_breakdown,
+    "memory_breakdown": bars.memory_breakdown,
+    "pipeline_schedule": bars.pipeline_schedule,
+    "module_tree": bars.module_tree,
+    "predicted_measured": scatters.predicted_measured,
+    "timeline": bars.timeline,
+}
+
+
+def drawn(figure: Figure, *, dark: bool = False) -> Specification:
+    """`data` and `layout` of the figure's plot; of one that there is nothing for, why."""
+    found = _DRAWN[figure.name](figure) if figure else nothing(figure)
+    told: Specification = in_dark(found) if dark else found
+    return told
