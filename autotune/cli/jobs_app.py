@@ -169,6 +169,23 @@ def explain(
 
 
 @jobs_app.command()
+def report(
+    job: Job = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out, with --format md.")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's end, else html]")
+    ] = None,
+    db: Database = None,
+) -> None:
+    """Write a job as one HTML file that opens anywhere: every figure, its numbers, the explanation. Or as Markdown."""
+    from autotune.cli.report import report_command
+
+    end(lambda: report_command(job, format_, out, db))
+
+
+@jobs_app.command()
 def export(
     job: Job = None,
     format_: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}.")] = "json",

@@ -34,7 +34,11 @@ def explain(store: Store, job_id: str) -> Explanation:
         NoBestError: nothing won; the line says how its trials ended.
         JobNotResumableError, SearchSpaceError: the job's request cannot be read any more.
     """
-    evidence = gather(store, job_id)
+    return explained(gather(store, job_id))
+
+
+def explained(evidence: Evidence) -> Explanation:
+    """The same of what was gathered already."""
     notes = [*waiting_notes(evidence), *machine_notes(evidence)]
     memory = _more_memory(evidence, notes)
     step = None if evidence.question is None else Counterfactual(evidence, evidence.question)
