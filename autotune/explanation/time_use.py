@@ -6,6 +6,8 @@ from autotune.prediction.estimate import Estimate, estimates
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
 
 UNEXPLAINED = "unexplained"
+ROUNDING = 1e-9
+"""Share of a step that is left by rounding alone."""
 
 
 def time_use(evidence: Evidence) -> TimeUse:
@@ -30,7 +32,8 @@ def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
     """Parts that sum to the measured step: as predicted, or all scaled down to it; what they leave is a part of its own."""
     scale = min(1.0, measured / predicted.step_seconds.mean)
     parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
-    parts[UNEXPLAINED] = max(measured - sum(parts.values()), 0.0)
+    left = measured - sum(parts.values())
+    parts[UNEXPLAINED] = left if left > ROUNDING * measured else 0.0
     return tuple(Part(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
 
 

@@ -11,6 +11,7 @@ from autotune.explanation.forecast import Forecast
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import counted
+from autotune.figures.units import percent
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knobs import value_text
 from search_spaces.lattice import DEPTHS, Lattice, Prefix
@@ -78,8 +79,8 @@ def knob_importance(source: Source) -> Figure:
         ],
     )
     first = found[0]
-    band = f"{first.low:.0%} to {first.high:.0%}".replace("%", " %")
-    summary = f"{first.knob} matters most: it accounts for {first.middle:.0%} of the variance of samples/s".replace("%", " %")
+    band = f"{percent(first.low)} to {percent(first.high)}"
+    summary = f"{first.knob} matters most: it accounts for {percent(first.middle)} of the variance of samples/s"
     return Figure(
         name=NAME,
         title=TITLE,
@@ -94,7 +95,7 @@ def knob_importance(source: Source) -> Figure:
 def _notes(source: Source, drawn: int, timed: int, together: float) -> tuple[str, ...]:
     over = f"Main effects over {counted(drawn, 'configuration')} of the space that should fit"
     by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals are of the belief in them."
-    notes = [f"{over}, {by}", f"{together:.0%} of the variance is of several knobs together.".replace("%", " %")]
+    notes = [f"{over}, {by}", f"{percent(together)} of the variance is of several knobs together."]
     if source.shapeless:
         notes.append(f"{source.shapeless} It is taken for a transformer of its size.")
     return tuple(notes)

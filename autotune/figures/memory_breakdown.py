@@ -3,7 +3,7 @@
 from autotune.figures.contenders import Contender, contenders
 from autotune.figures.figure import Axis, Figure, Mark, Unit, column, table
 from autotune.figures.source import Source
-from autotune.figures.units import bytes_text
+from autotune.figures.units import bytes_text, percent
 from search_spaces.trial import RankMeasurement
 
 NAME, TITLE = "memory_breakdown", "Where the memory goes"
@@ -74,7 +74,7 @@ def _summary(compared: list[Contender], fullest: list[RankMeasurement], limit: i
     best = fullest[0]
     told = f"The {compared[0].name} peaks at {bytes_text(best.peak_memory_bytes)} on rank {best.rank}"
     if limit:
-        told += f", {best.peak_memory_bytes / limit:.0%} of the limit".replace("%", " %")
+        told += f", {percent(best.peak_memory_bytes / limit)} of the limit"
     if best.memory_by_tag:
         tag = max(best.memory_by_tag, key=lambda name: best.memory_by_tag[name])
         told += f", most of it {tag.replace('_', ' ')} ({bytes_text(best.memory_by_tag[tag])})"

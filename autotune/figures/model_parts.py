@@ -92,7 +92,7 @@ def _mlp(spec: ModelSpec) -> list[ModulePart]:
 def _end(spec: ModelSpec) -> list[ModulePart]:
     found = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.pre_norm else []
     size = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    label = "output projection (the token embedding)" if spec.tied_embeddings else "output projection"
+    label = "tied output projection" if spec.tied_embeddings else "output projection"
     return [*found, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]
 
 

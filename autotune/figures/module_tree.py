@@ -60,7 +60,7 @@ def module_tree(source: Source) -> Figure:
         notes=(
             "FLOPs are those of all ranks, forward and backward, what is computed again not counted.",
             "Time is predicted, of the ranks that hold a module; inside a layer it is divided as FLOPs are.",
-            "States (parameters, gradients, optimizer state) are predicted, of a rank that holds the module; without activations.",
+            "States are parameters, gradients and optimizer state, predicted, on a rank that holds the module.",
         ),
     )
 

@@ -10,7 +10,8 @@ LIGHT = {
     "cancelled": "#6b7480", "running": "#00795a", "best": "#e69f00", "front": "#009e73",
     "series-1": "#0073b3", "series-2": "#e69f01", "series-3": "#009e74", "series-4": "#cc79a7", "series-5": "#56b4e9",
     "series-6": "#d55e00", "series-7": "#8a8f2a", "series-8": "#7a6bb0",
-    "low-1": "#c9d3de", "low-2": "#8fb4d1", "low-3": "#4a90c0", "low-4": "#0a66a3", "low-5": "#053a63",
+    "low-1": "#aebccb", "low-2": "#7fa9cb", "low-3": "#4089bd", "low-4": "#0a66a3", "low-5": "#053a63",
+    "on-strong": "#fefefe", "on-pale": "#0b131b",
 }  # fmt: skip
 """Name -> colour on a light ground. Names of one colour differ in the last digit, so that each has its own in dark."""
 DARK = {
@@ -19,11 +20,14 @@ DARK = {
     "cancelled": "#8f9aa8", "running": "#3ccba0", "best": "#f5b73a", "front": "#2fc498",
     "series-1": "#3f9fdc", "series-2": "#f5b73a", "series-3": "#2fc498", "series-4": "#dd9abf", "series-5": "#8fd0f8",
     "series-6": "#f08048", "series-7": "#b9be5c", "series-8": "#a597d8",
-    "low-1": "#3a4654", "low-2": "#3d6685", "low-3": "#4a90c0", "low-4": "#7cc4f2", "low-5": "#d6eefc",
+    "low-1": "#4b596a", "low-2": "#3d6f93", "low-3": "#4a90c0", "low-4": "#7cc4f2", "low-5": "#d6eefc",
+    "on-strong": "#0c141d", "on-pale": "#0c141c",
 }  # fmt: skip
 """The same on a dark one."""
 SERIES = tuple(f"series-{number}" for number in range(1, 9))
 """For parts of a whole, in this order."""
+PALE = ("series-2", "series-4", "series-5", "low-1", "best")
+"""Of those, the colours on which dark text is read: `on-pale`. On the others stands `on-strong`."""
 STEPS = tuple(f"low-{number}" for number in range(1, 6))
 """From little to much."""
 

@@ -8,7 +8,7 @@ from autotune.explanation.evidence import Evidence
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import counted
-from autotune.figures.units import seconds_text
+from autotune.figures.units import percent, seconds_text
 from autotune.prediction.compute import micro_batch
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.question import Question
@@ -100,7 +100,7 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
     summary = (
         f"{config.pipeline_schedule} over {counted(len(layers), 'stage')} on {counted(len(stages), 'rank')} with "
         f"{counted(batches, 'micro-batch').replace('batchs', 'batches')}: {seconds_text(whole)} predicted, of which ranks wait "
-        f"{idle:.0%} on average.".replace("%", " %")
+        f"{percent(idle)} on average."
     )
     notes = [f"The order is the engine's own; durations are predicted by {question.rests_on}."]
     if shown < batches:

@@ -9,6 +9,7 @@ import numpy as np
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import config_text, counted, varying
+from autotune.figures.units import percent
 from autotune.objective import peak_bytes
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
@@ -62,7 +63,7 @@ def _summary(trials: Sequence[TrialRecord], predicted: Sequence[float], measured
     told = f"{counted(len(trials), 'trial')}: measured samples/s are {ratio:.2f} times what was predicted, in the middle"
     told += f"; half are off by less than a factor of {math.exp(off):.2f}"
     agreeing = concordance(predicted, measured)
-    return f"{told}." if agreeing is None else f"{told}; {agreeing:.0%} of pairs are in the predicted order.".replace("%", " %")
+    return f"{told}." if agreeing is None else f"{told}; {percent(agreeing)} of pairs are in the predicted order."
 
 
 def concordance(one: Sequence[float], other: Sequence[float]) -> float | None:

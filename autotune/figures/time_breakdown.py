@@ -8,7 +8,7 @@ from autotune.figures.contenders import Contender, contenders
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import config_text, varying
-from autotune.figures.units import seconds_text
+from autotune.figures.units import percent, seconds_text
 from autotune.prediction.estimate import estimates
 from autotune.prediction.step import PARTS
 
@@ -61,7 +61,7 @@ def time_breakdown(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=_summary(compared, divided),
-        x=Axis(title="seconds of a step", unit=Unit.SECONDS, column="seconds"),
+        x=Axis(title="a step", unit=Unit.SECONDS, column="seconds"),
         y=Axis(title="configuration", column="configuration"),
         tables=(parts, steps),
         notes=(
@@ -74,7 +74,7 @@ def time_breakdown(source: Source) -> Figure:
 def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[Part]]) -> str:
     best = compared[0]
     largest = max(divided[0], key=lambda part: part.seconds)
-    told = f"The best takes {seconds_text(best.step_seconds)} a step, {largest.share:.0%} of it {TITLES[largest.name]}"
+    told = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"
     others = [f"the {other.name} {seconds_text(other.step_seconds)}" for other in compared[1:]]
     return f"{'; '.join([told.replace('%', ' %'), *others])}."
 

@@ -3,7 +3,7 @@
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import counted
-from autotune.figures.units import seconds_text
+from autotune.figures.units import percent, seconds_text
 
 NAME, TITLE = "timeline", "Trials on nodes"
 UNKNOWN = "node not told"
@@ -37,7 +37,8 @@ def timeline(source: Source) -> Figure:
     places = len(set(nodes))
     summary = f"{counted(len(ran), 'trial')} on {counted(places, 'node')} in {seconds_text(whole)}"
     if whole:
-        summary += f", {busy / whole:.2g} at a time on average"
+        at_once = busy / whole
+        summary += f", {at_once:.2g} at a time on average" if at_once >= 1.05 else f", which ran {percent(at_once)} of it"
     return Figure(
         name=NAME,
         title=TITLE,

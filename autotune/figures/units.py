@@ -50,6 +50,11 @@ def share_text(share: float | None) -> str:
     return "–" if share is None else f"{share * 100:.1f} %"
 
 
+def percent(share: float) -> str:
+    """`12 %`, which no line end parts."""
+    return f"{share * 100:.0f}\u00a0%"
+
+
 def cell_text(value: Cell, unit: Unit) -> str:
     """A cell of a column with this unit."""
     if value is None:

@@ -15,6 +15,7 @@ from autotune.plots.look import (
     axis,
     color,
     crossing,
+    ink,
     scale_of,
     scaled,
     shown,
@@ -26,8 +27,12 @@ from autotune.plots.look import (
 MOST_KNOBS = 15
 MOST_LABELS = 400
 """Bars of a pipeline up to which each one's micro-batch is written into it."""
+NAMES_SHARE, PANEL_GAP = 0.34, 0.03
+"""Of the width of the module tree: the names, and what is between its panels."""
+_PANELS = (("seconds", "time, %", "series-1"), ("flops", "FLOPs, %", "series-2"), ("memory_bytes", "states, %", "series-3"))
 _KINDS = {
-    "forward": ("forward", "series-1"), "backward": ("backward", "series-3"), "input_gradient": ("gradient of inputs", "series-3"),
+    "forward": ("forward", "series-1"), "backward": ("backward", "series-3"),
+    "input_gradient": ("gradient of inputs", "series-3"),
     "weight_gradient": ("gradient of weights", "series-2"),
 }  # fmt: skip
 
@@ -40,7 +45,8 @@ def knob_importance(figure: Figure) -> Specification:
     middle, low, high = (scaled(knobs.column(name), 0.01) for name in ("importance", "low", "high"))
     bars = {
         "type": "bar", "orientation": "h", "y": names, "x": [middle[row] for row in rows], "marker": {"color": color("ok")},
-        "hoverinfo": "text", "hovertext": texts(knobs, [column.name for column in knobs.columns], list(rows)), "showlegend": False,
+        "hoverinfo": "text", "hovertext": texts(knobs, [column.name for column in knobs.columns], list(rows)),
+        "showlegend": False,
         "error_x": {
             "type": "data", "symmetric": False, "color": color("text"), "thickness": 1.5, "width": 5,
             "array": [(high[row] or 0) - (middle[row] or 0) for row in rows],
@@ -92,7 +98,7 @@ def timeline(figure: Figure) -> Specification:
                 "hovertext": texts(attempts, [column.name for column in attempts.columns], own),
                 "marker": {"color": color(look.color), "line": {"color": color("surface"), "width": 1}},
                 "text": [str(attempts.column("trial")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
-                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": color("surface")},
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": ink(look.color)},
             }
         )  # fmt: skip
     order = sorted(set(lanes.values()), key=_lane_order, reverse=True)
@@ -124,10 +130,11 @@ def pipeline_schedule(figure: Figure) -> Specification:
                 # Stages of a rank are told apart by how full their colour is.
                 "marker": {
                     "color": color(tone), "line": {"color": color("surface"), "width": 1},
-                    "opacity": [1.0 - 0.5 * (int(actions.column("stage")[row] or 0) // ranks) / max(stages // ranks, 1) for row in own],
+                    "opacity": [1.0 - 0.5 * (int(actions.column("stage")[row] or 0) // ranks) / max(stages // ranks,
+                        1) for row in own],
                 },
                 "text": [str(actions.column("micro_batch")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
-                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": color("surface")},
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": ink(tone)},
             }
         )  # fmt: skip
     names = [f"rank {rank}" for rank in sorted(set(actions.column("rank")), key=lambda rank: int(rank or 0))]
@@ -141,28 +148,35 @@ def pipeline_schedule(figure: Figure) -> Specification:
 def module_tree(figure: Figure) -> Specification:
     """A row for each module, indented; beside each other its shares of time, FLOPs and memory of states."""
     modules = figure.table("modules")
-    rows = range(len(modules))
-    names = ["   " * int(modules.column("depth")[row] or 0) + str(modules.column("label")[row]) for row in rows]
-    panels = (("seconds", "time, %", "series-1"), ("flops", "FLOPs, %", "series-2"), ("memory_bytes", "states, %", "series-3"))
-    hints = texts(
-        modules, [column.name for column in modules.columns if column.name not in ("label", "kind", "depth")], list(rows)
-    )
+    rows = list(range(len(modules)))
+    told = [column.name for column in modules.columns if column.name not in ("label", "kind", "depth")]
+    hints = texts(modules, told, rows)
     data: list[Trace] = []
     layout: dict[str, Any] = {}
-    for place, (name, title, tone) in enumerate(panels):
-        number = "" if place == 0 else str(place + 1)
+    for place, (name, title, tone) in enumerate(_PANELS):
+        number, left = "" if place == 0 else str(place + 1), NAMES_SHARE + place * (1 - NAMES_SHARE + PANEL_GAP) / len(_PANELS)
         values = [float(value or 0.0) for value in modules.column(name)]
-        whole = values[0] or 1.0
+        shares = [float(f"{100 * value / (values[0] or 1.0):.4g}") for value in values]
         data.append(
             {
-                "type": "bar", "orientation": "h", "y": list(rows), "x": [float(f"{100 * value / whole:.4g}") for value in values],
-                "xaxis": f"x{number}", "marker": {"color": color(tone)}, "hoverinfo": "text", "hovertext": hints, "showlegend": False,
+                "type": "bar", "orientation": "h", "y": rows, "x": shares, "xaxis": f"x{number}", "hoverinfo": "text",
+                "hovertext": hints, "marker": {"color": color(tone)}, "showlegend": False,
             }
         )  # fmt: skip
-        layout[f"xaxis{number}"] = axis(title, domain=[place * 0.35, place * 0.35 + 0.3], range=[0, 103], dtick=50)
+        right = left + (1 - NAMES_SHARE + PANEL_GAP) / len(_PANELS) - PANEL_GAP
+        layout[f"xaxis{number}"] = axis(title, domain=[left, right], range=[0, 103], tickvals=[0, 50, 100])
+    names = [
+        {
+            "text": shown(modules.column("label")[row]), "x": 0, "xref": "paper", "xanchor": "left", "y": row,
+            "yanchor": "middle",
+            "xshift": 10 * int(modules.column("depth")[row] or 0), "showarrow": False,
+            "font": {"size": 12, "color": color("text")},
+        }
+        for row in rows
+    ]  # fmt: skip
     return specification(
-        data, 90 + 24 * len(names), bargap=0.3, **layout,
-        yaxis=axis("", autorange="reversed", tickvals=list(rows), ticktext=[shown(name) for name in names], showgrid=False),
+        data, 80 + 24 * len(rows), bargap=0.3, annotations=names, margin={"l": 4, "r": 12, "t": 8, "b": 48}, **layout,
+        yaxis=axis("", autorange="reversed", showgrid=False, showticklabels=False),
     )  # fmt: skip
 
 
@@ -189,20 +203,22 @@ def _stacked(
                 "x": [float(f"{value / scale:.6g}") for value in values], "marker": {"color": color(tones[name])},
                 "hoverinfo": "text",
                 "hovertext": [
-                    f"{shown(title)}<br>{cell_text(value, unit_of)}, {share:.1%}" for value, share in zip(values, shares, strict=True)
+                    f"{shown(title)}<br>{cell_text(value, unit_of)}, {share:.1%}" for value,
+                    share in zip(values, shares, strict=True)
                 ],
                 "text": [f"{share:.0%}" if share >= 0.08 else "" for share in shares], "textposition": "inside",
-                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": color("surface"), "size": 12},
+                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": ink(tones[name]), "size": 12},
             }
         )  # fmt: skip
     lines = [crossing(mark, scale) for mark in figure.marks]
+    most = max([*wholes.values(), *(mark.value for mark in figure.marks)])
     names = list(dict.fromkeys(bars))
     return specification(
-        data, 170 + 46 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
+        data, 150 + 46 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
         annotations=[name | {"y": 1.0, "yanchor": "bottom", "yshift": 16 * place} for place, (_, name) in enumerate(lines)],
-        xaxis=axis(f"{figure.x.title if figure.x else ''}, {unit}"),
-        yaxis=axis("", autorange="reversed", type="category"), margin={"l": 56, "r": 16, "t": 24 + 16 * len(lines), "b": 48},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.45, "yanchor": "top", "traceorder": "normal"},
+        xaxis=axis(f"{figure.x.title if figure.x else ''}, {unit}", range=[0, most * 1.05 / scale]),
+        yaxis=axis("", autorange="reversed", type="category"), margin={"l": 56, "r": 16, "t": 12 + 18 * len(lines), "b": 90},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"},
     )  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from autotune.plots.look import (
     texts,
     thinned,
 )
-from search_spaces.knobs import value_text
+from search_spaces.knobs import KNOBS, value_text
 
 MOST_CURVES = 8
 """Knobs whose curves are drawn: the most telling ones."""
 MOST_LINES = 600
+CURVE, CURVE_HEAD, CURVE_FOOT = 200, 26, 44
+"""Pixels of a knob's curve; of those its name's, and those of its values."""
 ROW = 74
 """Pixels of a knob in the picture of all trials."""
 
@@ -65,7 +67,7 @@ def parallel_coordinates(figure: Figure) -> Specification:
     labels: list[dict[str, Any]] = []
     places: list[dict[Any, float]] = []
     for row, knob in enumerate(knobs):
-        values = sorted(set(knob.values), key=_order)
+        values = _in_order(knob.name, set(knob.values))
         places.append({value: (place + 0.5) / len(values) for place, value in enumerate(values)})
         labels.append(_name(knob.name.replace("_", " "), depth - row))
         labels += [_tick(_short(value), places[-1][value], depth - row) for value in values]
@@ -80,10 +82,10 @@ def parallel_coordinates(figure: Figure) -> Specification:
         for step, own in sorted(groups.items())
     ]
     return specification(
-        data, 120 + ROW * (depth + 1), annotations=labels, margin={"l": 24, "r": 24, "t": 48, "b": 32},
+        data, 90 + ROW * (depth + 1), annotations=labels, margin={"l": 24, "r": 24, "t": 56, "b": 8},
         shapes=[_rail(place) for place in range(depth + 1)],
         xaxis={"visible": False, "range": [-0.04, 1.04], "fixedrange": True},
-        yaxis={"visible": False, "range": [-0.5, depth + 0.6], "fixedrange": True},
+        yaxis={"visible": False, "range": [-0.4, depth + 0.45], "fixedrange": True},
     )  # fmt: skip
 
 
@@ -93,22 +95,33 @@ def response_curves(figure: Figure) -> Specification:
     drawn = [str(knob) for knob in knobs.column("knob")][:MOST_CURVES]
     data: list[Trace] = []
     layout: dict[str, Any] = {"annotations": []}
-    gap, height = 0.42 / max(len(drawn), 1), 1 / max(len(drawn), 1)
+    height = CURVE * len(drawn)
     for place, knob in enumerate(drawn):
         number = "" if place == 0 else str(place + 1)
-        top = 1 - place * height
-        data += _curve(points, knob, str(knobs.column("best")[place]), number, place == 0)
+        top = 1 - place * CURVE / height
+        data += _curve(points, knob, str(knobs.column("best")[place]), number)
         layout[f"xaxis{number}"] = axis("", type="category", anchor=f"y{number}", domain=[0, 1])
-        layout[f"yaxis{number}"] = axis(
-            "samples/s", domain=[max(top - height + gap * 0.55, 0), top - gap * 0.45], anchor=f"x{number}"
-        )
+        inside = [top - (CURVE - CURVE_FOOT) / height, top - CURVE_HEAD / height]
+        layout[f"yaxis{number}"] = axis("samples/s", domain=inside, anchor=f"x{number}")
         layout["annotations"].append(
             {
-                "text": f"<b>{shown(knob)}</b>", "x": 0, "xref": "paper", "xanchor": "left", "y": top - gap * 0.4, "yref": "paper",
-                "yanchor": "bottom", "showarrow": False, "font": {"size": 13, "color": color("text")},
+                "text": f"<b>{shown(knob.replace('_', ' '))}</b>", "x": 0, "xref": "paper", "xanchor": "left",
+                "y": top - CURVE_HEAD / height, "yref": "paper", "yanchor": "bottom", "yshift": 4, "showarrow": False,
+                "font": {"size": 13, "color": color("text")},
             }
         )  # fmt: skip
-    return specification(data, 60 + 210 * len(drawn), **layout)
+    return specification(_each_named_once(data), 64 + height, margin={"l": 56, "r": 16, "t": 56, "b": 8}, **layout)
+
+
+def _each_named_once(data: list[Trace]) -> list[Trace]:
+    """In the legend what looks alike stands once, whichever of the small plots has it first."""
+    seen: set[str] = set()
+    found = []
+    for trace in data:
+        name = trace.get("name", "")
+        found.append(trace | {"legendgroup": name, "showlegend": bool(name) and name not in seen})
+        seen.add(name)
+    return found
 
 
 def _picked(values: list[float | None], rows: list[int]) -> list[float | None]:
@@ -143,9 +156,10 @@ def _strands(
         ]  # fmt: skip
         down += [*range(len(values), -1, -1), None]
     edges = [low + (high - low) * share / len(STEPS) for share in (step, step + 1)]
+    unit = " samples/s" * (step == len(STEPS) - 1)
     return {
         "type": "scatter", "mode": "lines", "x": across, "y": down, "hoverinfo": "skip",
-        "name": f"{edges[0]:.3g} to {edges[1]:.3g}", "connectgaps": False,
+        "name": f"{edges[0]:.3g} to {edges[1]:.3g}{unit}", "connectgaps": False,
         "line": {"color": color(STEPS[step]), "width": 1 + 0.4 * step}, "opacity": 0.55 + 0.1 * step,
     }  # fmt: skip
 
@@ -175,8 +189,12 @@ def _tick(text: str, at: float, place: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _order(value: Any) -> tuple[bool, Any]:
-    return (True, value) if isinstance(value, str) else (False, float(value))
+def _in_order(knob: str, values: set[Any]) -> list[Any]:
+    """Numbers by size, names as the knob lists them, others by the alphabet."""
+    if any(isinstance(value, str) for value in values):
+        listed = [choice for choice in KNOBS[knob].choices if choice in values]
+        return [*listed, *sorted(values - set(listed), key=str)]
+    return sorted(values, key=float)
 
 
 def _short(value: Any) -> str:
@@ -197,7 +215,7 @@ _SOURCES = {
 }  # fmt: skip
 
 
-def _curve(points: Table, knob: str, best: str, number: str, legend: bool) -> list[Trace]:
+def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     own = [row for row, name in enumerate(points.column("knob")) if name == knob]
     rates = points.column("samples_per_second")
     values = points.column("value")
@@ -205,14 +223,14 @@ def _curve(points: Table, knob: str, best: str, number: str, legend: bool) -> li
     found: list[Trace] = [
         {
             "type": "scatter", "mode": "lines", "x": [shown(values[row]) for row in own], "y": [rates[row] for row in own],
-            "line": {"color": color("line-strong"), "width": 1}, "hoverinfo": "skip", "showlegend": False, "connectgaps": True,
+            "line": {"color": color("line-strong"), "width": 1}, "hoverinfo": "skip", "connectgaps": True,
             "xaxis": f"x{number}", "yaxis": f"y{number}",
         }
     ]  # fmt: skip
     for source, (symbol, tone, label) in _SOURCES.items():
         told = [row for row in with_rate if points.column("source")[row] == source]
         if told:
-            found.append(_told(points, told, symbol, tone, label, number, legend))
+            found.append(_told(points, told, symbol, tone, label, number))
     least = min((float(rates[row] or 0.0) for row in with_rate), default=0.0)
     lost = [row for row in own if rates[row] is None and points.column("source")[row] in ("out_of_memory", "failed")]
     if lost:
@@ -220,34 +238,39 @@ def _curve(points: Table, knob: str, best: str, number: str, legend: bool) -> li
         found.append(
             {
                 "type": "scatter", "mode": "markers", "x": [shown(values[row]) for row in lost], "y": [least] * len(lost),
-                "name": "out of memory or failed", "hoverinfo": "text", "hovertext": texts(points, ("value", "source", "note"), lost),
+                "name": "out of memory or failed", "hoverinfo": "text",
+                "hovertext": texts(points, ("value", "source", "note"), lost),
                 "marker": {"symbol": "x-thin", "size": 11, "line": {"width": 3, "color": color(look.color)}},
-                "showlegend": legend, "legendgroup": "lost", "xaxis": f"x{number}", "yaxis": f"y{number}",
+                "xaxis": f"x{number}", "yaxis": f"y{number}",
             }
         )  # fmt: skip
     won = [row for row in with_rate if str(values[row]) == best]
     found.append(
         {
             "type": "scatter", "mode": "markers", "x": [shown(values[row]) for row in won], "y": [rates[row] for row in won],
-            "name": "best", "marker": {"symbol": "star", "size": 15, "color": color("best"), "line": {"width": 1, "color": color("text")}},
-            "hoverinfo": "text", "hovertext": texts(points, ("value", "samples_per_second", "trial"), won), "showlegend": legend,
-            "legendgroup": "best", "xaxis": f"x{number}", "yaxis": f"y{number}",
+            "name": "best",
+            "marker": {"symbol": "star", "size": 15, "color": color("best"), "line": {"width": 1, "color": color("text")}},
+            "hoverinfo": "text", "hovertext": texts(points, ("value", "samples_per_second", "trial"), won),
+            "xaxis": f"x{number}", "yaxis": f"y{number}",
         }
     )  # fmt: skip
     return found
 
 
-def _told(points: Table, rows: list[int], symbol: str, tone: str, label: str, number: str, legend: bool) -> Trace:
+def _told(points: Table, rows: list[int], symbol: str, tone: str, label: str, number: str) -> Trace:
     rates, lows, highs = (points.column(name) for name in ("samples_per_second", "low", "high"))
     middle = [float(rates[row] or 0.0) for row in rows]
     return {
-        "type": "scatter", "mode": "markers", "x": [shown(points.column("value")[row]) for row in rows], "y": middle, "name": label,
+        "type": "scatter", "mode": "markers", "x": [shown(points.column("value")[row]) for row in rows], "y": middle,
+        "name": label,
         "marker": {"symbol": symbol, "size": 9, "color": color(tone), "line": {"width": 2, "color": color(tone)}},
         "error_y": {
             "type": "data", "symmetric": False, "color": color(tone), "thickness": 1, "width": 4,
             "array": [float(highs[row] or at) - at for row, at in zip(rows, middle, strict=True)],
-            "arrayminus": [at - float(lows[row] if lows[row] is not None else at) for row, at in zip(rows, middle, strict=True)],
+            "arrayminus": [at - float(lows[row] if lows[row] is not None else at) for row,
+                at in zip(rows, middle, strict=True)],
         },
-        "hoverinfo": "text", "hovertext": texts(points, ("value", "source", "samples_per_second", "low", "high", "peak_bytes", "note"), rows),
-        "showlegend": legend, "legendgroup": label, "xaxis": f"x{number}", "yaxis": f"y{number}",
+        "hoverinfo": "text",
+        "hovertext": texts(points, ("value", "source", "samples_per_second", "low", "high", "peak_bytes", "note"), rows),
+        "xaxis": f"x{number}", "yaxis": f"y{number}",
     }  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.figures.figure import Cell, Figure, Mark, Table, Unit
-from autotune.figures.palette import DARK, LIGHT
+from autotune.figures.palette import DARK, LIGHT, PALE
 from autotune.figures.units import cell_text
 
 Trace = dict[str, Any]
@@ -54,6 +54,11 @@ def specification(data: Sequence[Trace], height: int, **layout: Any) -> Specific
         "hovermode": "closest",
     }  # fmt: skip
     return {"data": list(data), "layout": base | layout}
+
+
+def ink(tone: str) -> str:
+    """The colour of text that stands on this one."""
+    return color("on-pale" if tone in PALE else "on-strong")
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
@@ -115,7 +120,8 @@ def crossing(mark: Mark, scale: float, **more: Any) -> tuple[dict[str, Any], dic
     value, dash = mark.value / scale, "dot" if mark.name == "capacity" else "dash"
     along, across = ("x", "y") if mark.axis == "x" else ("y", "x")
     line = {
-        "type": "line", f"{along}0": value, f"{along}1": value, f"{across}0": 0, f"{across}1": 1, f"{across}ref": f"{across} domain",
+        "type": "line", f"{along}0": value, f"{along}1": value, f"{across}0": 0, f"{across}1": 1,
+        f"{across}ref": f"{across} domain",
         "line": {"color": tone, "width": 1.5, "dash": dash},
     }  # fmt: skip
     name = {

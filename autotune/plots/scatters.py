@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.figures.figure import Figure, Table, Unit
+from autotune.figures.figure import Figure, Mark, Table, Unit
 from autotune.figures.palette import look_of
 from autotune.plots.look import (
     Specification,
@@ -13,6 +13,7 @@ from autotune.plots.look import (
     crossing,
     scale_of,
     scaled,
+    shown,
     specification,
     texts,
     thinned,
@@ -20,6 +21,8 @@ from autotune.plots.look import (
 
 WIDE = 20.0
 """Largest over smallest from which an axis is logarithmic."""
+FAR = 3.0
+"""Of the largest peak, from which a limit is told beside the plot instead of drawn into it."""
 _HINTS = ("trial", "outcome", "placed", "samples_per_second", "low", "high", "peak_bytes", "config")
 
 
@@ -29,13 +32,14 @@ def throughput_memory(figure: Figure) -> Specification:
     scale, unit = scale_of(trials.column("peak_bytes"), Unit.BYTES)
     rows = thinned(trials, ("best", "baseline", "front"))
     data = [*_by_outcome(trials, rows, scale), *_front(edge, scale), *_named(trials, scale)]
-    lines = [crossing(mark, scale) for mark in figure.marks]
     peaks = [float(peak) for peak in trials.column("peak_bytes") if isinstance(peak, int | float)]
+    near = [mark for mark in figure.marks if mark.value <= FAR * max(peaks, default=mark.value)]
+    lines = [crossing(mark, scale) for mark in near]
     return specification(
-        data, 420, shapes=[line for line, _ in lines], annotations=_placed(lines),
-        xaxis=axis(f"peak memory of a rank, {unit}", **_kind([*peaks, *(mark.value for mark in figure.marks)], scale)),
-        yaxis=axis("samples/s", rangemode="tozero"),
-        margin={"l": 56, "r": 16, "t": 76, "b": 48},
+        data, 420, shapes=[line for line, _ in lines],
+        annotations=[*_below_each_other(lines), *_beyond([mark for mark in figure.marks if mark not in near])],
+        xaxis=axis(f"peak memory of a rank, {unit}", **_kind([*peaks, *(mark.value for mark in near)], scale)),
+        yaxis=axis("samples/s"), margin={"l": 56, "r": 16, "t": 76, "b": 48},
     )  # fmt: skip
 
 
@@ -60,8 +64,10 @@ def predicted_measured(figure: Figure) -> Specification:
         kind: dict[str, Any] = {"type": "log", "dtick": "D2"} if max(known) > WIDE * min(known) else {}
         ends = [min(known) * 0.9, max(known) * 1.1]
         data += [
-            {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "xaxis": f"x{place}", "yaxis": f"y{place}", "name": "equal",
-             "line": {"color": color("line-strong"), "dash": "dash", "width": 1.5}, "hoverinfo": "skip", "showlegend": not place},
+            {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "xaxis": f"x{place}", "yaxis": f"y{place}",
+                "name": "equal",
+             "line": {"color": color("line-strong"), "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
+             "showlegend": not place},
             {"type": "scatter", "mode": "markers", "x": first, "y": second, "xaxis": f"x{place}", "yaxis": f"y{place}",
              "name": "trial", "hovertext": hints, "hoverinfo": "text", "showlegend": not place,
              "marker": {"color": color("ok"), "size": 8, "opacity": 0.8}},
@@ -117,15 +123,29 @@ def _named(trials: Table, scale: float) -> list[Trace]:
                     "type": "scatter", "mode": "markers", "x": _picked(scaled(trials.column("peak_bytes"), scale), own),
                     "y": _picked(scaled(trials.column("samples_per_second"), 1.0), own), "name": name, "hoverinfo": "text",
                     "hovertext": [f"<b>{name}</b><br>{text}" for text in texts(trials, _HINTS, own)],
-                    "marker": {"symbol": symbol, "size": 17, "color": color(tone), "line": {"width": 2, "color": color("text")}},
+                    "marker": {"symbol": symbol, "size": 17, "color": color(tone),
+                        "line": {"width": 2, "color": color("text")}},
                 }
             )  # fmt: skip
     return found
 
 
-def _placed(lines: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Names of lines that stand near each other, one below the other."""
+def _below_each_other(lines: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Names of lines that stand near each other."""
     return [name | {"yshift": -18 * place} for place, (_, name) in enumerate(lines)]
+
+
+def _beyond(marks: Sequence[Mark]) -> list[dict[str, Any]]:
+    """A limit that is so far off that trials would be one spot beside it."""
+    if not marks:
+        return []
+    return [
+        {
+            "text": shown(f"{', '.join(mark.title for mark in marks)} →"), "x": 1, "xref": "paper", "xanchor": "right", "y": 0,
+            "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11, "color": color("infeasible")},
+            "bgcolor": color("surface"), "borderpad": 2,
+        }
+    ]  # fmt: skip
 
 
 def _kind(values: Sequence[float], scale: float) -> dict[str, Any]:
@@ -133,7 +153,8 @@ def _kind(values: Sequence[float], scale: float) -> dict[str, Any]:
     known = [value for value in values if value > 0]
     if known and max(known) > WIDE * min(known):
         return {"type": "log", "dtick": "D2"}
-    return {"range": [0, max(known) * 1.06 / scale]} if known else {}
+    room = (max(known) - min(known)) * 0.08 or max(known) * 0.1 if known else 0.0
+    return {"range": [(min(known) - room) / scale, (max(known) + room) / scale]} if known else {}
 
 
 def _picked(values: Sequence[Any], rows: Sequence[int]) -> list[Any]:

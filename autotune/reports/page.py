@@ -17,6 +17,8 @@ from autotune.figures.units import cell_text
 from autotune.plots.drawing import drawn
 from autotune.reports.report import Report
 
+POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
+"""What the file may do besides running its two programs; plotly sets styles of its own."""
 MOST_ROWS = 400
 """Of a table: a report of very many trials stays small enough to be sent."""
 
@@ -32,6 +34,7 @@ def page_of(report: Report) -> str:
         .render(
             report=report,
             rows_of=_rows,
+            coded=coded,
             is_table=lambda item: isinstance(item, Rows),
             most_rows=MOST_ROWS,
             light=LIGHT,
@@ -39,7 +42,7 @@ def page_of(report: Report) -> str:
             style=Markup(_text("report.css")),
             plotly=Markup(plotly),
             program=Markup(own),
-            policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {_hash(plotly)} {_hash(own)}",
+            policy=f"{POLICY}; script-src {_hash(plotly)} {_hash(own)}",
             data=Markup(script_json({"plots": plots, "dark": tones})),
         )
     )
@@ -57,6 +60,13 @@ def script_json(value: Any) -> str:
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
+
+
+def coded(text: str) -> Markup:
+    """What stands between backticks as code; all else as text."""
+    parts = text.split("`")
+    pairs = zip(parts[::2], [*parts[1::2], ""], strict=False)
+    return Markup("").join(Markup("{}<code>{}</code>" if code else "{}{}").format(plain, code) for plain, code in pairs)
 
 
 def _environment() -> Environment:

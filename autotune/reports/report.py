@@ -1,4 +1,4 @@
-"""What a report says, in the order in which it is read: the job, the answer, the figures, the explanation, where it comes from."""
+"""What a report says, in the order in which it is read: the job, the answer, the figures, why, where it comes from."""
 
 import shlex
 from collections.abc import Iterator, Mapping
