@@ -58,7 +58,7 @@ def memory_breakdown(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=_summary(compared, fullest, limit),
-        x=Axis(title="peak memory of the fullest rank", unit=Unit.BYTES, column="bytes"),
+        x=Axis(title="peak of the fullest rank", unit=Unit.BYTES, column="bytes"),
         y=Axis(title="configuration", column="configuration"),
         tables=(tags, ranks),
         marks=tuple(marks),

@@ -13,7 +13,7 @@ from autotune.prediction.compute import micro_batch
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.question import Question
 from autotune.prediction.step import hop_seconds
-from executor.engines.native.schedule_actions import Action, ActionKind
+from executor.engines.native.schedule import Action, ActionKind, actions_of
 from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
@@ -60,9 +60,6 @@ def pipeline_schedule(source: Source) -> Figure:
 
 
 def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figure:
-    # torch works the order out, and is loaded for those who look at a pipeline alone.
-    from executor.engines.native.schedule import actions_of
-
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
     layers = split_layers(question.model, config, question.sequence_length)

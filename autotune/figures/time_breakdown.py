@@ -76,7 +76,7 @@ def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[Part]]) -
     largest = max(divided[0], key=lambda part: part.seconds)
     told = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"
     others = [f"the {other.name} {seconds_text(other.step_seconds)}" for other in compared[1:]]
-    return f"{'; '.join([told.replace('%', ' %'), *others])}."
+    return f"{'; '.join([told, *others])}."
 
 
 ORDER = (*PARTS, UNEXPLAINED)

@@ -27,7 +27,7 @@ from autotune.plots.look import (
 MOST_KNOBS = 15
 MOST_LABELS = 400
 """Bars of a pipeline up to which each one's micro-batch is written into it."""
-NAMES_SHARE, PANEL_GAP = 0.34, 0.03
+NAMES_SHARE, PANEL_GAP = 0.36, 0.03
 """Of the width of the module tree: the names, and what is between its panels."""
 _PANELS = (("seconds", "time, %", "series-1"), ("flops", "FLOPs, %", "series-2"), ("memory_bytes", "states, %", "series-3"))
 _KINDS = {
@@ -54,7 +54,7 @@ def knob_importance(figure: Figure) -> Specification:
         },
     }  # fmt: skip
     return specification(
-        [bars], 90 + 34 * len(names), xaxis=axis("share of the variance of samples/s, %", rangemode="tozero"),
+        [bars], 90 + 34 * len(names), xaxis=axis("share of the variance, %", rangemode="tozero"),
         yaxis=axis("", autorange="reversed", type="category"), bargap=0.35,
     )  # fmt: skip
 
@@ -164,7 +164,7 @@ def module_tree(figure: Figure) -> Specification:
             }
         )  # fmt: skip
         right = left + (1 - NAMES_SHARE + PANEL_GAP) / len(_PANELS) - PANEL_GAP
-        layout[f"xaxis{number}"] = axis(title, domain=[left, right], range=[0, 103], tickvals=[0, 50, 100])
+        layout[f"xaxis{number}"] = axis(title, domain=[left, right], range=[0, 103], tickvals=[0, 50])
     names = [
         {
             "text": shown(modules.column("label")[row]), "x": 0, "xref": "paper", "xanchor": "left", "y": row,
@@ -214,16 +214,21 @@ def _stacked(
     most = max([*wholes.values(), *(mark.value for mark in figure.marks)])
     names = list(dict.fromkeys(bars))
     return specification(
-        data, 150 + 46 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
+        data, 150 + 56 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
         annotations=[name | {"y": 1.0, "yanchor": "bottom", "yshift": 16 * place} for place, (_, name) in enumerate(lines)],
         xaxis=axis(f"{figure.x.title if figure.x else ''}, {unit}", range=[0, most * 1.05 / scale]),
         yaxis=axis("", autorange="reversed", type="category"), margin={"l": 56, "r": 16, "t": 12 + 18 * len(lines), "b": 90},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"},
+        legend={
+            "orientation": "h", "xref": "container", "x": 0, "xanchor": "left", "yref": "container", "y": 0,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
     )  # fmt: skip
 
 
 def _bar(table: Table, row: int) -> str:
-    return shown(f"{table.column('configuration')[row]} ({table.column('trial')[row]})")
+    name = str(table.column("configuration")[row]).replace(", ", ",<br>")
+    return f"{name}<br>trial {table.column('trial')[row]}"
 
 
 def _lanes(attempts: Table, rows: Sequence[int], last: float) -> dict[int, str]:

@@ -214,6 +214,9 @@ _SOURCES = {
     "does_not_fit": ("x-open", "infeasible", "should not fit (predicted)"),
 }  # fmt: skip
 
+_JOINED = ("measured", "predicted", "over_limit", "does_not_fit")
+"""Sources whose rates a line may join: of a bound nobody knows how far below it the rate is."""
+
 
 def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     own = [row for row, name in enumerate(points.column("knob")) if name == knob]
@@ -222,7 +225,8 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     with_rate = [row for row in own if rates[row] is not None]
     found: list[Trace] = [
         {
-            "type": "scatter", "mode": "lines", "x": [shown(values[row]) for row in own], "y": [rates[row] for row in own],
+            "type": "scatter", "mode": "lines", "x": [shown(values[row]) for row in own],
+            "y": [rates[row] if points.column("source")[row] in _JOINED else None for row in own],
             "line": {"color": color("line-strong"), "width": 1}, "hoverinfo": "skip", "connectgaps": True,
             "xaxis": f"x{number}", "yaxis": f"y{number}",
         }
@@ -258,19 +262,24 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
 
 
 def _told(points: Table, rows: list[int], symbol: str, tone: str, label: str, number: str) -> Trace:
-    rates, lows, highs = (points.column(name) for name in ("samples_per_second", "low", "high"))
-    middle = [float(rates[row] or 0.0) for row in rows]
+    """Points of one source; of a bound the upper end alone."""
+    bound = label == _SOURCES["bound"][2]
+    rates, lows, highs = (_numbers(points, name, rows) for name in ("samples_per_second", "low", "high"))
+    middle = highs if bound else rates
+    hints = texts(points, ("value", "source", "samples_per_second", "low", "high", "peak_bytes", "note"), rows)
     return {
         "type": "scatter", "mode": "markers", "x": [shown(points.column("value")[row]) for row in rows], "y": middle,
         "name": label,
         "marker": {"symbol": symbol, "size": 9, "color": color(tone), "line": {"width": 2, "color": color(tone)}},
         "error_y": {
-            "type": "data", "symmetric": False, "color": color(tone), "thickness": 1, "width": 4,
-            "array": [float(highs[row] or at) - at for row, at in zip(rows, middle, strict=True)],
-            "arrayminus": [at - float(lows[row] if lows[row] is not None else at) for row,
-                at in zip(rows, middle, strict=True)],
+            "type": "data", "symmetric": False, "color": color(tone), "thickness": 1, "width": 4, "visible": not bound,
+            "array": [high - at for high, at in zip(highs, middle, strict=True)],
+            "arrayminus": [at - low for low, at in zip(lows, middle, strict=True)],
         },
-        "hoverinfo": "text",
-        "hovertext": texts(points, ("value", "source", "samples_per_second", "low", "high", "peak_bytes", "note"), rows),
-        "xaxis": f"x{number}", "yaxis": f"y{number}",
+        "hoverinfo": "text", "hovertext": hints, "xaxis": f"x{number}", "yaxis": f"y{number}",
     }  # fmt: skip
+
+
+def _numbers(points: Table, name: str, rows: list[int]) -> list[float]:
+    values = points.column(name)
+    return [float(values[row] or 0.0) for row in rows]
