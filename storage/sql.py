@@ -158,8 +158,8 @@ class SqlStore(Store):
     def trials(self, job_id: str) -> list[TrialRecord]:
         return self._read(trials.trials, job_id)
 
-    def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
-        return self._read(trials.figures_of, job_id, first)
+    def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
+        return self._read(trials.figures_of, job_id, first, limit)
 
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
         return self._read(attempts.placements, job_id, first)

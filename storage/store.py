@@ -189,8 +189,9 @@ class Store(ABC):
         """All trials of a job by number, refused ones included; empty for a job that does not exist."""
 
     @abstractmethod
-    def figures_of(self, job_id: str, first: int = 0) -> list[TrialRecord]:
-        """All trials of a job with a number of at least `first`, by number, of one moment, with the figures of their results.
+    def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
+        """All trials of a job with a number of at least `first`, by number, of one moment, with the figures of their results;
+        of more than `limit` the first ones.
 
         A result has outcome, message, rule, cause, rate, peak, and how far they hold; what goes with each rank and step is left
         out, so that all trials of a job fit in memory at once.

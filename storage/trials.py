@@ -60,10 +60,10 @@ def plain_trials(session: Session, job_id: str, first: int, limit: int) -> list[
     return [plain_trial(row) for row in session.execute(mine)]
 
 
-def figures_of(session: Session, job_id: str, first: int) -> list[TrialRecord]:
+def figures_of(session: Session, job_id: str, first: int, limit: int | None) -> list[TrialRecord]:
     """See `Store.figures_of`. The database takes results apart, and rows come a part at a time."""
     query = select(*TrialRow.__table__.columns, *_FIGURES).outerjoin(AttemptRow, _ACCEPTED)
-    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number)
+    mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     shared: dict[Any, Any] = {}
     return [slim_record(row, shared) for row in session.execute(mine, execution_options={"yield_per": PART})]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,8 @@ class Evidence:
     """Its search trial, with its whole result."""
     question: Question | None
     """What the equations are asked, with what the database knows of the cluster; None: the model has no shape."""
+    apart: dict[int, list[str]] = field(default_factory=dict)
+    """Search trial -> knobs in which it differs from the winner; empty: not found out yet (`neighbours.all_apart`)."""
 
     @property
     def config(self) -> TrialConfig:

@@ -1,10 +1,10 @@
 """Which trials and configurations differ from the winner in one knob alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.explanation.evidence import Evidence
 from search_spaces.knobs import KNOBS
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
 from storage.records import TrialRecord
 
 FEW = 2
@@ -35,14 +35,22 @@ def values_of(evidence: Evidence, knob: str) -> list[Value]:
 def apart(evidence: Evidence, config: TrialConfig) -> list[str]:
     """Knobs in which a configuration differs from the winner, but for those that do not matter in one of the two."""
     winner = evidence.config
-    found = winner.differences(config)
+    found = [name for name in KNOB_NAMES if getattr(config, name) != getattr(winner, name)]
     return [name for name in found if _matters(evidence, name, winner) and _matters(evidence, name, config)]
+
+
+def all_apart(evidence: Evidence) -> Mapping[int, list[str]]:
+    """Of every search trial by number: the knobs of `apart`. Found out once for all knobs, since a job may have many trials."""
+    if not evidence.apart:
+        evidence.apart.update({trial.number: apart(evidence, trial.config) for trial in evidence.book.searched})
+    return evidence.apart
 
 
 def neighbours(evidence: Evidence, knob: str, value: Value) -> list[TrialRecord]:
     """Search trials with the value that differ from the winner in that knob alone."""
-    ended = (trial for trial in evidence.book.searched if getattr(trial.config, knob) == value)
-    return [trial for trial in ended if apart(evidence, trial.config) == [knob]]
+    found = all_apart(evidence)
+    ended = (trial for trial in evidence.book.searched if found[trial.number] == [knob])
+    return [trial for trial in ended if getattr(trial.config, knob) == value]
 
 
 def moved(evidence: Evidence, knob: str, value: Value) -> TrialConfig | None:
@@ -55,7 +63,8 @@ def moved(evidence: Evidence, knob: str, value: Value) -> TrialConfig | None:
 
 def far_trials(evidence: Evidence, knob: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[TrialRecord, list[str]]]:
     """The trials that have another value and differ in a few other knobs, nearest first, with those knobs."""
-    found = [(trial, apart(evidence, trial.config)) for trial in trials]
+    known = all_apart(evidence)
+    found = [(trial, known[trial.number]) for trial in trials]
     near = [(trial, [name for name in names if name != knob]) for trial, names in found if knob in names]
     yield from sorted(((t, others) for t, others in near if 0 < len(others) <= FEW), key=lambda item: len(item[1]))
 

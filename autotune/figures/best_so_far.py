@@ -5,7 +5,7 @@ from datetime import datetime
 
 from autotune.figures.figure import Axis, Figure, Mark, Unit, column, table
 from autotune.figures.source import Source
-from autotune.figures.texts import config_text, counted, varying
+from autotune.figures.texts import counted
 from autotune.figures.units import cell_text
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking, peak_bytes
@@ -19,7 +19,7 @@ def best_so_far(source: Source) -> Figure:
     searched = source.book.searched
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
-    ranking, knobs = source.session.ranking, varying(searched)
+    ranking = source.session.ranking
     least = ranking.objective is Objective.MEMORY
     unit = Unit.BYTES if least else Unit.RATE
     values = [_value(source, ranking, trial) for trial in searched]
@@ -36,7 +36,6 @@ def best_so_far(source: Source) -> Figure:
             column("seconds", "ended after", [_after(trial, began) for trial in searched], Unit.SECONDS),
             column("value", "its own", values, unit),
             column("best", "best so far", best, unit),
-            column("config", "configuration", [config_text(trial.config, knobs) for trial in searched]),
         ],
     )
     ran = [trial for trial in searched if trial.started and trial.finished]

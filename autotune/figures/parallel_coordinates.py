@@ -4,6 +4,7 @@ from autotune.figures.figure import Column, Figure, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import counted, varying
 from autotune.objective import peak_bytes
+from search_spaces.knobs import value_text
 
 NAME, TITLE = "parallel_coordinates", "Knobs of every trial"
 
@@ -32,7 +33,7 @@ def parallel_coordinates(source: Source) -> Figure:
     summary = f"{counted(len(searched), 'trial')} over {counted(len(knobs), 'knob')} that {_vary(len(knobs))}"
     best = source.evidence.config if source.evidence is not None else None
     if best is not None:
-        summary += f"; the best has {', '.join(f'{name} {getattr(best, name)}' for name in knobs[:4])}"
+        summary += f"; the best has {', '.join(f'{name}={value_text(getattr(best, name))}' for name in knobs[:4])}"
         summary += " and more" if len(knobs) > 4 else ""
     return Figure(name=NAME, title=TITLE, summary=f"{summary}.", tables=(trials,))
 

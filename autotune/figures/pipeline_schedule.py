@@ -18,7 +18,7 @@ from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
-MOST_ACTIONS = 6_000
+MOST_ACTIONS = 1_500
 """That are drawn: of the first micro-batches, where there are more."""
 AGAIN = {"none": 0.0, "selective": 0.25, "full": 1.0}
 """Of a forward, what backward computes again."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.figures.figure import Axis, Figure, Unit, column, table
 from autotune.figures.source import Source
-from autotune.figures.texts import config_text, counted, varying
+from autotune.figures.texts import counted
 from autotune.figures.units import percent
 from autotune.objective import peak_bytes
 from search_spaces.outcome import Outcome
@@ -30,7 +30,6 @@ def predicted_measured(source: Source) -> Figure:
     foreseen = foresight.of([trial.config for trial in measured])
     predicted = [told.samples_per_second for told in foreseen]
     intervals = [source.rate_of(trial) for trial in measured]
-    knobs = varying(source.book.searched)
     rates = [interval.mean if interval else math.nan for interval in intervals]
     trials = table(
         "trials",
@@ -43,7 +42,6 @@ def predicted_measured(source: Source) -> Figure:
             column("measured_high", "to", [interval.high if interval else None for interval in intervals], Unit.RATE),
             column("predicted_peak_bytes", "predicted peak", [told.peak_memory_bytes for told in foreseen], Unit.BYTES),
             column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], Unit.BYTES),
-            column("config", "configuration", [config_text(trial.config, knobs) for trial in measured]),
         ],
     )
     return Figure(

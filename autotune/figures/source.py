@@ -16,7 +16,7 @@ from executor.errors import ExecutorError
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
 from search_spaces.model import FactoryModel
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
 from storage.store import Store
@@ -101,7 +101,8 @@ class Source:
         """Of search trials that were confirmed: the rate of the configuration from all that its estimate rests on."""
         if self.evidence is None:
             return {}
-        configs = {trial.config_hash: trial.config for trial in self.book.trials if self.book.confirmed(trial.config)}
+        again = (trial for trial in self.book.trials if trial.purpose is Purpose.CONFIRM)
+        configs = {trial.config_hash: trial.config for trial in again if self.book.confirmed(trial.config)}
         found = ((self.book.search_trial(config), config) for config in configs.values())
         return {trial.number: estimate(self.book, self.evidence.spread, config) for trial, config in found if trial is not None}
 

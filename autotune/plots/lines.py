@@ -22,7 +22,7 @@ from search_spaces.knobs import KNOBS, value_text
 
 MOST_CURVES = 8
 """Knobs whose curves are drawn: the most telling ones."""
-MOST_LINES = 600
+MOST_LINES = 300
 CURVE, CURVE_HEAD, CURVE_FOOT = 200, 26, 44
 """Pixels of a knob's curve; of those its name's, and those of its values."""
 ROW = 74
@@ -38,7 +38,7 @@ def best_so_far(figure: Figure) -> Specification:
         {
             "type": "scatter", "mode": "markers", "x": [trials.column("trial")[row] for row in rows],
             "y": _picked(scaled(trials.column("value"), scale), rows),
-            "name": "its own", "hoverinfo": "text", "hovertext": texts(trials, ("trial", "outcome", "value", "config"), rows),
+            "name": "its own", "hoverinfo": "text", "hovertext": texts(trials, ("trial", "outcome", "value"), rows),
             "marker": {"color": color("ok"), "size": 7, "opacity": 0.7},
         },
         _staircase(trials, "trial", 1.0, scale, {"name": "best so far"}),
@@ -214,14 +214,19 @@ _SOURCES = {
     "does_not_fit": ("x-open", "infeasible", "should not fit (predicted)"),
 }  # fmt: skip
 
+_LOST = ("out_of_memory", "failed")
 _JOINED = ("measured", "predicted", "over_limit", "does_not_fit")
 """Sources whose rates a line may join: of a bound nobody knows how far below it the rate is."""
 
 
 def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
-    own = [row for row, name in enumerate(points.column("knob")) if name == knob]
-    rates = points.column("samples_per_second")
-    values = points.column("value")
+    rates, values = points.column("samples_per_second"), points.column("value")
+    # Values that a rule refuses are in the table alone: there is nothing to draw of them.
+    own = [
+        row
+        for row, name in enumerate(points.column("knob"))
+        if name == knob and (rates[row] is not None or points.column("source")[row] in _LOST)
+    ]
     with_rate = [row for row in own if rates[row] is not None]
     found: list[Trace] = [
         {
@@ -236,7 +241,7 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
         if told:
             found.append(_told(points, told, symbol, tone, label, number))
     least = min((float(rates[row] or 0.0) for row in with_rate), default=0.0)
-    lost = [row for row in own if rates[row] is None and points.column("source")[row] in ("out_of_memory", "failed")]
+    lost = [row for row in own if rates[row] is None and points.column("source")[row] in _LOST]
     if lost:
         look = look_of("INFEASIBLE")
         found.append(

@@ -12,8 +12,10 @@ Trace = dict[str, Any]
 Specification = dict[str, Any]
 """`data` and `layout` as plotly takes them, in plain data."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-MOST = 1_500
-"""Marks that are drawn at most: more are no longer told apart, and a report would not stay small."""
+MOST = 600
+"""Trials that are drawn, about: more are no longer told apart, and a report would not stay small."""
+LONGEST = 160
+"""Characters of one thing where one points; tables have all of it."""
 _MIB, _GIB = 2.0**20, 2.0**30
 
 
@@ -95,11 +97,8 @@ def texts(table: Table, names: Sequence[str], rows: Sequence[int]) -> list[str]:
     columns = [column for name in names for column in table.columns if column.name == name]
     found = []
     for row in rows:
-        lines = [
-            f"{column.title} {cell_text(column.values[row], column.unit)}"
-            for column in columns
-            if column.values[row] is not None
-        ]
+        told = [(column, cell_text(column.values[row], column.unit)) for column in columns if column.values[row] is not None]
+        lines = [f"{column.title} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}" for column, text in told]
         found.append("<br>".join(map(shown, lines)))
     return found
 

@@ -64,9 +64,11 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
             break
         model = request.resolved_model
         assert isinstance(model, ModelSpec)
-        for trial in store.figures_of(job.id):
+        for trial in _trials(store, job.id):
+            if count >= MOST_CONFIGURATIONS:
+                break
             figures = _figures(trial, request)
-            if figures is None or count >= MOST_CONFIGURATIONS:
+            if figures is None:
                 continue
             config = trial.config
             # What the seed and the text are changes no time.
@@ -114,6 +116,14 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
         "inter_node_bandwidth": cluster.inter_node_bandwidth,
         "cores_per_node": cluster.cores_per_node,
     }
+
+
+def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
+    """A job's trials, a part at a time: of a long job the first ones are enough."""
+    first = 0
+    while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
+        yield from part
+        first = part[-1].number + 1
 
 
 def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
