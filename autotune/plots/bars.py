@@ -78,7 +78,7 @@ def memory_breakdown(figure: Figure) -> Specification:
 def timeline(figure: Figure) -> Specification:
     """A lane for each trial that a node ran beside others."""
     attempts = figure.table("attempts")
-    rows = [row for row in thinned(attempts) if attempts.column("started")[row] is not None]
+    rows = thinned(attempts, ("started",))
     last = max((float(end) for end in attempts.column("finished") if isinstance(end, int | float)), default=1.0)
     scale, unit = scale_of([last], Unit.SECONDS)
     lanes = _lanes(attempts, rows, last)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from autotune.figures.figure import Figure
 from autotune.plots import bars, lines, scatters
-from autotune.plots.look import Specification, in_dark, nothing
+from autotune.plots.look import MOST, Specification, in_dark, nothing
 
 _DRAWN: Mapping[str, Callable[[Figure], Specification]] = {
     "throughput_memory": scatters.throughput_memory,
@@ -26,3 +26,16 @@ def drawn(figure: Figure, *, dark: bool = False) -> Specification:
     found = _DRAWN[figure.name](figure) if figure else nothing(figure)
     told: Specification = in_dark(found) if dark else found
     return told
+
+
+def thinning(figure: Figure) -> str:
+    """What of a figure of very many trials is drawn, in a sentence; empty: all of it."""
+    count = len(figure.tables[0]) if figure else 0
+    most = _OF_TRIALS.get(figure.name, count)
+    return f"Of {count:,} trials some {most} are drawn, chosen evenly." if count > most else ""
+
+
+_OF_TRIALS = {
+    "throughput_memory": MOST, "best_so_far": MOST, "predicted_measured": MOST, "timeline": MOST,
+    "parallel_coordinates": lines.MOST_LINES,
+}  # fmt: skip

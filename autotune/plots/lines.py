@@ -33,7 +33,7 @@ def best_so_far(figure: Figure) -> Specification:
     """Over the trials above, over the time below."""
     trials, over_time = figure.table("trials"), figure.table("over_time")
     scale, unit = scale_of(trials.column("best"), figure.y.unit if figure.y else trials.columns[4].unit)
-    rows = thinned(trials)
+    rows = thinned(trials, ("value",))
     data: list[Trace] = [
         {
             "type": "scatter", "mode": "markers", "x": [trials.column("trial")[row] for row in rows],
@@ -60,7 +60,7 @@ def parallel_coordinates(figure: Figure) -> Specification:
     """A row for each knob, one below the other, and a line for each trial from the top to its samples/s."""
     trials = figure.table("trials")
     knobs = [column for column in trials.columns if column.name not in ("trial", "outcome", "samples_per_second", "peak_bytes")]
-    rows = [row for row in thinned(trials, most=MOST_LINES) if trials.column("samples_per_second")[row] is not None]
+    rows = thinned(trials, ("samples_per_second",), most=MOST_LINES)
     rates = [float(rate) for rate in trials.column("samples_per_second") if isinstance(rate, int | float)]
     low, high = (min(rates), max(rates)) if rates else (0.0, 1.0)
     depth = len(knobs)

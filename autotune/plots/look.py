@@ -103,14 +103,15 @@ def texts(table: Table, names: Sequence[str], rows: Sequence[int]) -> list[str]:
     return found
 
 
-def thinned(table: Table, keep: Sequence[str] = (), most: int = MOST) -> list[int]:
-    """The rows that are drawn: all, or of very many those for which one of the columns `keep` is true, and every n-th."""
-    count = len(table)
-    if count <= most:
-        return list(range(count))
-    step = -(-count // most)
-    kept = {row for name in keep for row, value in enumerate(table.column(name)) if value}
-    return sorted(kept | set(range(0, count, step)))
+def thinned(table: Table, shown_where: Sequence[str] = (), keep: Sequence[str] = (), most: int = MOST) -> list[int]:
+    """The rows that are drawn: those with a figure in every column `shown_where`; of very many every n-th, and those for which
+    one of the columns `keep` is true."""
+    needed = [table.column(name) for name in shown_where]
+    rows = [row for row in range(len(table)) if all(values[row] is not None for values in needed)]
+    if len(rows) <= most:
+        return rows
+    kept = {row for name in keep for row in rows if table.column(name)[row]}
+    return sorted(kept | set(rows[:: -(-len(rows) // most)]))
 
 
 def crossing(mark: Mark, scale: float, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -30,7 +30,7 @@ def throughput_memory(figure: Figure) -> Specification:
     """Shape and colour by outcome, hollow where predicted; the front as a line, the limit across."""
     trials, edge = figure.table("trials"), figure.table("front")
     scale, unit = scale_of(trials.column("peak_bytes"), Unit.BYTES)
-    rows = thinned(trials, ("best", "baseline", "front"))
+    rows = thinned(trials, ("samples_per_second", "peak_bytes"), ("best", "baseline", "front"))
     data = [*_by_outcome(trials, rows, scale), *_front(edge, scale), *_named(trials, scale)]
     peaks = [float(peak) for peak in trials.column("peak_bytes") if isinstance(peak, int | float)]
     near = [mark for mark in figure.marks if mark.value <= FAR * max(peaks, default=mark.value)]
@@ -48,7 +48,7 @@ def predicted_measured(figure: Figure) -> Specification:
     trials = figure.table("trials")
     rows = thinned(trials)
     scale, unit = scale_of([*trials.column("predicted_peak_bytes"), *trials.column("measured_peak_bytes")], Unit.BYTES)
-    hints = texts(trials, [column.name for column in trials.columns], rows)
+    hints = texts(trials, ("trial", "predicted", "measured", "predicted_peak_bytes", "measured_peak_bytes"), rows)
     data: list[Trace] = []
     layout: dict[str, Any] = {}
     panels = (
@@ -80,8 +80,7 @@ def predicted_measured(figure: Figure) -> Specification:
 def _by_outcome(trials: Table, rows: Sequence[int], scale: float) -> list[Trace]:
     groups: dict[tuple[object, object], list[int]] = {}
     for row in rows:
-        if trials.column("samples_per_second")[row] is not None and trials.column("peak_bytes")[row] is not None:
-            groups.setdefault((trials.column("outcome")[row], trials.column("placed")[row]), []).append(row)
+        groups.setdefault((trials.column("outcome")[row], trials.column("placed")[row]), []).append(row)
     peaks, rates = scaled(trials.column("peak_bytes"), scale), scaled(trials.column("samples_per_second"), 1.0)
     found = []
     for (outcome, placed), own in sorted(groups.items(), key=lambda item: -len(item[1])):

@@ -14,12 +14,12 @@ from autotune.cli.explain_sections import Rows
 from autotune.figures.figure import Column, Table
 from autotune.figures.palette import DARK, LIGHT
 from autotune.figures.units import cell_text
-from autotune.plots.drawing import drawn
+from autotune.plots.drawing import drawn, thinning
 from autotune.reports.report import Report
 
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 """What the file may do besides running its two programs; plotly sets styles of its own."""
-MOST_ROWS = 250
+MOST_ROWS = 200
 """Of a table: a report of very many trials stays small enough to be sent."""
 
 
@@ -35,6 +35,7 @@ def page_of(report: Report) -> str:
             report=report,
             rows_of=_rows,
             coded=coded,
+            thinning=thinning,
             is_table=lambda item: isinstance(item, Rows),
             most_rows=MOST_ROWS,
             light=LIGHT,
