@@ -25,7 +25,7 @@ def best_so_far(source: Source) -> Figure:
     values = [_value(source, ranking, trial) for trial in searched]
     best = _running(values, least)
     if best[-1] is None:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking("a trial that may win"))
+        return Figure(name=NAME, title=TITLE, summary=source.lacking("trial that may win"))
     began = min((trial.started for trial in searched if trial.started), default=None)
     trials = table(
         "trials",

@@ -26,7 +26,7 @@ def predicted_measured(source: Source) -> Figure:
     measured = [trial for trial in source.book.searched if trial.outcome is Outcome.OK and source.rate_of(trial)]
     foresight = source.foresight
     if not measured or foresight is None:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking("a trial with a rate"))
+        return Figure(name=NAME, title=TITLE, summary=source.lacking("trial with a rate"))
     foreseen = foresight.of([trial.config for trial in measured])
     predicted = [told.samples_per_second for told in foreseen]
     intervals = [source.rate_of(trial) for trial in measured]

@@ -110,13 +110,13 @@ class Source:
         """A search trial's samples/s: of its configuration where that was measured again, else its own."""
         return self.estimates.get(trial.number) or (trial.result.samples_per_second if trial.result is not None else None)
 
-    def lacking(self, wanted: str = "a winner") -> str:
+    def lacking(self, wanted: str = "winner") -> str:
         """Why there is nothing to show, in one sentence."""
         if self.session is None:
             return f"This version cannot read the job's request: {self._problem}."
         if not self.book.searched:
             return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
-        return f"There is not {wanted}: {trials_text(self.book)}."
+        return f"There is no {wanted}: {trials_text(self.book)}."
 
 
 _WITHOUT_TRIALS = {

@@ -135,7 +135,7 @@ def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
         told += f", {placed:,} without a rate placed by prediction"
     won = next((point for point in points if point.trial.number == best), None)
     if won is None or won.rate is None:
-        return f"{told}; {source.lacking('a winner yet')[:1].lower()}{source.lacking('a winner yet')[1:]}"
+        return f"{told}; {source.lacking('winner yet')[:1].lower()}{source.lacking('winner yet')[1:]}"
     peak = f" at {bytes_text(won.peak)} a rank" if won.peak else ""
     return f"{told}; the best is trial {best} with {rate_text(won.rate)} samples/s{peak}."
 

@@ -14,7 +14,7 @@ def timeline(source: Source) -> Figure:
     placements = source.store.placements(source.job.id)
     ran = [trial for trial in source.book.trials if trial.number in placements]
     if not ran:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking("a trial that started"))
+        return Figure(name=NAME, title=TITLE, summary=source.lacking("trial that started"))
     starts = {trial.number: trial.started or placements[trial.number].started for trial in ran}
     began = min(starts.values())
     nodes = [placements[trial.number].node or UNKNOWN for trial in ran]

@@ -22,7 +22,7 @@ from search_spaces.knobs import KNOBS, value_text
 
 MOST_CURVES = 8
 """Knobs whose curves are drawn: the most telling ones."""
-MOST_LINES = 300
+MOST_LINES = 250
 CURVE, CURVE_HEAD, CURVE_FOOT = 200, 26, 44
 """Pixels of a knob's curve; of those its name's, and those of its values."""
 ROW = 74

@@ -12,7 +12,7 @@ Trace = dict[str, Any]
 Specification = dict[str, Any]
 """`data` and `layout` as plotly takes them, in plain data."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-MOST = 600
+MOST = 450
 """Trials that are drawn, about: more are no longer told apart, and a report would not stay small."""
 LONGEST = 160
 """Characters of one thing where one points; tables have all of it."""

@@ -19,7 +19,7 @@ from autotune.reports.report import Report
 
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 """What the file may do besides running its two programs; plotly sets styles of its own."""
-MOST_ROWS = 200
+MOST_ROWS = 150
 """Of a table: a report of very many trials stays small enough to be sent."""
 
 
