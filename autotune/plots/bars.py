@@ -25,6 +25,8 @@ from autotune.plots.look import (
 )
 
 MOST_KNOBS = 15
+LONGEST_NODE = 24
+"""Characters of a node's name beside its lane."""
 MOST_LABELS = 400
 """Bars of a pipeline up to which each one's micro-batch is written into it."""
 NAMES_SHARE, PANEL_GAP = 0.36, 0.03
@@ -214,7 +216,7 @@ def _stacked(
     most = max([*wholes.values(), *(mark.value for mark in figure.marks)])
     names = list(dict.fromkeys(bars))
     return specification(
-        data, 150 + 56 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
+        data, 190 + 60 * len(names), barmode="stack", bargap=0.3, shapes=[line for line, _ in lines],
         annotations=[name | {"y": 1.0, "yanchor": "bottom", "yshift": 16 * place} for place, (_, name) in enumerate(lines)],
         xaxis=axis(f"{figure.x.title if figure.x else ''}, {unit}", range=[0, most * 1.05 / scale]),
         yaxis=axis("", autorange="reversed", type="category"), margin={"l": 56, "r": 16, "t": 12 + 18 * len(lines), "b": 90},
@@ -245,7 +247,9 @@ def _lanes(attempts: Table, rows: Sequence[int], last: float) -> dict[int, str]:
         else:
             lane = count[node] = count.get(node, 0) + 1
         heapq.heappush(waiting, (last if end is None else float(end), lane))
-        found[row] = shown(node if lane == 1 else f"{node} · {lane}")
+        # Names of nodes differ at their ends.
+        short = node if len(node) <= LONGEST_NODE else f"…{node[1 - LONGEST_NODE :]}"
+        found[row] = shown(short if lane == 1 else f"{short} · {lane}")
     return found
 
 

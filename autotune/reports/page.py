@@ -36,6 +36,7 @@ def page_of(report: Report) -> str:
             rows_of=_rows,
             coded=coded,
             thinning=thinning,
+            is_text=_is_text,
             is_table=lambda item: isinstance(item, Rows),
             most_rows=MOST_ROWS,
             light=LIGHT,
