@@ -1,7 +1,7 @@
 """The order in which each rank of a pipeline computes a step: what torch's schedules work out, without torch and without ranks.
 
-`Pipeline` runs torch's own; tests hold the two against each other. Nothing here imports torch, so that who draws a schedule need
-not load it.
+`Pipeline` runs torch's own; tests hold the two against each other. Nothing here imports torch: who draws a schedule need not
+load it.
 """
 
 from collections import Counter
