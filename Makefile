@@ -71,6 +71,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
 	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
+	$(BIN)/python -m benchmarks.page --markdown docs/page-performance.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
 	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
 	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md

@@ -14,13 +14,14 @@ from api.deliverer import Deliverer
 from api.delivery import deliver
 from api.document import DocumentedApp
 from api.events import EventHub
+from api.figures import FigureBoard
 from api.guard import VERSION, Guard
 from api.keys import KeyReader
 from api.logs import LogHub
 from api.metrics import Metrics, Timed
 from api.points import PointsBoard
 from api.rates import KnownKeys
-from api.routes import catalog, figures, jobs, logs, operations, page, predictions, results, webhooks
+from api.routes import catalog, drafts, figures, jobs, logs, operations, overviews, page, predictions, results, webhooks
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
@@ -63,7 +64,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
-    app.state.metrics, app.state.points = Metrics(store), PointsBoard(store)
+    app.state.metrics = Metrics(store)
+    app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)
     app.state.known_keys = KnownKeys()
     app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
@@ -92,6 +94,6 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     app.asks_for_keys = asks_for_keys
     problems.install(app)
     # They are tried in this order: first what is asked for most.
-    for routes in (jobs, results, figures, logs, operations, catalog, predictions, webhooks, page):
+    for routes in (jobs, overviews, results, figures, logs, operations, catalog, drafts, predictions, webhooks, page):
         app.include_router(routes.router)
     return app

@@ -30,7 +30,8 @@ def load_json(text: str | bytes) -> Any:
     """Return what `dump_json` was given."""
     if text in _WORDS:
         return _WORDS[text]
-    return _decode(text) if isinstance(text, str) else _decode(text.decode())
+    told = text if isinstance(text, str) else text.decode()
+    return _decode_tagged(told) if _NUMBER in told else _decode(told)
 
 
 def clean(text: str) -> str:
@@ -106,10 +107,6 @@ def plain_trial(row: Any) -> dict[str, Any]:
         "finished": row.finished,
         "result": None if result is None else {name: value for name, value in result.items() if name != "attempt"},
     }
-
-
-RESULT_FIGURES = ("message", "rule", "cause", "within_relative_error", "unstable", "extrapolated", "slow_nodes")
-"""What `slim_record` takes from a result beside the columns of its trial."""
 
 
 def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
@@ -210,5 +207,6 @@ def _untagged(data: dict[str, Any]) -> Any:
     return float(data[_NUMBER]) if data.keys() == {_NUMBER} and data[_NUMBER] in ("nan", "inf", "-inf") else data
 
 
-_decode = json.JSONDecoder(object_hook=_untagged).decode
-"""Made once: `json.loads` would make one for every text."""
+_decode = json.JSONDecoder().decode
+_decode_tagged = json.JSONDecoder(object_hook=_untagged).decode
+"""Made once: with a hook, `json.loads` would make one for every text; and the hook is called for every object."""

@@ -305,6 +305,21 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How far a job is."""
+
+    outcomes: Mapping[str, int]
+    """Outcome -> trials."""
+    searched: int
+    """Search trials that started and have an outcome."""
+    running: int
+    best_rate: float | None
+    """Highest samples/s of a search trial that was measured within the capacity, each by itself."""
+    baseline_rate: float | None
+    """Samples/s of the first trial; None: it was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Since when and where an attempt runs, or ran."""
 

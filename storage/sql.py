@@ -20,6 +20,7 @@ from storage import (
     jobs,
     keys,
     logs,
+    overviews,
     priors,
     quarantine,
     queue,
@@ -46,6 +47,7 @@ from storage.records import (
     JobNews,
     JobRecord,
     Lease,
+    Overview,
     Owner,
     Placement,
     QuarantineRecord,
@@ -160,6 +162,9 @@ class SqlStore(Store):
 
     def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
         return self._read(trials.figures_of, job_id, first, limit)
+
+    def overviews(self, capacities: Mapping[str, float | None]) -> dict[str, Overview]:
+        return self._read(overviews.overviews, capacities)
 
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
         return self._read(attempts.placements, job_id, first)

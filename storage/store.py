@@ -23,6 +23,7 @@ from storage.records import (
     JobNews,
     JobRecord,
     Lease,
+    Overview,
     Owner,
     Placement,
     QuarantineRecord,
@@ -196,6 +197,10 @@ class Store(ABC):
         A result has outcome, message, rule, cause, rate, peak, and how far they hold; what goes with each rank and step is left
         out, so that all trials of a job fit in memory at once.
         """
+
+    @abstractmethod
+    def overviews(self, capacities: Mapping[str, float | None]) -> dict[str, Overview]:
+        """How far these jobs are. `capacities`: job -> bytes of a rank beyond which nothing wins; None: no such limit."""
 
     @abstractmethod
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:

@@ -10,7 +10,7 @@ from search_spaces.outcome import Purpose
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.codec import RESULT_FIGURES, plain_trial, slim_record, trial_record
+from storage.codec import plain_trial, slim_record, trial_record
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import AttemptState, EventKind, Lease, TrialRecord
@@ -72,7 +72,14 @@ def figures_of(session: Session, job_id: str, first: int, limit: int | None) -> 
 # for each of its trials.
 _IS_ACCEPTED = func.coalesce(AttemptRow.state, AttemptState.RUNNING) == AttemptState.ACCEPTED
 _ACCEPTED = and_(AttemptRow.job_id == TrialRow.job_id, AttemptRow.trial_number == TrialRow.number, _IS_ACCEPTED)
-_FIGURES = tuple(AttemptRow.result[name].label(f"result_{name}") for name in RESULT_FIGURES)
+_RESULT = AttemptRow.result
+# As the database's own types, where they are no lists and cannot be infinite: JSON is read text by text.
+_FIGURES = (
+    *(_RESULT[name].as_string().label(f"result_{name}") for name in ("message", "rule", "cause")),
+    _RESULT["unstable"].as_boolean().label("result_unstable"),
+    *(_RESULT[name].label(f"result_{name}") for name in ("within_relative_error", "extrapolated", "slow_nodes")),
+)
+"""What `slim_record` takes from a result beside the columns of its trial."""
 
 
 def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:

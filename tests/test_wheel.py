@@ -36,7 +36,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         assert part in names
     for folder, ending in (
         ("search_spaces/presets", ".toml"), ("autotune/schemas", ".json"), ("autotune/exports/templates", ".txt"),
-        ("storage/migrations", ".py"),
+        ("storage/migrations", ".py"), ("api/page", ".html"), ("api/page", ".css"), ("api/page", ".mjs"), ("api/page", ".txt"),
     ):  # fmt: skip
         ours = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{ending}")}
         assert ours

@@ -1,19 +1,114 @@
 /** All jobs, newest first, as they stand now. */
 
 import { html, useEffect, useState } from "./vendor/preact.mjs";
-import { jobLink } from "./router.mjs";
-import { ask } from "./service.mjs";
+import { Board } from "./board.mjs";
+import { ago, count, counted, duration, number, share } from "./format.mjs";
+import { isOver, stateLook, STATE_NAMES } from "./outcomes.mjs";
+import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
+import { useSignal } from "./signal.mjs";
 import { Heading, Unusable, Waiting } from "./states.mjs";
-import { stateLook } from "./outcomes.mjs";
+import { StateBadge } from "./summary.mjs";
 
 export default function Jobs() {
   useTitle("Jobs");
-  const [jobs, setJobs] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => void ask("/v1/jobs").then((page) => setJobs(page.items), setError), []);
-  if (error) return html`<${Unusable} error=${error} />`;
+  const [filter, setFilter] = useState(() => ({ state: here().query.get("state") ?? "", text: here().query.get("text") ?? "" }));
+  const change = (changes) => {
+    setFilter({ ...filter, ...changes });
+    setQuery(changes);
+  };
+  return html`
+    <div class="section-top"><${Heading}>Jobs<//><a class="button primary" href="#/new">New job</a></div>
+    <form class="filters" role="search" aria-label="Filter the jobs" onSubmit=${(event) => event.preventDefault()}>
+      <label>State
+        <select value=${filter.state} onChange=${(event) => change({ state: event.target.value })}>
+          <option value="">Any</option>
+          ${STATE_NAMES.map((name) => html`<option key=${name} value=${name} selected=${name === filter.state}>${stateLook(name).label}</option>`)}
+        </select>
+      </label>
+      <label>Text <input type="search" value=${filter.text} placeholder="model, id, owner" onInput=${(event) => change({ text: event.target.value })} /></label>
+    </form>
+    <${JobList} key=${filter.state} state=${filter.state} text=${filter.text} />
+  `;
+}
+
+function JobList({ state, text }) {
+  const [board] = useState(() => new Board(state));
+  const [chosen, setChosen] = useState([]);
+  useEffect(() => {
+    board.open();
+    return () => board.close();
+  }, [board]);
+  const [jobs, overviews, problem, hasMore] = [useSignal(board.jobs), useSignal(board.overviews), useSignal(board.problem), useSignal(board.hasMore)];
+  if (problem && jobs === null) return html`<${Unusable} error=${problem} />`;
   if (jobs === null) return html`<${Waiting} what="jobs" />`;
-  return html`<${Heading}>Jobs<//>
-    <ul>${jobs.map((job) => html`<li key=${job.id}><a href=${jobLink(job.id)}>${job.model}</a> ${stateLook(job.state).label}</li>`)}</ul>`;
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const shown = jobs.filter((job) => words.every((word) => textOf(job).includes(word)));
+  const choose = (id) => setChosen(chosen.includes(id) ? chosen.filter((other) => other !== id) : [...chosen, id]);
+  if (jobs.length === 0) return html`<${Empty} state=${state} />`;
+  return html`
+    ${chosen.length > 0 && html`<p class="actions"><a class="button primary" href=${`#/compare?jobs=${chosen.join(",")}`}>Compare ${counted(chosen.length, "job")}</a>
+      <button type="button" class="quiet" onClick=${() => setChosen([])}>Untick all</button></p>`}
+    ${shown.length === 0 && html`<p class="state">None of these ${counted(jobs.length, "job")} is like that.</p>`}
+    <ul class="jobs" aria-label="Jobs, newest first">
+      ${shown.map((job) => html`<${JobRow} key=${job.id} job=${job} overview=${overviews.get(job.id)} isChosen=${chosen.includes(job.id)} onChoose=${choose} />`)}
+    </ul>
+    ${hasMore && html`<p class="actions"><button type="button" onClick=${() => board.more()}>Older jobs</button></p>`}
+  `;
+}
+
+function Empty({ state }) {
+  if (state) return html`<p class="state">No job is ${stateLook(state).label.toLowerCase()}.</p>`;
+  return html`<div class="state stack">
+    <p>There is no job yet. A job measures configurations of a model by real trial runs, and finds the fastest that fits.</p>
+    <p><a class="button primary" href="#/new">Submit the first one</a></p>
+    <p>Or from a terminal: <code>autotune submit llama-tiny --url ${location.origin}</code></p>
+  </div>`;
+}
+
+const textOf = ({ id, model, submitter, state, message, request }) =>
+  `${id} ${model} ${submitter} ${state} ${message} ${request.space ?? ""} ${request.strategy ?? ""} ${request.cluster ?? ""}`.toLowerCase();
+
+function JobRow({ job, overview, isChosen, onChoose }) {
+  const { trials, space, strategy, cluster, ranks } = job.request;
+  const about = [space, strategy, ranks ? `${cluster}, ${counted(ranks, "rank")}` : cluster].filter(Boolean).join(" · ");
+  return html`<li class="card job-row">
+    <input type="checkbox" checked=${isChosen} aria-label=${`Compare ${job.model} ${job.id}`} onChange=${() => onChoose(job.id)} />
+    <div class="job-name">
+      <a href=${jobLink(job.id)}><strong>${job.model}</strong></a> <${StateBadge} state=${job.state} />
+      <p class="soft">${about}</p>
+      <p class="soft"><span class="mono">${job.id}</span> · <time datetime=${job.created}>${ago(job.created)}</time>${job.submitter && ` · ${job.submitter}`}</p>
+      ${job.state === "FAILED" && html`<p class="row-problem">${job.message}</p>`}
+    </div>
+    <${Progress} job=${job} overview=${overview} trials=${trials} />
+    <${Best} overview=${overview} />
+    <${Time} job=${job} overview=${overview} />
+  </li>`;
+}
+
+function Progress({ job, overview, trials }) {
+  const done = overview?.searched ?? 0;
+  const beyond = overview?.outcomes.INFEASIBLE ?? 0;
+  const told = [overview?.running ? `${count(overview.running)} running` : "", beyond ? `${count(beyond)} do not fit` : ""].filter(Boolean).join(", ");
+  return html`<div class="job-cell">
+    <span>${overview ? `${count(done)} of ${counted(trials, "trial")}` : "…"}</span>
+    <progress max=${trials} value=${Math.min(done, trials)} aria-label=${`Trials of ${job.id} that have ended`}></progress>
+    <span class="soft">${told}</span>
+  </div>`;
+}
+
+function Best({ overview }) {
+  const { best_rate: best = null, baseline_rate: base = null } = overview ?? {};
+  return html`<div class="job-cell">
+    <span><strong>${number(best)}</strong> <span class="unit">samples/s</span></span>
+    <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : `fastest trial${base ? `, ${share(best / base - 1, true)} over the baseline` : ""}`}</span>
+  </div>`;
+}
+
+function Time({ job, overview }) {
+  const left = overview && !isOver(job.state) && overview.searched > 0 ? (job.active_seconds / overview.searched) * Math.max(0, job.request.trials - overview.searched) : null;
+  return html`<div class="job-cell">
+    <span>${job.active_seconds ? duration(job.active_seconds) : "–"}</span>
+    <span class="soft">${left === null ? "" : left === 0 ? "about to end" : `about ${duration(Math.ceil(left))} left`}</span>
+  </div>`;
 }

@@ -1,8 +1,9 @@
 /** Draws the view that the address names into the shell. */
 
 import { html, render, useEffect, useState } from "./vendor/preact.mjs";
+import { focusHeading } from "./focus.mjs";
 import { here } from "./router.mjs";
-import { Shell, focusHeading } from "./shell.mjs";
+import { Shell } from "./shell.mjs";
 import { Missing, Unusable, Waiting } from "./states.mjs";
 
 /** Views are loaded when they are first opened. Each module's default export is a component of `{route}`. */

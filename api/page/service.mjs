@@ -68,6 +68,9 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
 /** As `send`; the answer's JSON. */
 export const ask = async (path, options) => (await send(path, options)).json();
 
+/** A name that nobody else gives. `crypto.randomUUID` is there on pages of https alone. */
+export const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 /** Ask the person for a key, and come back afterwards. */
 export function askForKey() {
   const { view } = here();

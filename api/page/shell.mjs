@@ -19,12 +19,6 @@ export function useTitle(title) {
   }, [title]);
 }
 
-/** After another view was opened, the keyboard and the screen reader go on at its heading. */
-export function focusHeading() {
-  document.querySelector("main h1")?.focus({ preventScroll: true });
-  scrollTo(0, 0);
-}
-
 export function Shell({ route, children }) {
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>

@@ -1,9 +1,10 @@
 /** What a view shows when it has nothing else to show. */
 
 import { html } from "./vendor/preact.mjs";
+import { useHeading } from "./focus.mjs";
 import { useTitle } from "./shell.mjs";
 
-export const Heading = ({ children }) => html`<h1 tabindex="-1">${children}</h1>`;
+export const Heading = ({ children }) => html`<h1 tabindex="-1" ref=${useHeading()}>${children}</h1>`;
 
 export function Waiting({ what = "the page" }) {
   return html`<p class="state" role="status">Loading ${what} …</p>`;

@@ -5,6 +5,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 
 from api.auth import Reader, SettingsOf
+from api.choices import ChoicesView, choices
 from api.computing import Computing, place
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
@@ -12,6 +13,7 @@ from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationVie
 from autotune.engines import CAPABILITIES
 from search_spaces.knobs import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
+from storage.records import Scope
 
 router = APIRouter(prefix="/v1", tags=["catalog"])
 
@@ -57,6 +59,12 @@ async def list_knobs(_: Reader) -> PlainList:
             for k in knobs
         ]
     )
+
+
+@router.get("/choices", operation_id="list_choices")
+def list_choices(settings: SettingsOf, principal: Reader) -> ChoicesView:
+    """All that a form of a submission offers, in one answer."""
+    return choices(settings, principal.may(Scope.SUBMIT))
 
 
 @router.post("/spaces/count", operation_id="count_space")

@@ -2,19 +2,25 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from api.auth import Reader, StoreOf, visible_job
+from api.auth import Principal, Reader, StoreOf, visible_job
 from api.computing import Computing, place
+from api.figure_views import FigureView, PartsView
+from api.figures import FigureBoard, JobFigures
 from api.point_views import PointsView
 from api.points import PointsBoard
 from api.routes.jobs import JobId
-from api.routes.results import MOST
+from api.routes.results import MOST, Number
+from api.views import NameList
+from autotune.figures.all_figures import NAMES
+from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])
 
 Since = Annotated[int, Query(ge=0, le=MOST, description="The `version` of the answer before; left out: every trial.")]
+FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of {', '.join(NAMES)}.")]
 
 
 @router.get("/points", operation_id="list_points", response_model=PointsView)
@@ -30,3 +36,37 @@ async def list_points(
         async with place(computing):
             body = await run_in_threadpool(board.read, job, since)
     return Response(body, media_type="application/json")
+
+
+@router.get("/figures", operation_id="list_figures")
+def list_figures(job_id: JobId, store: StoreOf, principal: Reader) -> NameList:
+    """Figures by name."""
+    visible_job(store, principal, job_id)
+    return NameList(items=list(NAMES))
+
+
+@router.get("/figures/{name}", operation_id="get_figure", response_model=FigureView)
+async def get_figure(
+    job_id: JobId, name: FigureName, request: Request, store: StoreOf, principal: Reader, computing: Computing
+) -> Response:
+    """A figure as plain data: what it says in a sentence, its tables, its axes. Nothing to show is told in the sentence."""
+    figures = await run_in_threadpool(_figures, request, store, principal, job_id)
+    # Those of one job are made one after another: who waits for the others takes no place.
+    async with figures.turn, place(computing):
+        body = await run_in_threadpool(figures.figure, name)
+    return Response(body, media_type="application/json")
+
+
+@router.get("/trials/{number}/parts", operation_id="get_parts")
+async def get_parts(
+    job_id: JobId, number: Number, request: Request, store: StoreOf, principal: Reader, computing: Computing
+) -> PartsView:
+    """Where a trial's measured step goes, by the equations."""
+    figures = await run_in_threadpool(_figures, request, store, principal, job_id)
+    async with figures.turn, place(computing):
+        return await run_in_threadpool(figures.parts, number)
+
+
+def _figures(request: Request, store: Store, principal: Principal, job_id: str) -> JobFigures:
+    board: FigureBoard = request.app.state.figures
+    return board.of(visible_job(store, principal, job_id))

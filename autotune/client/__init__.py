@@ -1,6 +1,7 @@
 """The client of the service. It needs the standard library and httpx2 alone, so that it runs on any laptop."""
 
 from autotune.client.client import Client
+from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.errors import (
     ConflictError,
     ForbiddenError,
@@ -13,6 +14,8 @@ from autotune.client.errors import (
     WaitTimeoutError,
 )
 from autotune.client.fields import SubmissionFields
+from autotune.client.figure_views import Figure, StepParts
+from autotune.client.point_views import Points
 from autotune.client.views import (
     Attempt,
     Delivery,
@@ -21,6 +24,7 @@ from autotune.client.views import (
     Job,
     LogPart,
     NewWebhook,
+    Overview,
     Plan,
     Plans,
     Predicted,
@@ -36,25 +40,32 @@ from autotune.client.views import (
 
 __all__ = [
     "Attempt",
+    "Choices",
     "Client",
     "ConflictError",
     "Delivery",
+    "Draft",
+    "Estimate",
     "Event",
     "Export",
+    "Figure",
     "ForbiddenError",
     "InvalidRequestError",
     "Job",
     "LogPart",
     "NewWebhook",
     "NotFoundError",
+    "Overview",
     "Plan",
     "Plans",
+    "Points",
     "Predicted",
     "Prediction",
     "Progress",
     "Refusal",
     "ServiceError",
     "Space",
+    "StepParts",
     "SubmissionFields",
     "Trial",
     "UnauthorizedError",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Unpack
 
+from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, SubmissionFields, asked_body, submission_body
 from autotune.client.transport import Transport
 from autotune.client.views import Descriptions, Names, Plain, Plans, Prediction, Space, Usage, Validation
@@ -36,6 +37,26 @@ class CatalogCalls:
     def usage(self, submitter: str | None = None) -> Usage:
         """What the jobs of a submitter take today; None: yours. Others' are shown to administrators."""
         return self._transport.get(Usage, "/v1/usage", None if submitter is None else {"submitter": submitter})
+
+    def choices(self) -> Choices:
+        """The values that a submission's fields may have on this service, in one answer."""
+        return self._transport.get(Choices, "/v1/choices")
+
+    def check(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Draft:
+        """Check a submission as `submit` does, and open no job.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Draft, "/v1/drafts/check", submission_body(model, fields))
+
+    def estimate(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Estimate:
+        """What a submission's job may find and what its trials take, predicted; nothing is run.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Estimate, "/v1/drafts/estimate", submission_body(model, fields))
 
     def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
         """Count the legal configurations that a submission would search, and what each rule refuses.

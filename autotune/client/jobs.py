@@ -11,7 +11,7 @@ from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeo
 from autotune.client.fields import Model, SubmissionFields, submission_body
 from autotune.client.problems import told
 from autotune.client.transport import Transport
-from autotune.client.views import Job, JobPage
+from autotune.client.views import Job, JobPage, Overview, OverviewList
 from autotune.errors import RequestError
 
 JOBS = "/v1/jobs"
@@ -52,6 +52,15 @@ class JobCalls:
             NotFoundError: there is none of this id, or it is not yours.
         """
         return self._transport.get(Job, job_path(job))
+
+    def overviews(self, jobs: Sequence[str | Job]) -> tuple[Overview, ...]:
+        """How far up to 200 jobs are: trials by outcome, and the best so far.
+
+        Raises:
+            NotFoundError: one of them is not there, or not yours.
+        """
+        ids = [job.id if isinstance(job, Job) else job for job in jobs]
+        return self._transport.get(OverviewList, "/v1/overviews", {"job": ids}).items
 
     def jobs(
         self, *, state: str | Sequence[str] | None = None, submitter: str | None = None, limit: int | None = None

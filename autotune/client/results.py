@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
+from autotune.client.figure_views import Figure, StepParts
 from autotune.client.jobs import PAGE, job_path
 from autotune.client.point_views import Points
 from autotune.client.problems import one_line
 from autotune.client.transport import Transport
-from autotune.client.views import Attempt, AttemptList, Event, Export, Job, Trial, TrialPage
+from autotune.client.views import Attempt, AttemptList, Event, Export, Job, Names, Trial, TrialPage
 
 
 class ResultCalls:
@@ -38,6 +40,23 @@ class ResultCalls:
             since: the `version` of an earlier answer; 0: every trial.
         """
         return self._transport.get(Points, f"{job_path(job)}/points", {"since": since})
+
+    def figures(self, job: str | Job) -> tuple[str, ...]:
+        """Names of the figures that there are of a job."""
+        return self._transport.get(Names, f"{job_path(job)}/figures").items
+
+    def figure(self, job: str | Job, name: str) -> Figure:
+        """A figure as plain data; what there is nothing for says so in its summary.
+
+        Raises:
+            InvalidRequestError: there is none of that name.
+        """
+        return self._transport.get(Figure, f"{job_path(job)}/figures/{quote(name, safe='')}")
+
+    def step_parts(self, job: str | Job, trial: int | Trial) -> StepParts:
+        """Where a trial's measured step goes, by the equations."""
+        number = trial.number if isinstance(trial, Trial) else int(trial)
+        return self._transport.get(StepParts, f"{job_path(job)}/trials/{number}/parts")
 
     def best(self, job: str | Job) -> dict[str, Any]:
         """The best configuration so far: the document that docs/best-config.md explains.

@@ -60,6 +60,29 @@ class JobPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How far a job is."""
+
+    job: str
+    version: int
+    outcomes: Mapping[str, int]
+    """Outcome -> trials."""
+    searched: int
+    """Search trials that started and have an outcome: the part of the budget that is spent."""
+    running: int
+    best_rate: float | None
+    """Highest samples/s of a search trial within the capacity, by itself."""
+    baseline_rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewList:
+    """Jobs in the order in which they were asked for."""
+
+    items: tuple[Overview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One measurement that a job wants or has."""
 

@@ -165,7 +165,19 @@ def test_every_format(client: TestClient, store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "/trials", "/trials/0/attempts", "/best", "/export", "/points", "/events", "/events/stream"]
+    "verb",
+    [
+        "",
+        "/trials",
+        "/trials/0/attempts",
+        "/best",
+        "/export",
+        "/points",
+        "/figures/timeline",
+        "/trials/0/parts",
+        "/events",
+        "/events/stream",
+    ],
 )
 def test_an_unknown_job(refusing: TestClient, verb: str) -> None:
     problem_of(refusing.get(f"/v1/jobs/20300101-000000-aaaa{verb}"), 404)

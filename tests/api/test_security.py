@@ -56,7 +56,20 @@ def test_jobs_of_another_owner_are_not_there(serve, store: Store) -> None:
     measure(store, job_id)
     before = store.job(job_id)
     logs = ("/progress", "/trials/0/logs", "/trials/0/logs/text", "/trials/0/logs/stream")
-    for path in ("", "/trials", "/trials/0/attempts", "/best", "/export", "/events", "/events/stream", "/points", *logs):
+    for path in (
+        "",
+        "/trials",
+        "/trials/0/attempts",
+        "/best",
+        "/export",
+        "/events",
+        "/events/stream",
+        "/points",
+        "/figures",
+        "/figures/timeline",
+        "/trials/0/parts",
+        *logs,
+    ):
         missing = problem_of(client.get(f"/v1/jobs/{job_id}{path}", headers=ben), 404)["detail"]
         unknown = problem_of(client.get(f"/v1/jobs/20300101-000000-aaaa{path}", headers=ben), 404)["detail"]
         assert missing.replace(job_id, "") == unknown.replace("20300101-000000-aaaa", "")

@@ -15,7 +15,7 @@ import pytest
 import served
 
 from autotune import Client
-from autotune.client import SubmissionFields, point_views, views
+from autotune.client import SubmissionFields, draft_views, figure_views, point_views, views
 from autotune.client.fields import AskedFields, PlanFields
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
@@ -51,6 +51,7 @@ MODEL = {"name": "mine", "config": {"model_type": "llama"}}
 CALLS: dict[str, Callable[[Client], Any]] = {
     "submit_job": lambda client: client.submit(MODEL, idempotency_key="mine", **FIELDS),
     "list_jobs": lambda client: list(client.jobs(state=["RUNNING", "PAUSED"], submitter="anna", limit=5)),
+    "list_overviews": lambda client: client.overviews([JOB]),
     "get_job": lambda client: client.job(JOB),
     "pause_job": lambda client: client.pause(JOB),
     "resume_job": lambda client: client.resume(JOB),
@@ -61,6 +62,9 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_trials": lambda client: list(client.trials(JOB, first=3)),
     "list_attempts": lambda client: client.attempts(JOB, 2),
     "list_points": lambda client: client.points(JOB, since=4),
+    "list_figures": lambda client: client.figures(JOB),
+    "get_figure": lambda client: client.figure(JOB, "timeline"),
+    "get_parts": lambda client: client.step_parts(JOB, 3),
     "get_best": lambda client: client.best(JOB),
     "export_best": lambda client: client.export(JOB, "deepspeed"),
     "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),
@@ -74,6 +78,9 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_spaces": lambda client: client.spaces(),
     "list_engines": lambda client: client.engines(),
     "list_knobs": lambda client: client.knobs(),
+    "list_choices": lambda client: client.choices(),
+    "check_job": lambda client: client.check(MODEL, **FIELDS),
+    "estimate_job": lambda client: client.estimate(MODEL, **FIELDS),
     "count_space": lambda client: client.count_space(MODEL, **FIELDS),
     "predict": lambda client: client.predict(MODEL, {"zero_stage": 3}, **ASKED),
     "plan": lambda client: client.plan(MODEL, **PLANNED),
@@ -86,6 +93,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 VIEWS: dict[type, str] = {
     views.Job: "JobView", views.JobPage: "JobPage", views.Trial: "TrialView", views.TrialPage: "TrialPage",
+    views.Overview: "OverviewView", views.OverviewList: "OverviewList",
     views.Attempt: "AttemptView", views.AttemptList: "AttemptList", views.Event: "EventView", views.EventPage: "EventPage",
     views.Progress: "ProgressView", views.ProgressList: "ProgressList", views.LogPart: "LogView", views.LogPage: "LogPage",
     views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
@@ -94,6 +102,12 @@ VIEWS: dict[type, str] = {
     views.DeliveryList: "DeliveryList", views.PredictedInterval: "IntervalView", views.Band: "BandView",
     views.RankMemory: "RankMemoryView", views.Predicted: "PredictedView", views.Prediction: "PredictionView",
     views.PlanReason: "ReasonView", views.Plan: "PlanView", views.PlanMax: "MaxView", views.Plans: "PlansView",
+    draft_views.Draft: "DraftView", draft_views.ConfigEstimate: "ConfigEstimate", draft_views.Range: "RangeView",
+    draft_views.Estimate: "EstimateView", draft_views.Choice: "ChoiceView", draft_views.CommandChoice: "CommandChoice",
+    draft_views.Choices: "ChoicesView",
+    figure_views.Axis: "AxisView", figure_views.Column: "ColumnView", figure_views.Table: "TableView",
+    figure_views.Mark: "MarkView", figure_views.Figure: "FigureView", figure_views.StepPart: "PartView",
+    figure_views.StepParts: "PartsView",
     point_views.KnobColumn: "KnobColumn", point_views.Gain: "GainView", point_views.Verdict: "VerdictView",
     point_views.PointColumns: "PointColumns", point_views.Points: "PointsView",
 }  # fmt: skip

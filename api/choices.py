@@ -1,0 +1,113 @@
+"""What a form of a submission offers."""
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from api.settings import Settings
+from api.submission import HIDDEN, JobSubmission
+from autotune.engines import CAPABILITIES, why_unusable
+from autotune.exports import EXPORTERS
+from autotune.jobs.command_field import parse_allowed
+from autotune.jobs.request import JobRequest, Objective, request_to_row
+from autotune.strategies.names import FORESEEING, STRATEGIES
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import resolve_model
+from search_spaces.preset_files import preset_tables
+
+Plain = dict[str, Any]
+
+
+class ChoiceView(BaseModel):
+    """A name, and what stands behind it."""
+
+    name: str
+    note: str
+
+
+class CommandChoice(BaseModel):
+    """What a command must begin with, and where it runs."""
+
+    folder: str
+    arguments: list[str]
+
+
+class ChoicesView(BaseModel):
+    """The values that a submission's fields may have here, and those that they have where they are left out."""
+
+    models: list[ChoiceView]
+    factories: list[str]
+    """`module:factory` models that this server allows."""
+    commands: list[CommandChoice]
+    """Commands that this server allows; empty without the scope `submit`."""
+    clusters: list[ChoiceView]
+    spaces: list[ChoiceView]
+    engines: list[ChoiceView]
+    """The note says what is missing where an engine cannot run on this machine."""
+    objectives: list[str]
+    strategies: list[str]
+    foreseeing: list[str]
+    """Strategies that can stop when nothing better is expected: `stop_margin` and `run_device_hours` go with them."""
+    runners: list[str]
+    exports: list[str]
+    """Formats of `GET /v1/jobs/{id}/export`."""
+    defaults: Plain
+    """Field -> value where it is left out; null: nothing."""
+    may_submit: bool
+
+
+def choices(settings: Settings, may_submit: bool) -> ChoicesView:
+    """What there is to choose from, for somebody who may submit or not."""
+    commands = [parse_allowed(text) for text in settings.commands] if may_submit else []
+    return ChoicesView(
+        models=_models(),
+        factories=list(settings.factories),
+        commands=[CommandChoice(folder=folder, arguments=list(words)) for folder, words in commands],
+        clusters=_clusters(),
+        spaces=[
+            ChoiceView(name=name, note=str(table.get("description", ""))) for name, table in preset_tables("spaces").items()
+        ],
+        engines=[ChoiceView(name=name, note=_missing(name)) for name in CAPABILITIES],
+        objectives=list(Objective),
+        strategies=list(STRATEGIES),
+        foreseeing=sorted(FORESEEING),
+        runners=list(settings.runners),
+        exports=list(EXPORTERS),
+        defaults=_defaults() | {"runner": settings.runners[0]},
+        may_submit=may_submit,
+    )
+
+
+@cache
+def _models() -> list[ChoiceView]:
+    models = [resolve_model(name) for name in preset_tables("models")]
+    return [ChoiceView(name=one.name, note=f"{_short(one.parameter_count)} parameters") for one in models]
+
+
+@cache
+def _clusters() -> list[ChoiceView]:
+    found = [ChoiceView(name="local", note="this server's own devices")]
+    for name in preset_tables("clusters"):
+        node = resolve_cluster(name)
+        found.append(ChoiceView(name=name, note=f"{node.devices_per_node} x {node.device.name} a node"))
+    return found
+
+
+@cache
+def _defaults() -> Plain:
+    row = request_to_row(JobRequest(model="-"))
+    fields = (name for name in JobSubmission.model_fields if name in row and name not in ("model", "command", *HIDDEN))
+    return {name: row[name] for name in fields} | {"priority": 0}
+
+
+def _missing(engine: str) -> str:
+    refusal = why_unusable(engine)
+    return "" if refusal is None else f"{refusal.message}; {refusal.remedy}"
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:,}"

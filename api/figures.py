@@ -1,0 +1,88 @@
+"""Figures of jobs, made when they are asked for; those of one state of a job share what they are made from."""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from functools import cached_property
+
+from pydantic_core import to_json
+
+from api.figure_views import PartsView, PartView
+from autotune.explanation.evidence import question_of_job
+from autotune.explanation.time_use import parts_of
+from autotune.figures.all_figures import figure_of
+from autotune.figures.source import Source
+from autotune.objective import rate
+from autotune.prediction.estimate import estimates
+from autotune.prediction.question import Question
+from search_spaces.plain import to_plain
+from storage.errors import UnknownTrialError
+from storage.records import JobRecord
+from storage.store import Store
+
+KEPT = 4
+"""Jobs whose figures are kept until they change, or others were asked for."""
+
+
+class JobFigures:
+    """The figures of one job as it stood at one version. `turn` is held while one is made: by one thread at a time."""
+
+    def __init__(self, store: Store, job: JobRecord) -> None:
+        self.version = job.version
+        self.turn = asyncio.Lock()
+        self._source = Source(store, job.id)
+        self._made: dict[str, bytes] = {}
+
+    def figure(self, name: str) -> bytes:
+        """`FigureView` as JSON.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        if name not in self._made:
+            self._made[name] = to_json(to_plain(figure_of(self._source, name)), inf_nan_mode="null")
+        return self._made[name]
+
+    def parts(self, number: int) -> PartsView:
+        """Where the step of a trial goes.
+
+        Raises:
+            UnknownTrialError: there is no such trial.
+        """
+        book, session = self._source.book, self._source.session
+        if number >= len(book.trials):
+            raise UnknownTrialError(f"job {book.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
+        trial = book.trial(number)
+        if session is None or not rate(trial):
+            return PartsView(trial=number, step_seconds=None, parts=[], note="nothing was measured")
+        seconds = session.request.global_batch_size / rate(trial)
+        if self._question is None:
+            return PartsView(trial=number, step_seconds=seconds, parts=[], note=self._source.shapeless)
+        (predicted,) = estimates(self._question, [trial.config])
+        parts = [PartView(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds)]
+        return PartsView(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+
+    @cached_property
+    def _question(self) -> Question | None:
+        session = self._source.session
+        return None if session is None else question_of_job(self._source.store, session)
+
+
+class FigureBoard:
+    """The jobs that were looked at last."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, JobFigures] = OrderedDict()
+
+    def of(self, job: JobRecord) -> JobFigures:
+        """The figures of a job as it stands."""
+        with self._lock:
+            known = self._jobs.get(job.id)
+            if known is None or known.version != job.version:
+                known = self._jobs[job.id] = JobFigures(self._store, job)
+            self._jobs.move_to_end(job.id)
+            if len(self._jobs) > KEPT:
+                self._jobs.popitem(last=False)
+            return known

@@ -1,0 +1,91 @@
+/** What is said of each job and of each trial that is compared. */
+
+import { html } from "../vendor/preact.mjs";
+import { bytes, duration, interval, knob, share } from "../format.mjs";
+import { outcomeLook, stateLook } from "../outcomes.mjs";
+import { trialLink } from "../router.mjs";
+import { Parts } from "./parts.mjs";
+import { differs } from "./beside.mjs";
+
+const heading = (title) => ({ title, isHeading: true });
+const figure = (title, value, cell) => ({ title, value, cell, isFigure: true });
+
+/** Fields of a request that are shown as they are. */
+const ASKED = ["cluster", "ranks", "space", "strategy", "objective", "engine", "global_batch_size", "sequence_length", "trials", "seed"];
+
+/** @returns {import("./beside.mjs").Line[]} of jobs */
+export function jobLines(subjects) {
+  return [
+    { title: "model", value: ({ job }) => job.model },
+    ...ASKED.map((name) => ({ title: name.replaceAll("_", " "), value: ({ job }) => job.request[name], cell: ({ job }) => knob(job.request[name]) })),
+    { title: "memory limit", value: ({ points }) => points.limit, cell: ({ points }) => bytes(points.limit) },
+    { title: "pins", value: ({ job }) => pins(job) },
+    heading("Outcome"),
+    figure("state", ({ job }) => job.state, ({ job }) => `${stateLook(job.state).mark} ${stateLook(job.state).label}`),
+    figure("trials measured", ({ points }) => points.columns.number.filter((row) => points.outcome(row) === "OK").length),
+    figure("best samples/s", ({ points }) => points.best?.rate.mean, ({ points }) => bestRate(points)),
+    figure("best trial", ({ points }) => points.bestRow, ({ job, points }) => points.bestRow !== null && html`<a href=${trialLink(job.id, points.bestRow)}>${points.bestRow}</a>`),
+    figure("gain over the baseline", ({ points }) => points.best?.gain?.mean, ({ points }) => gain(points)),
+    figure("memory of the best", ({ points }) => points.bestRow, ({ points }) => points.bestRow !== null && bytes(points.columns.peak[points.bestRow])),
+    figure("time taken", ({ job }) => job.active_seconds, ({ job }) => duration(job.active_seconds)),
+  ].filter((line) => line.isHeading || subjects.some((subject) => isTold(line.value(subject))));
+}
+
+/** @returns {import("./beside.mjs").Line[]} of trials: the knobs that differ first, then what was measured */
+export function trialLines(subjects) {
+  const knobs = [...new Set(subjects.flatMap(({ trial }) => Object.keys(trial.config)))].map((name) => ({
+    title: name, value: ({ trial }) => trial.config[name], cell: ({ trial }) => knob(trial.config[name]),
+  }));
+  const [other, same] = [knobs.filter((line) => differs(line, subjects)), knobs.filter((line) => !differs(line, subjects))];
+  const lines = [
+    figure("outcome", ({ trial }) => trial.outcome, ({ trial }) => `${outcomeLook(trial.outcome).mark} ${outcomeLook(trial.outcome).label}`),
+    figure("samples/s", ({ trial }) => trial.result?.samples_per_second?.mean, ({ trial }) => rateOf(trial)),
+    figure("against the first", ({ trial }) => trial.result?.samples_per_second?.mean, ({ trial }) => ratio(trial, subjects[0].trial)),
+    figure("predicted samples/s", ({ points, trial }) => points.columns.predicted_rate[trial.number], ({ points, trial }) => interval(points.columns.predicted_rate[trial.number])),
+    figure("peak memory", ({ trial }) => trial.result?.peak_memory_bytes, ({ trial }) => bytes(trial.result?.peak_memory_bytes)),
+    figure("where the memory goes", ({ trial }) => tags(trial), ({ trial }) => html`<${Parts} parts=${tags(trial)} format=${bytes} />`),
+    figure("where a step goes", ({ parts }) => steps(parts), ({ parts }) => html`<${Parts} parts=${steps(parts)} format=${duration} />`),
+    figure("MFU", ({ trial }) => trial.result?.mfu, ({ trial }) => share(trial.result?.mfu)),
+    figure("ran", ({ trial }) => seconds(trial), ({ trial }) => duration(seconds(trial))),
+    figure("why", ({ trial }) => trial.result?.message || null),
+    ...(other.length ? [heading("Knobs that differ"), ...other] : []),
+    ...(same.length ? [heading("Knobs that are the same"), ...same] : []),
+  ];
+  return lines.filter((line) => line.isHeading || subjects.some((subject) => isTold(line.value(subject))));
+}
+
+const isTold = (value) => value !== null && value !== undefined && value !== "";
+
+const pins = (job) => Object.entries(job.request.pins ?? {}).map(([name, values]) => `${name}=${[values].flat().join(",")}`).join(" ");
+
+function bestRate({ best }) {
+  return best && interval(best.rate.mean, best.rate.low, best.rate.high);
+}
+
+function gain({ best }) {
+  return best?.gain && `${share(best.gain.mean - 1, true)} [${share(best.gain.low - 1, true)}, ${share(best.gain.high - 1, true)}]`;
+}
+
+function rateOf({ result }) {
+  const rate = result?.samples_per_second;
+  return rate && interval(rate.mean, rate.low, rate.high);
+}
+
+function ratio(trial, first) {
+  const [own, base] = [trial, first].map(({ result }) => result?.samples_per_second?.mean);
+  return own && base && trial !== first ? share(own / base - 1, true) : null;
+}
+
+/** What the fullest rank holds at its peak, by tag. */
+function tags({ result }) {
+  const ranks = result?.ranks ?? [];
+  if (ranks.length === 0) return null;
+  const fullest = ranks.reduce((one, other) => (other.peak_memory_bytes > one.peak_memory_bytes ? other : one));
+  return Object.entries(fullest.memory_by_tag).map(([name, value]) => ({ name: name.replaceAll("_", " "), value }));
+}
+
+const steps = (told) => told && told.parts.map(({ name, seconds: value }) => ({ name, value }));
+
+function seconds({ started, finished }) {
+  return started && finished ? (new Date(finished) - new Date(started)) / 1000 : null;
+}

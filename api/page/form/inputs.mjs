@@ -1,0 +1,66 @@
+/** Entries of a form: each with its label, its hint, and what is wrong with it. */
+
+import { html } from "../vendor/preact.mjs";
+import { entered } from "./fields.mjs";
+
+/**
+ * @param {object} props
+ * @param {string} props.name - of the field in the request; problems name it so
+ * @param {string} props.label
+ * @param {string} [props.hint]
+ * @param {string[]} [props.problems]
+ * @param {(attributes: object) => any} props.children - draws the entry with these attributes
+ */
+export function Labelled({ name, label, unit, hint, problems = [], isInline = false, children }) {
+  const id = `field-${name}`;
+  const described = [hint && `${id}-hint`, problems.length > 0 && `${id}-problem`].filter(Boolean).join(" ");
+  const entry = children({ id, name, "aria-describedby": described || undefined, "aria-invalid": problems.length > 0 ? "true" : undefined });
+  return html`<div class=${`field${isInline ? " switch" : ""}`}>
+    ${isInline && entry}
+    <label for=${id}>${label}${unit && html` <span class="unit">${unit}</span>`}</label>
+    ${!isInline && entry}
+    ${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}
+    ${problems.length > 0 && html`<p class="field-problem" id=${`${id}-problem`}>${problems.join(" ")}</p>`}
+  </div>`;
+}
+
+/** A field of the request by its description. */
+export function Entry({ field, choices, values, problems, onChange }) {
+  if (field.applies && !field.applies(values, choices)) return null;
+  const { name, label, unit, hint, kind } = field;
+  const value = values[name] ?? "";
+  const standard = entered(field, choices.defaults[name]);
+  const more = { name, label, hint, problems: problems[name] };
+  if (kind === "switch") {
+    const isOn = value === "" ? standard === true : value === true;
+    return html`<${Labelled} ...${more} isInline=${true}>${(attributes) => html`<input type="checkbox" ...${attributes} checked=${isOn}
+      onChange=${(event) => onChange(name, event.target.checked)} />`}<//>`;
+  }
+  if (kind === "choice") {
+    return html`<${Labelled} ...${more}>${(attributes) => html`<${Select} attributes=${attributes} options=${field.options(choices)}
+      value=${value || standard} onChange=${(chosen) => onChange(name, chosen)} />`}<//>`;
+  }
+  const shownUnit = kind === "percent" ? "%" : kind === "bytes" ? "such as 16 GiB" : unit;
+  return html`<${Labelled} ...${more} unit=${shownUnit}>${(attributes) => html`<input type="text" ...${attributes}
+    inputmode=${kind === "bytes" ? "text" : "decimal"} autocomplete="off" value=${value} placeholder=${String(standard)}
+    onInput=${(event) => onChange(name, event.target.value)} />`}<//>`;
+}
+
+/** One of several. A value that is none of them is shown as it is. */
+export function Select({ attributes, options, value, onChange }) {
+  const isKnown = options.some((option) => option.value === value);
+  return html`<select ...${attributes} value=${value} onChange=${(event) => onChange(event.target.value)}>
+    ${!isKnown && html`<option value=${value} selected>${value || "Choose one"}</option>`}
+    ${options.map((option) => html`<option key=${option.value} value=${option.value} selected=${option.value === value}>${option.label}</option>`)}
+  </select>`;
+}
+
+/** One of a few, all seen at once. */
+export function Radios({ name, legend, options, value, onChange }) {
+  return html`<fieldset class="choices">
+    <legend class="hidden">${legend}</legend>
+    ${options.map((option) => html`<label key=${option.value}>
+      <input type="radio" name=${name} value=${option.value} checked=${option.value === value} onChange=${() => onChange(option.value)} /><span>${option.label}</span>
+    </label>`)}
+  </fieldset>`;
+}

@@ -1,0 +1,26 @@
+/** What a job was asked for. */
+
+import { html } from "./vendor/preact.mjs";
+import { bytes, knob } from "./format.mjs";
+
+const shown = (name, value) => {
+  if (name.endsWith("_bytes")) return bytes(value);
+  return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" || typeof value === "boolean" ? knob(value) : String(value);
+};
+
+const isSaid = (value) => value !== null && value !== "" && !(typeof value === "object" && Object.keys(value).length === 0);
+
+export function RequestCard({ job, points }) {
+  const fields = Object.entries(job.request).filter(([, value]) => isSaid(value));
+  const constants = Object.entries(points.constants);
+  return html`<section class="stack" aria-labelledby="request-heading">
+    <h2 id="request-heading">What was asked for</h2>
+    <div class="charts loose">
+      <div class="card"><dl class="plain-list">${fields.map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${shown(name, value)}</dd>`)}</dl></div>
+      ${constants.length > 0 && html`<details class="card">
+        <summary>Knobs with one value</summary>
+        <dl class="plain-list">${constants.map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${knob(value)}</dd>`)}</dl>
+      </details>`}
+    </div>
+  </section>`;
+}

@@ -1,0 +1,121 @@
+/** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
+
+import { html, useMemo } from "./vendor/preact.mjs";
+import { bytes, count, counted, duration, interval, share } from "./format.mjs";
+import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
+import { trialLink } from "./router.mjs";
+import { census, nearest, timeLeft } from "./standing.mjs";
+
+export function StateBadge({ state }) {
+  const { label, mark, kind } = stateLook(state);
+  return html`<span class=${`badge ${kind}`}><span aria-hidden="true">${mark}</span>${label}</span>`;
+}
+
+export function Summary({ job, points }) {
+  const counts = useMemo(() => census(points), [points]);
+  return html`
+    <${Progress} job=${job} counts=${counts} />
+    <dl class="figures">
+      <${Best} job=${job} points=${points} />
+      <${Gain} points=${points} />
+      <${Memory} points=${points} />
+      <${Time} job=${job} points=${points} counts=${counts} />
+    </dl>
+    <${Advice} job=${job} points=${points} counts=${counts} />
+  `;
+}
+
+/** How much of the budget is spent, and how trials ended. */
+function Progress({ job, counts }) {
+  const { trials } = job.request;
+  const told = [...OUTCOME_NAMES, null].filter((outcome) => counts.counts.get(outcome));
+  return html`<div class="card progress">
+    <div class="progress-line">
+      <strong>${count(Math.min(counts.searched, trials))} of ${counted(trials, "trial")}</strong>
+      <span class="soft">${counts.running ? `${count(counts.running)} running` : ""}</span>
+    </div>
+    <progress max=${trials} value=${Math.min(counts.searched, trials)} aria-label="Trials of the budget that have ended"></progress>
+    <ul class="tally">
+      ${told.map((outcome) => html`<li key=${outcome}><${Tally} outcome=${outcome} value=${counts.counts.get(outcome)} running=${counts.running} /></li>`)}
+    </ul>
+  </div>`;
+}
+
+function Tally({ outcome, value, running }) {
+  const { label, mark, color } = outcomeLook(outcome);
+  const shown = outcome === null && running < value ? "Open" : label;
+  return html`<span aria-hidden="true" style=${{ color: `var(${color})` }}>${mark}</span> ${count(value)} ${shown}`;
+}
+
+function Figure({ title, value, more }) {
+  return html`<div class="card figure"><dt>${title}</dt><dd><span class="value">${value}</span>${more && html`<span class="soft">${more}</span>`}</dd></div>`;
+}
+
+function Best({ job, points }) {
+  const { best } = points;
+  const title = isOver(job.state) ? "Best" : "Best so far";
+  if (best === null) return html`<${Figure} title=${title} value="–" more="nothing that may win has been measured" />`;
+  const { mean, low, high } = best.rate;
+  const more = html`<a href=${trialLink(job.id, best.trial)}>trial ${best.trial}</a>${best.tie && best.runner_up !== null ? html`, a tie with <a href=${trialLink(job.id, best.runner_up)}>trial ${best.runner_up}</a>` : ""}`;
+  return html`<${Figure} title=${title} value=${html`${interval(mean, low, high)} <span class="unit">samples/s</span>`} more=${more} />`;
+}
+
+function Gain({ points }) {
+  const gain = points.best?.gain;
+  if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more=${points.best ? "the baseline was not measured" : ""} />`;
+  const isMemory = gain.of === "peak_memory_bytes";
+  const more = points.best.trial === points.best.baseline ? "the baseline itself is best" : `between ${share(gain.low - 1, true)} and ${share(gain.high - 1, true)}`;
+  return html`<${Figure} title=${isMemory ? "Memory against the baseline" : "Gain over the baseline"} value=${share(gain.mean - 1, true)} more=${more} />`;
+}
+
+function Memory({ points }) {
+  const peak = points.best === null ? null : points.columns.peak[points.best.trial];
+  const more = points.limit === null ? "no limit is known" : `of ${bytes(points.limit)} a rank${peak === null ? "" : `, ${share(peak / points.limit)}`}`;
+  return html`<${Figure} title="Memory of the best" value=${bytes(peak)} more=${more} />`;
+}
+
+function Time({ job, points, counts }) {
+  const active = duration(job.active_seconds);
+  if (isOver(job.state)) return html`<${Figure} title="Time taken" value=${active} />`;
+  const left = timeLeft(points, job, counts);
+  const value = left === null ? "–" : left === 0 ? "about to end" : `about ${duration(Math.ceil(left))}`;
+  return html`<${Figure} title="Time left" value=${value} more=${`${active} so far`} />`;
+}
+
+/** What a person should know who sees nothing in the plots, or not what was expected. */
+function Advice({ job, points, counts }) {
+  const told = advice(job, points, counts);
+  return told && html`<div class=${told.isBad ? "problem" : "note"} role=${told.isBad ? "alert" : "status"}>
+    <p><strong>${told.heading}</strong></p>
+    ${told.text && html`<p class="lines">${told.text}</p>`}
+  </div>`;
+}
+
+function advice(job, points, { counts, measured }) {
+  const message = job.message;
+  if (job.state === "FAILED") return { isBad: true, heading: "The job failed.", text: message };
+  if (job.state === "CANCELLED") return { heading: "The job was cancelled.", text: measured ? "What was measured before is kept." : "Nothing had been measured." };
+  if (job.state === "QUEUED" && !points.size) return { heading: "The job waits for a worker.", text: html`It starts as soon as one is free; <code>autotune worker</code> starts another.` };
+  if (job.state === "PAUSED") return { heading: "The job is paused.", text: message };
+  const beyond = counts.get("INFEASIBLE") ?? 0;
+  if (points.best === null && beyond > 0 && measured === 0) return allInfeasible(points, beyond);
+  const failed = [...counts].filter(([outcome]) => ["FAILED", "WRONG", "TIMEOUT", "LOST"].includes(outcome)).reduce((sum, [, value]) => sum + value, 0);
+  if (points.best === null && failed > 0 && measured === 0) {
+    return { isBad: true, heading: `Nothing has been measured: ${counted(failed, "trial")} failed.`, text: "Open a trial below to see its traceback and its log." };
+  }
+  if (job.state === "RUNNING" && measured === 0 && points.best === null) return { heading: "Nothing has ended yet.", text: "The first trial takes longest: its ranks start." };
+  if (job.state === "SUCCEEDED" && REASONS[job.reason]) return { heading: `It ended because ${REASONS[job.reason]}.`, text: message };
+  return null;
+}
+
+function allInfeasible(points, beyond) {
+  const [closest] = nearest(points);
+  const peak = closest === undefined ? null : points.columns.predicted_peak[closest];
+  const near = peak === null ? "" : `Nearest to fitting is trial ${closest}, which is predicted to take ${bytes(peak)} (${points.config(closest)}). `;
+  const limit = points.limit === null ? "" : `The limit is ${bytes(points.limit)} a rank. `;
+  return {
+    isBad: true,
+    heading: beyond === 1 ? "The only trial so far does not fit." : `None of ${count(beyond)} trials fits.`,
+    text: `${limit}${near}Raise the limit, take more ranks, or search a space with higher ZeRO stages, smaller micro-batches, checkpointing or offload.`,
+  };
+}

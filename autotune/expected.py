@@ -1,0 +1,86 @@
+"""What a job may be expected to find, and what it costs, before anything runs."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.errors import NothingFeasibleError
+from autotune.jobs.request import Objective
+from autotune.jobs.session import Session
+from autotune.prediction.calibrated import asked_here
+from autotune.prediction.estimate import Estimate, estimates
+from autotune.prediction.plan import PlanObjective, PlanOptions, plan
+from autotune.prediction.question import Question
+from autotune.prediction.scan import Bounds
+from autotune.strategies.guided.trial_cost import trial_seconds
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.model import ModelSpec
+from search_spaces.spaces import Pin
+from storage.store import Store
+
+FINALISTS = 3
+"""Configurations of a round of confirmation: winner, runner-up, baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is predicted of a job."""
+
+    trials: int
+    """That may run on a device: of the search, controls between them, and confirmations."""
+    baseline: Estimate | None
+    """None: nothing is predicted of such a model."""
+    best: Estimate | None
+    """The best of the space, among those that probably fit; None: `note` says why."""
+    trial_seconds: tuple[float, float] | None
+    """Seconds of a trial: of the best, and of the baseline."""
+    note: str
+    """Why nothing is predicted, or not the best; empty: everything is."""
+
+
+def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
+    """Predict what the session's job may find, and what its trials take. Nothing is run.
+
+    Args:
+        session: the job's.
+        store: what it knows of the cluster is used.
+        bounds: what looking through the space may take.
+    """
+    trials = _trials(session)
+    if not isinstance(session.model, ModelSpec):
+        note = "the model has no shape that the equations know: nothing is predicted before the first trial"
+        return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, note=note)
+    question = asked_here(store, _question(session, session.model))
+    (baseline,) = estimates(question, session.baselines[:1])
+    best, note = _best(question, session, bounds)
+    steps = np.array([one.step_seconds.mean for one in (best or baseline, baseline)])
+    shortest, longest = sorted(trial_seconds(steps, session.request.fidelity).tolist())
+    return Expected(trials=trials, baseline=baseline, best=best, trial_seconds=(shortest, longest), note=note)
+
+
+def _trials(session: Session) -> int:
+    request = session.request
+    controls = request.trials // request.control_every if request.control_every else 0
+    return request.trials + controls + FINALISTS * request.confirm_repeats
+
+
+def _question(session: Session, model: ModelSpec) -> Question:
+    request, cluster, limit = session.request, session.cluster, session.ranking.memory_limit_bytes
+    if limit is not None:
+        device = dataclasses.replace(cluster.device, memory_bytes=min(limit, cluster.device.memory_bytes))
+        cluster = dataclasses.replace(cluster, device=device)
+    pins: dict[str, Pin] = {name: list(values) for name, values in session.space.domains.items()}
+    return Question(
+        model=model, cluster=cluster, engine=request.engine, global_batch_size=request.global_batch_size,
+        sequence_length=request.sequence_length, space=request.space, pins=pins,
+    )  # fmt: skip
+
+
+def _best(question: Question, session: Session, bounds: Bounds) -> tuple[Estimate | None, str]:
+    objective = PlanObjective.MEMORY if session.request.objective is Objective.MEMORY else PlanObjective.THROUGHPUT
+    try:
+        found = plan(question, PlanOptions(objective=objective, top=1), bounds)
+    except (NothingFeasibleError, SpaceTooLargeError) as error:
+        return None, f"{error.problem}; {error.remedy}"
+    return found.plans[0].estimate, ""

@@ -1,0 +1,360 @@
+"""The web page with a job of very many trials: when it is there, how it moves, what it holds, what each event costs.
+
+    python -m benchmarks.page [--trials 10000] [--runs 5] [--markdown docs/page-performance.md]
+
+`autotune serve`, a headless Chromium and what makes the trials share the cores of this machine. Needs the development tools
+and Chromium.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+
+from benchmarks.page_rows import Live, write_job
+from benchmarks.service_place import service
+from benchmarks.service_report import Claim, Report, milliseconds
+
+PAINT_SECONDS, MEMORY_BYTES, INTERACTION_SECONDS, EVENT_BYTES = 1.5, 300e6, 0.2, 4096
+WATCH = Path(__file__).with_name("page_watch.js").read_text()
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+POINTS_SECONDS, NEWS_SECONDS, REPEATS = 0.5, 0.02, 9
+PATIENCE_SECONDS = 60.0
+RESULTS, EVENTS_EACH, PAUSE = 40, 3, 0.1
+"""Results that come while the page is watched, events of each, seconds between two."""
+WINDOW = {"width": 1440, "height": 900}
+
+
+@dataclass(slots=True)
+class Run:
+    """What one visit came to; seconds and bytes."""
+
+    paint: float = 0.0
+    drawn: float = 0.0
+    longest_load: float = 0.0
+    heap: float = 0.0
+    resident: float = 0.0
+    moves: dict[str, "Move"] = field(default_factory=dict)
+    event_bytes: float = 0.0
+    whole_reloads: int = 0
+    live: "Move | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How the page kept up while something was done."""
+
+    frames: list[float]
+    """Seconds between two frames."""
+    longest_task: float
+    slowest: float
+    """Longest from an input to the frame that shows what it did; 0: nothing took as long as a frame."""
+
+    @property
+    def text(self) -> str:
+        ordered = sorted(self.frames)
+        p95 = ordered[int(0.95 * (len(ordered) - 1))]
+        frames = f"frames {milliseconds(statistics.median(ordered))} (95 % within {milliseconds(p95)})"
+        return f"{frames}, longest task {milliseconds(self.longest_task)}"
+
+
+class Visitor:
+    """A window on the page, opened anew: nothing is cached."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._context = browser.new_context(viewport=WINDOW)
+        self.page: Page = self._context.new_page()
+        self.page.add_init_script(WATCH)
+        self.page.set_default_timeout(60_000)
+        self.protocol: CDPSession = self._context.new_cdp_session(self.page)
+        self.browser_protocol = browser.new_browser_cdp_session()
+        self._url = url
+
+    def open(self, job: str) -> Run:
+        page = self.page
+        page.goto(f"{self._url}/#/jobs/{job}")
+        drawn, limit = 0.0, time.monotonic() + PATIENCE_SECONDS
+        while not drawn:  # the page's policy forbids what Playwright's own way of waiting needs
+            if time.monotonic() > limit:
+                raise SystemExit(f"the plot is not there after {PATIENCE_SECONDS:.0f} s")
+            page.wait_for_timeout(100)
+            drawn = page.evaluate("watch.drawn('throughput_memory')")
+        tasks = page.evaluate("watch.seen().tasks")
+        return Run(
+            paint=page.evaluate("watch.paint()") / 1000, drawn=drawn / 1000,
+            longest_load=max((duration for _, duration in tasks), default=0.0) / 1000,
+        )  # fmt: skip
+
+    def during(self, do: Callable[[], object]) -> Move:
+        """How the page keeps up while something is done, and for half a second after."""
+        self.page.evaluate("watch.begin()")
+        do()
+        self.page.wait_for_timeout(500)
+        seen: dict[str, Any] = self.page.evaluate("watch.seen()")
+        return Move(
+            frames=[value / 1000 for value in seen["frames"]],
+            longest_task=max((duration for _, duration in seen["tasks"]), default=0.0) / 1000,
+            slowest=max(seen["events"], default=0.0) / 1000,
+        )
+
+    def memory(self) -> tuple[float, float]:
+        """Bytes of its JavaScript heap after a collection, and of the memory that the renderer alone holds."""
+        self.protocol.send("HeapProfiler.collectGarbage")
+        heap = self.protocol.send("Runtime.getHeapUsage")["usedSize"]
+        processes = self.browser_protocol.send("SystemInfo.getProcessInfo")["processInfo"]
+        renderers = [process["id"] for process in processes if process["type"] == "renderer"]
+        return heap, max(psutil.Process(pid).memory_full_info().uss for pid in renderers)
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def interactions(page: Page) -> dict[str, Callable[[], object]]:
+    """What people do: name -> how."""
+    table = page.get_by_role("region", name="Trials of this job")
+
+    def wheel() -> None:
+        table.hover()
+        for _ in range(40):
+            page.mouse.wheel(0, 400)
+            page.wait_for_timeout(16)
+
+    def hover() -> None:
+        box = page.locator("[data-figure=throughput_memory] canvas").first.bounding_box() or {
+            "x": 0,
+            "y": 0,
+            "width": 1,
+            "height": 1,
+        }
+        for step in range(60):
+            page.mouse.move(
+                box["x"] + box["width"] * (0.1 + 0.8 * step / 60), box["y"] + box["height"] * (0.3 + 0.4 * (step % 7) / 7)
+            )
+
+    def brush() -> None:
+        page.locator("[data-figure=parallel_coordinates]").scroll_into_view_if_needed()
+        canvas = page.locator("[data-figure=parallel_coordinates] canvas").first
+        canvas.wait_for()  # it is drawn when it is seen
+        page.wait_for_timeout(1500)
+        box = canvas.bounding_box() or {"x": 0, "y": 0, "width": 1, "height": 1}
+        x, y = box["x"] + 60, box["y"]
+        page.mouse.move(x, y + 0.3 * box["height"])
+        page.mouse.down()
+        page.mouse.move(x, y + 0.6 * box["height"], steps=10)
+        page.mouse.up()
+
+    return {
+        "typing into the filter": lambda: page.get_by_label("Text").press_sequentially("zero_stage=2", delay=60),
+        "choosing an outcome": lambda: page.get_by_label("Outcome").select_option("OK"),
+        "sorting the table": lambda: table.get_by_role("button", name="Measured").click(),
+        "scrolling the table": wheel,
+        "moving over the plot": hover,
+        "brushing an axis": brush,
+        "scrolling the page": lambda: [(page.mouse.wheel(0, -300), page.wait_for_timeout(16)) for _ in range(40)],
+    }
+
+
+def visit(browser: Browser, url: str, job: str, live: Live) -> Run:
+    """One visit: load, do what people do, watch results come."""
+    visitor = Visitor(browser, url)
+    try:
+        run = visitor.open(job)
+        run.moves = {name: visitor.during(do) for name, do in interactions(visitor.page).items()}
+        watch_events(visitor, run, live)
+        run.heap, run.resident = visitor.memory()
+    finally:
+        visitor.close()
+    return run
+
+
+def watch_events(visitor: Visitor, run: Run, live: Live) -> None:
+    """Bytes that come for each event, by the browser's own count."""
+    received, wholes = 0.0, 0
+
+    def count(event: dict[str, Any]) -> None:
+        nonlocal received
+        received += event.get("encodedDataLength") or event.get("dataLength", 0)
+
+    def asked(event: dict[str, Any]) -> None:
+        nonlocal wholes
+        wholes += event["request"]["url"].endswith("/points") or "/trials?" in event["request"]["url"]
+
+    visitor.protocol.send("Network.enable")
+    visitor.protocol.on("Network.dataReceived", count)
+    visitor.protocol.on("Network.requestWillBeSent", asked)
+
+    def results() -> None:
+        for _ in range(RESULTS):
+            live.one()
+            visitor.page.wait_for_timeout(1000 * PAUSE)
+        visitor.page.wait_for_timeout(2000)
+
+    run.live = visitor.during(results)
+    run.event_bytes, run.whole_reloads = received / (RESULTS * EVENTS_EACH), wholes
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Seconds of the requests that plots are drawn from."""
+
+    first: float
+    """Every trial, of a job that the service has not read yet."""
+    whole: list[float]
+    increments: list[float]
+
+
+def ask_for_points(url: str, job: str) -> Answers:
+    """What the page asks for, without the page."""
+    path = f"{url}/v1/jobs/{job}/points"
+    first, answer = _timed(path)
+    version = json.loads(answer)["version"]
+    return Answers(
+        first, [_timed(path)[0] for _ in range(REPEATS)], [_timed(f"{path}?since={version - 3}")[0] for _ in range(REPEATS)]
+    )  # fmt: skip
+
+
+def _timed(url: str) -> tuple[float, bytes]:
+    began = time.perf_counter()
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        body = answer.read()
+    return time.perf_counter() - began, body
+
+
+def report_answers(report: Report, answers: Answers) -> None:
+    whole, increment = statistics.median(answers.whole), statistics.median(answers.increments)
+    report.claim(
+        Claim(
+            "every trial as columns, from the service",
+            f"under {milliseconds(POINTS_SECONDS)}",
+            milliseconds(whole),
+            whole < POINTS_SECONDS,
+        )
+    )
+    report.claim(
+        Claim(
+            "what changed with one result",
+            f"under {milliseconds(NEWS_SECONDS)}",
+            milliseconds(increment),
+            increment < NEWS_SECONDS,
+        )
+    )
+    report.note(f"Every trial as columns, the first time that the service reads the job: {seconds_text(answers.first)}.")
+
+
+def report_on(runs: list[Run]) -> Report:
+    """Medians of the runs, and whether they keep what was promised."""
+    report = Report()
+
+    def middle(value: Callable[[Run], float]) -> float:
+        return statistics.median(value(run) for run in runs)
+
+    def each(value: Callable[[Run], float], shown: Callable[[float], str]) -> str:
+        return f"median {shown(middle(value))} of {', '.join(shown(value(run)) for run in runs)}"
+
+    paint, resident = middle(lambda run: run.paint), middle(lambda run: run.resident)
+    report.claim(
+        Claim("first paint", f"under {PAINT_SECONDS} s", each(lambda run: run.paint, seconds_text), paint < PAINT_SECONDS)
+    )
+    report.claim(
+        Claim(
+            "memory of the renderer",
+            f"under {MEMORY_BYTES / 1e6:.0f} MB",
+            each(lambda run: run.resident, megabytes),
+            resident < MEMORY_BYTES,
+        )
+    )
+    slowest = middle(lambda run: max(move.slowest for move in run.moves.values()))
+    named = max(runs[0].moves, key=lambda name: statistics.median(run.moves[name].slowest for run in runs))
+    report.claim(
+        Claim(
+            "slowest answer to an input", f"under {milliseconds(INTERACTION_SECONDS)}",
+            f"median {milliseconds(slowest)} ({named})", slowest < INTERACTION_SECONDS,
+        )
+    )  # fmt: skip
+    cost, wholes = middle(lambda run: run.event_bytes), sum(run.whole_reloads for run in runs)
+    report.claim(
+        Claim(
+            "what an event costs", f"under {EVENT_BYTES / 1024:.0f} KiB, no reload of all trials",
+            f"{cost / 1024:.2f} KiB, {wholes} reloads in {len(runs) * RESULTS * EVENTS_EACH} events",
+            cost < EVENT_BYTES and not wholes,
+        )
+    )  # fmt: skip
+    report.note(f"Every point drawn, and nothing left to do: {each(lambda run: run.drawn, seconds_text)}.")
+    report.note(f"Longest task of the main thread until then: {each(lambda run: run.longest_load, milliseconds)}.")
+    report.note(f"JavaScript heap after a collection: {each(lambda run: run.heap, megabytes)}.")
+    for name in runs[0].moves:
+        report.note(f"{name.capitalize()}: {_moves([run.moves[name] for run in runs])}.")
+    report.note(f"While {1 / PAUSE:.0f} results a second come: {_moves([run.live for run in runs if run.live])}.")
+    return report
+
+
+def _moves(moves: list[Move]) -> str:
+    return Move(
+        frames=[frame for move in moves for frame in move.frames],
+        longest_task=statistics.median(move.longest_task for move in moves),
+        slowest=statistics.median(move.slowest for move in moves),
+    ).text
+
+
+def seconds_text(value: float) -> str:
+    return f"{value:.2f} s"
+
+
+def megabytes(value: float) -> str:
+    return f"{value / 1e6:.0f} MB"
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        raise SystemExit(f"none of {', '.join(BROWSERS)} is on the PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--enable-precise-memory-info"])
+        yield browser
+        browser.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"sqlite:///{folder}/jobs.db"
+        job, configs = write_job(database, arguments.trials)
+        live = Live(database, job, configs)
+        with service(database, keys=False) as place, chromium() as browser:
+            url = f"http://127.0.0.1:{place.port}"
+            answers = ask_for_points(url, job)
+            visit(browser, url, job, live)  # warms what the browser and the service keep of any job
+            runs = [visit(browser, url, job, live) for _ in range(arguments.runs)]
+        live.close()
+    report = report_on(runs)
+    report_answers(report, answers)
+    method = (
+        f"Written by `make bench`, in {time.monotonic() - began:.0f} s: {arguments.runs} visits with an empty cache, headless "
+        f"Chromium, {WINDOW['width']} x {WINDOW['height']} pixels, drawn by software, on {os.cpu_count()} cores that browser, "
+        "service and the writer of the trials share."
+    )
+    if arguments.markdown:
+        arguments.markdown.write_text(report.markdown(f"The page with {arguments.trials:,} trials in a job", [method]))
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""Submissions that open no job."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from storage.store import Store
+from tests.api.conftest import REQUEST, problem_of, service, submit
+from tests.api.test_security import bearer
+
+
+def test_a_draft_says_what_a_submission_means(refusing: TestClient) -> None:
+    draft = refusing.post("/v1/drafts/check", json=REQUEST).json()
+    assert (draft["model"], draft["world_size"], draft["domains"]["zero_stage"]) == ("llama-tiny", 2, [0, 1, 2, 3])
+    assert (draft["request"]["trials"], draft["request"]["trial_timeout"]) == (3, 300.0)
+    assert draft["baseline"]["zero_stage"] == 0
+    assert refusing.get("/v1/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize("path", ["check", "estimate"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "llama-huge"}, {"trials": 0}, {"pins": {"zero_stage": 9}}, {"stop_margin": 1, "strategy": "tpe"}],
+    ids=str,
+)
+def test_a_draft_is_refused_as_its_submission_is(refusing: TestClient, path: str, changes: dict) -> None:
+    drafted, submitted = (refusing.post(f"/v1/{at}", json=REQUEST | changes) for at in (f"drafts/{path}", "jobs"))
+    assert problem_of(drafted, 422) == problem_of(submitted, 422)
+
+
+def test_what_a_job_may_find_and_cost(refusing: TestClient) -> None:
+    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"trials": 20}).json()
+    best, baseline = found["best"]["predicted"], found["baseline"]["predicted"]
+    assert found["gain"] == pytest.approx(best["samples_per_second"]["mean"] / baseline["samples_per_second"]["mean"])
+    assert found["gain"] > 1
+    assert found["trials"] == 20 + 2 + 9, "the search, two controls, three rounds of three"
+    assert 0 < found["trial_seconds"]["low"] <= found["trial_seconds"]["high"]
+    assert found["seconds"]["high"] == pytest.approx(31 * found["trial_seconds"]["high"])
+    assert found["device_hours"]["high"] == pytest.approx(2 * found["seconds"]["high"] / 3600)
+    planned = refusing.post(
+        "/v1/plans", json={name: REQUEST[name] for name in ("model", "ranks", "space", "global_batch_size", "sequence_length")}
+    )
+    assert planned.json()["plans"][0]["config"] == found["best"]["config"]
+
+
+def test_a_budget_of_time_bounds_the_cost(refusing: TestClient) -> None:
+    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"trials": 1000, "max_seconds": 60.0}).json()
+    assert found["seconds"]["high"] == 60.0
+    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"trials": 1000, "device_hours": 0.01}).json()
+    assert found["device_hours"]["high"] == pytest.approx(0.01)
+
+
+def test_where_nothing_fits_the_note_says_so(refusing: TestClient) -> None:
+    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"memory_limit_bytes": 8_000_000}).json()
+    assert (found["best"], found["gain"]) == (None, None)
+    assert "fits into" in found["note"]
+    assert found["baseline"]["predicted"]["fit_probability"] < 0.5
+
+
+def test_the_choices_are_what_submissions_are_held_against(refusing: TestClient) -> None:
+    found = refusing.get("/v1/choices").json()
+    for kind in ("models", "clusters", "spaces"):
+        assert [item["name"] for item in found[kind]] == refusing.get(f"/v1/{kind}").json()["items"]
+    submitted = refusing.post("/v1/drafts/check", json={"model": "llama-tiny"}).json()["request"]
+    assert all(submitted[name] == value for name, value in found["defaults"].items() if name not in ("priority", "failures"))
+    assert (found["runners"], found["defaults"]["runner"], found["may_submit"]) == (["ray", "local"], "ray", True)
+
+
+def test_commands_are_shown_to_those_who_may_run_them(database: str, store: Store) -> None:
+    with service(database, require_keys=True, commands=("/srv/project:python train.py",)) as client:
+        reader, submitter = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"read"}, {"read", "submit"}))
+        assert client.get("/v1/choices", headers=reader).json()["commands"] == []
+        (command,) = client.get("/v1/choices", headers=submitter).json()["commands"]
+        assert command == {"folder": "/srv/project", "arguments": ["python", "train.py"]}
+
+
+def test_what_a_clone_was_asked_for_can_be_checked_again(client: TestClient) -> None:
+    job = submit(client, pins={"zero_stage": [1, 2]}, memory_limit_bytes=10**9)
+    fields = client.get("/v1/choices").json()["defaults"].keys() - {"priority", "failures"}
+    again = {name: job["request"][name] for name in fields} | {"model": job["request"]["model"]}
+    assert client.post("/v1/drafts/check", json=again).json()["request"] == job["request"]

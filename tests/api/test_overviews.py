@@ -1,0 +1,58 @@
+"""How far jobs are, in one answer for many."""
+
+from starlette.testclient import TestClient
+
+from search_spaces.outcome import Outcome, Purpose
+from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.store import Store
+from tests.api.conftest import measure, problem_of, submit
+
+
+def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
+    one, other = submit(client)["id"], submit(client)["id"]
+    measure(store, one, trials=3)
+    answer = client.get("/v1/overviews", params={"job": [other, one, other]})
+    nothing = {"outcomes": {}, "searched": 0, "running": 0, "best_rate": None, "baseline_rate": None}
+    found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, "best_rate": 102.0, "baseline_rate": 100.0}
+    told = [{name: value for name, value in item.items() if name != "version"} for item in answer.json()["items"]]
+    assert told == [{"job": other, **nothing}, {"job": one, **found}]
+
+
+def test_what_cannot_win_is_no_best(client: TestClient, store: Store) -> None:
+    """1,000,000 bytes are within the limit, and beyond what the headroom leaves of it."""
+    job_id = submit(client, memory_limit_bytes=1_040_000, headroom=0.05)["id"]
+    measure(store, job_id)
+    (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
+    assert (item["searched"], item["best_rate"]) == (2, None)
+
+
+def test_what_runs(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    lease = store.acquire(job_id, current_owner())
+    for stage in (1, 2):
+        store.add_trial(lease, TrialConfig(zero_stage=stage), Purpose.SEARCH)
+    store.start_attempt(lease, 0)
+    (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
+    assert (item["running"], item["searched"], item["outcomes"]) == (1, 0, {})
+
+
+def test_repeats_are_not_of_the_budget(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    measure(store, job_id)
+    lease = store.acquire(job_id, current_owner())
+    store.add_trial(lease, TrialConfig(zero_stage=0), Purpose.CONFIRM, repeat=1)
+    token = store.start_attempt(lease, 2).token
+    faster = Interval(mean=500.0, low=500.0, high=500.0)
+    result = TrialResult(attempt=token, outcome=Outcome.OK, samples_per_second=faster, peak_memory_bytes=1_000_000)
+    store.finish_attempt(lease, result)
+    (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
+    assert (item["outcomes"], item["searched"], item["best_rate"]) == ({"OK": 3}, 2, 101.0)
+
+
+def test_a_job_that_is_not_there(client: TestClient) -> None:
+    known = submit(client)["id"]
+    problem_of(client.get("/v1/overviews", params={"job": [known, "20300101-000000-aaaa"]}), 404)
+    problem_of(client.get("/v1/overviews"), 422)
+    problem_of(client.get("/v1/overviews", params={"job": "../x"}), 422)

@@ -1,0 +1,149 @@
+"""One job: watched live, filtered, compared, taken away, cancelled; and while the server is gone."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.page.conftest import Open
+from tests.page.place import BROKEN, Place
+
+
+@pytest.fixture
+def own_place(tmp_path: Path) -> Iterator[Place]:
+    """A service that the test may end, with a slow worker."""
+    with closing(Place(tmp_path)) as place:
+        place.serve()
+        place.work(seconds_per_trial=0.5)
+        yield place
+
+
+def test_trials_are_filtered_and_sorted(finished: str, open_page: Open) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    table = page.get_by_role("region", name="Trials of this job")
+    rows = table.locator("tbody tr:not(.gap)")
+    expect(rows).not_to_have_count(0)
+    page.get_by_label("Outcome").select_option("INFEASIBLE")
+    expect(rows).to_have_count(2)
+    expect(table).to_contain_text("Does not fit")
+    page.get_by_label("Outcome").select_option("OK")
+    table.get_by_role("button", name="Measured").click()
+    expect(rows.first).to_have_class(re.compile("best"))
+    page.get_by_label("Text").fill("zero_stage=3")
+    for cell in rows.locator("td:nth-child(9)").all_inner_texts():
+        assert cell == "3"
+
+
+def test_chosen_trials_stand_beside_each_other(finished: str, open_page: Open) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    for number in (0, 2):
+        page.get_by_label(f"Compare trial {number}", exact=True).check()
+    page.get_by_role("link", name="Compare 2").click()
+    table = page.get_by_role("region", name="Trials beside each other")
+    expect(table.locator("thead th")).to_have_count(2)
+    expect(table.locator("tr.differs").first).to_contain_text("(differs)")
+    assert {row.split("(")[0].strip() for row in table.locator("tr.differs th").all_inner_texts()} <= {
+        "zero_stage",
+        "micro_batch_size",
+    }
+    expect(table.get_by_role("row", name=re.compile("where the memory goes"))).to_contain_text("parameters")
+    expect(table.get_by_role("row", name=re.compile("where a step goes"))).to_contain_text("compute")
+    page.get_by_role("button", name=re.compile("Remove")).first.click()
+    expect(table.locator("thead th")).to_have_count(1)
+    expect(page).to_have_url(re.compile(f"trials={finished}(:|%3A)2$"))
+
+
+def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Open) -> None:
+    other = place.finished(trials=4, seed=7)
+    page = open_page("#/compare")
+    for job in (finished, other):
+        page.get_by_role("checkbox", name=re.compile(job)).check()
+    table = page.get_by_role("region", name="Jobs beside each other")
+    expect(table.get_by_role("row", name=re.compile(r"^trials \(differs\) 24 4"))).to_be_visible()
+    page.locator("[data-figure=compared_throughput_memory]").scroll_into_view_if_needed()
+    expect(page.locator("[data-figure=compared_throughput_memory] canvas")).to_be_visible()
+    page.locator("[data-figure=compared_best_so_far]").get_by_role("button", name="As table").click()
+    expect(page.locator("[data-figure=compared_best_so_far] table")).to_have_count(2)
+
+
+def test_exports_are_downloaded_and_say_what_they_lack(finished: str, open_page: Open) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    exports = page.get_by_role("region", name="Take it away")
+    exports.get_by_text("What is in it").click()
+    exports.get_by_label("Format").select_option("deepspeed")
+    expect(exports).to_contain_text("zero_optimization")
+    expect(exports.get_by_role("list")).to_contain_text("native-only")
+    with page.expect_download() as found:
+        exports.get_by_role("button", name="Download").click()
+    assert found.value.suggested_filename == "ds_config.json"
+    assert json.loads(Path(found.value.path()).read_text())["train_batch_size"] == 8
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    exports.get_by_label("Format").select_option("json")
+    expect(exports).to_contain_text("schema_version")
+    exports.get_by_role("button", name="Copy").click()
+    expect(page.get_by_text("Copied.")).to_be_attached()
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["job"]["id"] == finished
+
+
+def test_a_trial_that_failed_says_why(finished: str, open_page: Open) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    page.get_by_label("Outcome").select_option("FAILED")
+    page.get_by_role("region", name="Trials of this job").get_by_role("link").first.click()
+    expect(page.locator("main h1")).to_contain_text("Trial")
+    expect(page.get_by_text(BROKEN).first).to_be_visible()
+
+
+def test_every_figure_is_also_a_table(finished: str, open_page: Open) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    for figure in page.locator("figure[data-figure]").all():
+        figure.scroll_into_view_if_needed()
+        button = figure.get_by_role("button", name="As table")
+        expect(button.or_(figure.locator("figcaption")).first).to_be_visible()
+        if button.count():
+            button.click()
+            expect(figure.locator("table").first).to_be_visible()
+
+
+def test_a_running_job_is_cancelled(own_place: Place, open_page: Open) -> None:
+    job = own_place.submit(trials=24, strategy="grid")
+    page = open_page(f"#/jobs/{job}", at=own_place)
+    expect(page.get_by_text("Running").first).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("The job was cancelled.")).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+
+
+def test_the_page_goes_on_when_the_server_comes_back(own_place: Place, open_page: Open) -> None:
+    job = own_place.submit(trials=12, strategy="grid")
+    page = open_page(f"#/jobs/{job}", at=own_place, expected=("net::ERR_",))
+    page.evaluate("window.loadedOnce = true")
+    expect(page.get_by_text(re.compile(r"[1-9] of 12 trials"))).to_be_visible()
+    own_place.kill()
+    expect(page.get_by_text("What you see may be old")).to_be_visible()
+    own_place.serve()
+    expect(page.get_by_text("What you see may be old")).to_have_count(0, timeout=30_000)
+    expect(page.get_by_text("Succeeded").first).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("12 of 12 trials", exact=True)).to_be_visible()
+    assert page.evaluate("window.loadedOnce"), "it was loaded anew"
+
+
+def test_a_real_sweep(place: Place, open_page: Open) -> None:
+    place.work_for_real()
+    job = place.submit(
+        runner="local",
+        ranks=1,
+        trials=1,
+        sequence_length=32,
+        confirm_repeats=0,
+        control_every=0,
+        pins={"micro_batch_size": 1, "activation_checkpointing": "none"},
+    )
+    page = open_page(f"#/jobs/{job}")
+    expect(page.get_by_text("Succeeded").first).to_be_visible(timeout=180_000)
+    page.get_by_role("region", name="Trials of this job").get_by_role("link", name="0", exact=True).click()
+    expect(page.locator("main")).to_contain_text("parameters")

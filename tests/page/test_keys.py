@@ -1,0 +1,71 @@
+"""Keys and owners, as in the API."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from storage.sql import open_store
+from tests.page.conftest import Open
+from tests.page.place import Place
+
+REFUSED = ("401 (Unauthorized", "404 (Not Found", "403 (Forbidden")
+
+
+class Guarded(Place):
+    """A service that asks for keys, with those of two people."""
+
+    options = ("--keys",)
+
+    def serve(self) -> None:
+        with open_store(self.database) as store:
+            self.anna, self.ben = (store.create_key(owner, {"read", "submit"})[1] for owner in ("anna", "ben"))
+            self.reader = store.create_key("anna", {"read"})[1]
+        super().serve()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with closing(Guarded(tmp_path_factory.mktemp("guarded"))) as place:
+        place.serve()
+        yield place
+
+
+def sign_in(page: Page, key: str) -> None:
+    page.get_by_label("API key", exact=True).fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
+def test_the_page_asks_for_a_key_and_goes_on_where_it_was(guarded: Guarded, open_page: Open) -> None:
+    page = open_page("#/new", at=guarded, expected=REFUSED)
+    expect(page).to_have_url(re.compile("#/key$"))
+    sign_in(page, "at_wrong")
+    expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+    sign_in(page, guarded.anna)
+    expect(page.locator("main h1")).to_have_text("New job")
+    assert guarded.anna not in page.content()
+    assert page.evaluate("JSON.stringify(localStorage)").find(guarded.anna) == -1
+
+
+def test_a_job_of_somebody_else_is_not_there(guarded: Guarded, open_page: Open) -> None:
+    job = guarded.submit(api_key=guarded.anna)
+    page = open_page("#/key", at=guarded, expected=REFUSED)
+    sign_in(page, guarded.ben)
+    expect(page.locator("main h1")).to_have_text("Jobs")
+    expect(page.get_by_text(job)).to_have_count(0)
+    page.goto(f"/#/jobs/{job}")
+    expect(page.locator("main h1")).to_have_text("Not found")
+    page.get_by_role("link", name="Sign out").click()
+    sign_in(page, guarded.anna)
+    expect(page.locator("main h1")).to_have_text("Jobs")
+    page.goto(f"/#/jobs/{job}")
+    expect(page.locator("main h1")).to_have_text("llama-tiny")
+
+
+def test_a_key_that_only_reads_cannot_submit(guarded: Guarded, open_page: Open) -> None:
+    page = open_page("#/new", at=guarded, expected=REFUSED)
+    sign_in(page, guarded.reader)
+    expect(page.get_by_text("This key may read alone.")).to_be_visible()
+    expect(page.get_by_role("button", name="Submit")).to_be_disabled()
