@@ -4,6 +4,7 @@ import shlex
 from typing import Any
 
 from autotune.jobs.session import Session
+from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.model import ModelSpec
@@ -45,7 +46,10 @@ def _placement(config: TrialConfig, session: Session) -> dict[str, Any]:
         "nodes": -(-session.world_size // ranks_per_node),
         "ranks_per_node": ranks_per_node,
         "mesh": {**{dimension: mesh.size(dimension) for dimension in DIMENSIONS}, "order": mesh.order},
-        "ranks": [_rank(rank, ranks_per_node, mesh, stages) for rank in range(session.world_size)],
+        "ranks": [
+            {**_rank(rank, ranks_per_node, mesh, stages), **_device(session.cluster, rank)}
+            for rank in range(session.world_size)
+        ],
     }
 
 
@@ -59,6 +63,11 @@ def _rank(rank: int, ranks_per_node: int, mesh: Mesh, stages: list[list[dict[str
         "coordinates": {dimension: places[dimension] for dimension in DIMENSIONS},
         "stages": stages[places[PIPELINE]],
     }
+
+
+def _device(cluster: ClusterSpec, rank: int) -> dict[str, str]:
+    """What the rank runs on, where the cluster's nodes differ."""
+    return {"device": cluster.groups[cluster.group_of_rank(rank)].device.name} if cluster.groups else {}
 
 
 def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:

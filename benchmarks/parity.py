@@ -33,8 +33,8 @@ batch. The cases are made from the capability tables of the engines, crossed, le
 knob or value of a table that no case exercises fails the run. Cells: the largest difference of any loss, gradient norm or
 weight in float64 (bound {FLOAT64_BOUND:g}) / number of cases, over checkpointing (none, selective, full, every second block),
 three models (llama with grouped queries; GPT-2 with biases and tied embeddings; experts with a sliding window; without model
-parallelism also a user's module with a branch that only some ranks take), micro-batches, clipping, bucket sizes and uneven
-pipelines, which take turns. A dash: refused by a rule, or beyond the engine."""
+parallelism also a user's module with a branch that only some ranks take), micro-batches, clipping, bucket sizes, uneven
+pipelines and layers of stages written out, which take turns. A dash: refused by a rule, or beyond the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

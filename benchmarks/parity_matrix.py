@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, Case
+from benchmarks.parity_layouts import layout_in_turn
 from search_spaces.canonical import canonical
 from search_spaces.knobs import KNOBS
 from search_spaces.rules import check_config
@@ -136,7 +137,7 @@ def matrix(ranks: int) -> list[Case]:
         if ranks <= 4:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
         if ranks <= 4 and engine == "native":
-            sections += [_micro_batches(engine, ranks)]
+            sections += [_micro_batches(engine, ranks), _written(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         for section in sections:
@@ -239,6 +240,20 @@ def _micro_batches(engine: str, ranks: int) -> Iterator[Case | None]:
     for run, size in product(pipelines(layout), MICRO_BATCH_SIZES):
         stage = draw.choose([{"zero_stage": stage} for stage in _stages(engine)])
         yield draw.case({**layout, **run, **stage, "micro_batch_size": size})
+
+
+def _written(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Layers of stages written out: each layout, schedule and stage, on 4 ranks every other one; marks in turn."""
+    draw = Draw(engine, ranks, "written")
+    turn = 0
+    for layout, stage in product(layouts(ranks), _stages(engine)):
+        for run in filter(None, pipelines(layout)):
+            stages = int(layout["pipeline_parallel_size"]) * int(run["virtual_stages"])
+            case = draw.case({**layout, **run, "zero_stage": stage}, [*MODELS])
+            turn += case is not None
+            if case is not None and (ranks == 2 or turn % 2):
+                text = layout_in_turn(stages, turn, offloads=int(stage) >= 1 and turn % 3 == 0)
+                yield draw.case({**layout, **run, "zero_stage": stage, "pipeline_layout": text}, [*MODELS])
 
 
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:

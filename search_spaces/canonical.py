@@ -6,6 +6,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import split_layers
+from search_spaces.stage_layout import Stage, layout_text, parse_layout
 from search_spaces.trial_config import TrialConfig, Value
 
 SEARCH_ORDER: tuple[str, ...] = (
@@ -14,6 +15,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "compile_blocks",
     "pipeline_schedule",
     "virtual_stages",
+    "pipeline_layout",
     "pipeline_split",
     "sequence_parallel",
     "expert_parallel_size",
@@ -49,6 +51,7 @@ stay apart."""
 OWN_READS: dict[str, tuple[str, ...]] = {
     "hsdp_shard_size": PARALLEL_SIZES,
     "pipeline_split": ("pipeline_parallel_size", "virtual_stages"),
+    "pipeline_layout": ("pipeline_parallel_size", "virtual_stages"),
 }
 """Knob -> what its canonical value depends on beside what its condition reads."""
 
@@ -68,7 +71,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
        not known, of a user's script, clips nothing.
     3. A shard group of all ranks of data x context: 0, which means the same.
     4. The flash kernel on CPUs: what torch chooses there.
-    5. A split of the layers that gives every stage what the default gives it: the default.
+    5. A split of the layers that gives every stage what the default gives it: the default. A layout without marks that gives
+       every stage what the default split does: none.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -81,7 +85,25 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
         return knob.default
     if name == "pipeline_split" and value != knob.default and _splits_alike(config, context, value):
         return knob.default
+    if name == "pipeline_layout" and value and is_split(str(value), knobs_split(config), context):
+        return knob.default
     return value
+
+
+def knobs_split(config: TrialConfig) -> TrialConfig:
+    """The configuration as the default split lays it out."""
+    return config.replace({"pipeline_split": KNOBS["pipeline_split"].default, "pipeline_layout": ""})
+
+
+def is_split(layout: str, config: TrialConfig, context: SpaceContext) -> bool:
+    """Whether a layout without marks gives every stage the layers that the `pipeline_split` of a configuration does."""
+    if not isinstance(context.model, ModelSpec):
+        return False
+    stages = parse_layout(layout)
+    if len(stages) != config.pipeline_parallel_size * config.virtual_stages or len(stages) > context.model.num_layers:
+        return False
+    split = split_layers(context.model, config, context.workload.sequence_length)
+    return layout == layout_text(Stage(layers=len(layers)) for layers in split)
 
 
 def _splits_alike(config: TrialConfig, context: SpaceContext, split: Value) -> bool:

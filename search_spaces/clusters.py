@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.cards import CARDS, machine_of_cards
-from search_spaces.cluster import ClusterSpec, DeviceSpec
+from search_spaces.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.errors import ClusterFormatError
 from search_spaces.preset_files import preset_tables, unknown_name
 
@@ -110,6 +110,8 @@ def local_cluster(
 def read_cluster_file(path: str | Path) -> ClusterSpec:
     """The cluster of a TOML file: the fields of ClusterSpec, `device` being a preset's name or a table of DeviceSpec's fields.
 
+    Nodes that differ are [[nodes]] tables in the place of `nodes`, each with a `count` and whichever fields are its own.
+
     Raises:
         ClusterFormatError: the file cannot be read, or a key is missing or of the wrong type; the message names both.
     """
@@ -121,8 +123,9 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         raise ClusterFormatError(str(file), reason, "give the path of a TOML file, local, or NAME:NODES") from None
     except ValueError as error:
         raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
+    name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
-        return _cluster(str(table.get("name", file.stem)), table, table.get("nodes", 1))
+        return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
     except ClusterFormatError as error:
         raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
 
@@ -156,17 +159,47 @@ def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
     return replace(cluster, nodes=nodes, devices_per_node=ranks // nodes)
 
 
-def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
+def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec:
+    """Of each [[nodes]] table what it leaves open is the cluster's."""
+    groups = []
+    for place, own in enumerate(nodes):
+        if not isinstance(own, Mapping):
+            raise ClusterFormatError("nodes", f"{own!r} is no table", "write [[nodes]] and a count below it")
+        if "devices_per_node" in own:
+            problem = "nodes of several numbers of devices are not supported"
+            raise ClusterFormatError(f"nodes[{place}].devices_per_node", problem, "write it once, above the [[nodes]] tables")
+        try:
+            groups.append(_group(f"{name}-{place}", {**table, **own}))
+        except ClusterFormatError as error:
+            raise ClusterFormatError(f"nodes[{place}].{error.field}", error.problem, error.remedy) from None
+    return mixed_cluster(name, _count(table, "devices_per_node"), groups)
+
+
+def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
+    return NodeGroup(
+        nodes=_count(table, "count"),
+        device=_stated_device(name, table),
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth"),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
+        host_memory_bytes=_count(table, "host_memory_bytes"),
+        cores_per_node=_count(table, "cores_per_node"),
+        ray_resource=str(table.get("ray_resource", "")),
+    )
+
+
+def _stated_device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     stated = table.get("device")
     if isinstance(stated, Mapping):
-        device = _device(str(stated.get("name", name)), stated)
-    else:
-        device = device_preset(str(stated)) if stated is not None else _missing("device")
+        return _device(str(stated.get("name", name)), stated)
+    return device_preset(str(stated)) if stated is not None else _missing("device")
+
+
+def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
     return ClusterSpec(
         name=name,
         nodes=_count({"nodes": nodes}, "nodes"),
         devices_per_node=_count(table, "devices_per_node"),
-        device=device,
+        device=_stated_device(name, table),
         intra_node_bandwidth=_number(table, "intra_node_bandwidth"),
         inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
         host_memory_bytes=_count(table, "host_memory_bytes"),
@@ -212,8 +245,12 @@ def _limited(cluster: ClusterSpec, memory_limit_bytes: int | None) -> ClusterSpe
         return cluster
     if memory_limit_bytes < 1:
         raise ClusterFormatError("memory limit", f"{memory_limit_bytes} is not positive", "give a positive number of bytes")
-    memory = min(memory_limit_bytes, cluster.device.memory_bytes)
-    return replace(cluster, device=replace(cluster.device, memory_bytes=memory))
+    groups = tuple(replace(group, device=_with_limit(group.device, memory_limit_bytes)) for group in cluster.groups)
+    return replace(cluster, device=_with_limit(cluster.device, memory_limit_bytes), groups=groups)
+
+
+def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
+    return replace(device, memory_bytes=min(memory_limit_bytes, device.memory_bytes))
 
 
 def _gpu(name: str, memory_bytes: int) -> DeviceSpec:

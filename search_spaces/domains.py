@@ -17,6 +17,8 @@ MOST_VIRTUAL_STAGES = 8
 MOST_CHECKPOINTED_APART = 8
 LARGEST_BUCKET = 1_000_000_000
 """Elements: 4 GB in fp32; more does not make a collective faster."""
+SOLVED = "solved"
+"""Of `pipeline_layout`: even stages, and those that an integer program proposes."""
 BUCKET_SHARES = (512, 64, 8, 1)
 """A bucket size is the parameter count divided by one of these."""
 
@@ -94,11 +96,19 @@ def _all(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
     return list(KNOBS[name].choices)
 
 
+def _solved(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
+    """No layout of its own: those that are proposed join it when the whole space is known (`resolve_space`)."""
+    if name != "pipeline_layout":
+        raise KnobValueError(name, "is not solved for", "list its values, or write powers_of_two")
+    return [""]
+
+
 EXPRESSIONS: dict[str, Callable[[str, SpaceContext, Mapping[str, Domain]], list[Value]]] = {
     "powers_of_two": _powers_of_two,
     "divisors": _divisors,
     "element_sizes": _element_sizes,
     "all": _all,
+    SOLVED: _solved,
 }
 """Words that may be written for a domain."""
 

@@ -49,13 +49,14 @@ def fewer_layers(config: TrialConfig, model: Model, most: int | None) -> tuple[i
 
     Between them and to the full depth a step grows by the same for every layer:
 
+    0. The layers of stages are not written out one by one, which is of the full depth alone.
     1. Both give every pipeline stage as many layers, and end with a whole group of layers where every k-th is checkpointed,
        as the full depth must.
     2. Both have two layers at least.
 
     They are as far apart as they can be. Where the two together are no fewer layers than the model has, nothing is saved.
     """
-    if most is None or not isinstance(model, ModelSpec):
+    if most is None or not isinstance(model, ModelSpec) or config.pipeline_layout:
         return None
     every = config.checkpoint_every_k if config.activation_checkpointing != "none" else 1
     unit = math.lcm(config.pipeline_parallel_size * config.virtual_stages, every)

@@ -7,6 +7,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
 from search_spaces.preset_files import unknown_name
+from search_spaces.stage_layout import layout_text, marks_offloading, marks_recomputation, parse_layout
 from search_spaces.trial_config import TrialConfig, Value
 
 
@@ -36,6 +37,17 @@ TENSOR_PARALLEL = Condition(
 )
 PIPELINED = Condition(
     "pipeline_parallel_size > 1", ("pipeline_parallel_size",), lambda config, _: config.pipeline_parallel_size > 1
+)
+SPLITS = Condition(
+    "pipeline_parallel_size > 1 and pipeline_layout is empty",
+    ("pipeline_parallel_size", "pipeline_layout"),
+    lambda config, _: config.pipeline_parallel_size > 1 and not config.pipeline_layout,
+)
+RECOMPUTES_ALIKE = Condition(
+    "pipeline_layout marks no recomputation", ("pipeline_layout",), lambda config, _: not marks_recomputation(config)
+)
+OFFLOADS_ALIKE = Condition(
+    "pipeline_layout marks no offloading", ("pipeline_layout",), lambda config, _: not marks_offloading(config)
 )
 CHECKPOINTS = Condition(
     "activation_checkpointing is not none",
@@ -98,7 +110,7 @@ _TABLE = (
           "Whether gathered parameters are released after forward and gathered again for backward.",
           choices=_BOTH, condition=STAGE_3),
     _knob("offload_optimizer", "place", _CHOICE, _REORDERS, _REBUILD,
-          "Where optimizer state is kept and updated.", choices=("none", "cpu", "nvme")),
+          "Where optimizer state is kept and updated.", choices=("none", "cpu", "nvme"), condition=OFFLOADS_ALIKE),
     _knob("offload_param", "place", _CHOICE, _EXACT, _REBUILD,
           "Where sharded parameters are kept.", choices=("none", "cpu", "nvme")),
     _knob("offload_ratio", "share", _FLOAT, _REORDERS, _REBUILD,
@@ -116,13 +128,14 @@ _TABLE = (
           choices=("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")),
     _knob("pipeline_split", "name", _CHOICE, _REORDERS, _REBUILD,
           "How layers are shared out over stages: in equal numbers, or in equal FLOPs with the output projection counted in.",
-          choices=("even", "balanced"), condition=PIPELINED),
+          choices=("even", "balanced"), condition=SPLITS),
     _knob("context_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
           "Ranks that divide each sequence.", minimum=1),
     _knob("expert_parallel_size", "ranks", _INT, _REORDERS, _GROUP,
           "Data-parallel ranks that divide the experts.", minimum=1),
     _knob("activation_checkpointing", "policy", _CHOICE, _EXACT, _REBUILD,
-          "Which activations are computed again in backward instead of kept.", choices=("none", "selective", "full")),
+          "Which activations are computed again in backward instead of kept.", choices=("none", "selective", "full"),
+          condition=RECOMPUTES_ALIKE),
     _knob("checkpoint_every_k", "layers", _INT, _EXACT, _REBUILD,
           "Every which layer is checkpointed.", minimum=1, condition=CHECKPOINTS),
     _knob("precision", "dtype", _CHOICE, _CHANGES, _REBUILD,
@@ -143,6 +156,9 @@ _TABLE = (
           "Knobs of a user's own script and its environment variables (engine `command` alone)."),
     _knob("compile_blocks", "", _BOOL, _REORDERS, _REBUILD,
           "Whether torch.compile makes kernels of each block's own; they are made in the first step.", choices=_BOTH),
+    _knob("pipeline_layout", "layers a stage", _CHOICE, _REORDERS, _REBUILD,
+          "Layers of every pipeline stage, such as 6-7f3-7s-4o, marked where a stage computes its first layers again (f in "
+          "full, s selectively) or offloads its optimizer state (o); empty: as pipeline_split says.", condition=PIPELINED),
 )
 # fmt: on
 
@@ -195,7 +211,7 @@ def check_value(name: str, value: object) -> Value:
         raise _refused(the_knob, value)
     if isinstance(checked, int | float) and not the_knob.choices and not the_knob.holds(checked):
         raise _refused(the_knob, value)
-    return checked
+    return layout_text(parse_layout(str(checked))) if name == "pipeline_layout" else checked
 
 
 def domain_text(the_knob: Knob) -> str:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from search_spaces.model import ModelSpec
+from search_spaces.stage_layout import parse_layout
 from search_spaces.trial_config import TrialConfig
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -31,16 +32,21 @@ def rank_of_stage(config: TrialConfig, stage: int) -> int:
 
 
 def split_layers(spec: ModelSpec, config: TrialConfig, sequence_length: int) -> tuple[range, ...]:
-    """The layers of every stage, each at least one.
+    """The layers of every stage, each at least one: those of `pipeline_layout`, else as `pipeline_split` shares them out.
 
     `pipeline_split` even: as equal as can be, later stages taking the rest. balanced: as equal as can be in FLOPs, the output
     projection counted in layers on the last stage. Looking up embeddings costs next to no FLOPs.
     """
+    if config.pipeline_layout and config.pipeline_parallel_size > 1:
+        return _ranges([stage.layers for stage in parse_layout(config.pipeline_layout)])
     stages = config.pipeline_parallel_size * config.virtual_stages
     costs = [0.0] * stages
     if config.pipeline_split == "balanced":
         costs[-1] = head_in_layers(spec, sequence_length)
-    counts = _fill(costs, spec.num_layers)
+    return _ranges(fill(costs, spec.num_layers))
+
+
+def _ranges(counts: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True))
 
 
@@ -68,7 +74,7 @@ def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
     return 6.0 * spec.vocab_size * (spec.embedding_size or spec.hidden_size) / layer
 
 
-def _fill(costs: Sequence[float], layers: int) -> list[int]:
+def fill(costs: Sequence[float], layers: int) -> list[int]:
     """Layers of each stage: one for each, and each further one to the stage that has least to do. Optimal for equal layers."""
     heap = [(cost + 1.0, -stage) for stage, cost in enumerate(costs)]
     heapq.heapify(heap)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
+from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
+from search_spaces.stage_layout import marks_offloading
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
 _DEFAULTS = TrialConfig()
@@ -29,8 +31,9 @@ class Rule:
 
 TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
 EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
-STAGES, SCHEDULE = "virtual_stages", "pipeline_schedule"
+STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
 DEGREES = (TP, PP, CP)
+OFFLOADS = ("offload_optimizer", ZERO, PP, LAYOUT)
 FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
@@ -172,7 +175,11 @@ def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _offload_optimizer_stage(config: TrialConfig, _: SpaceContext) -> str | None:
-    if config.offload_optimizer == "none" or config.zero_stage >= 1:
+    if config.zero_stage >= 1:
+        return None
+    if config.pipeline_parallel_size > 1 and marks_offloading(config):
+        return f"pipeline_layout={config.pipeline_layout} offloads the optimizer state of stages, but zero_stage is 0"
+    if config.offload_optimizer == "none":
         return None
     return "the optimizer state is offloaded, but zero_stage is 0"
 
@@ -225,11 +232,13 @@ RULES: tuple[Rule, ...] = (
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
     Rule("sequence-divides", (CP, TP, "sequence_parallel"), "choose degrees that divide the sequence", _sequence_divides),
     Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
+    Rule("pipeline-layout", (PP, STAGES, LAYOUT), "write a count for each stage that sum to the layers", layout_fits),
+    Rule("layout-repeats", (PP, STAGES, LAYOUT), "set that knob, and leave it out of pipeline_layout", layout_repeats),
     Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
     Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),
     Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
     Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
-    Rule("offload-optimizer-stage", ("offload_optimizer", ZERO), "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
+    Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),

@@ -82,6 +82,8 @@ class SearchSpace:
     def hash(self) -> str:
         """16 hexadecimal digits, the same in every process for the same space, whatever its name."""
         place = to_plain(dataclasses.replace(self.context, capability=None))
+        if not self.cluster.groups:
+            del place["cluster"]["groups"]  # a field that came later: what was hashed keeps its hash
         engine = self.capability.plain() if self.capability else None
         return stable_hash([place, engine, to_plain(self.domains), to_plain(self.base)])
 

@@ -1,14 +1,15 @@
 """Spaces by name, from a user's file, and with pins (KNOB=VALUE)."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
-from search_spaces.domains import EXPRESSIONS, parse_domain, resolve_domains
+from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
@@ -70,11 +71,13 @@ def resolve_space(
     pins: Mapping[str, Pin] | None = None,
     base: TrialConfig | None = None,
     most_steps: int | None = None,
+    layouts: Callable[[SearchSpace], Sequence[str]] | None = None,
 ) -> SearchSpace:
     """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
 
     `base` holds the values of the knobs that are not searched; without it they are `device_defaults`. A knob of a preset of
-    whose values the engine honours none is not searched; one that the user names is, and refused.
+    whose values the engine honours none is not searched; one that the user names is, and refused. `layouts` proposes what
+    `pipeline_layout` may be where it is written as `solved`; without it nothing is proposed.
 
     Raises:
         UnknownNameError: there is no such preset or knob.
@@ -102,6 +105,8 @@ def resolve_space(
     answer = space(written | pinned)
     if pinned and answer.is_empty() and not space(written).is_empty():
         raise _pins_refused(answer, pinned)
+    if layouts is not None and (written | pinned).get("pipeline_layout") == SOLVED and "pipeline_layout" in answer.domains:
+        return replace(answer, domains={**answer.domains, "pipeline_layout": ("", *layouts(answer))})
     return answer
 
 

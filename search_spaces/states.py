@@ -3,6 +3,7 @@
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
+from search_spaces.stage_layout import marks_offloading
 from search_spaces.trial_config import TrialConfig
 
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -22,7 +23,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
        one stands at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
        from the master for a while only.
     4. An offloaded share of the optimizer state takes its gradients along, since they may be moved while they are made. At
-       stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded.
+       stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded. Where a layout
+       offloads that of some stages, any rank may hold these.
     5. Frozen parameters have neither gradients nor optimizer state. Under low-rank adapters every parameter of the shape is
        frozen, in as many bits as the model states, and the adapters come on top.
     6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
@@ -37,6 +39,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     shards = _shards(config, world_size, capability)
     whole, master = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
     offloaded = 0.0 if config.offload_optimizer == "none" else config.offload_ratio
+    if marks_offloading(config):
+        offloaded = 1.0
     state = master * (1.0 - offloaded) / shards
     gradients, moments = state, 2 * state
     if config.zero_stage == 3:

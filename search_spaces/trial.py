@@ -97,6 +97,8 @@ class TrialRequest:
     """How many independent differences `race_spread` rests on."""
     excluded_nodes: tuple[str, ...] = ()
     """Names of nodes that this attempt must not run on."""
+    node_kinds: tuple[tuple[str, int], ...] = ()
+    """Where nodes differ: the Ray resource that tells the nodes of the first ranks, and how many ranks these are; and so on."""
     fresh_processes: bool = False
     """Whether the ranks' processes are started anew for it: what decides must not rest on what earlier trials left."""
     failures: tuple[FailureRow, ...] = ()

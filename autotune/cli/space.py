@@ -12,6 +12,7 @@ from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.jobs.feasible import require_positions
 from autotune.jobs.ray_cluster import asked_cluster
+from autotune.layouts import layouts_of
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text
@@ -79,7 +80,8 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     workload = Workload(global_batch_size=options.global_batch_size, sequence_length=options.sequence_length or longest)
     require_positions(model, workload.sequence_length)
     capability = None if options.engine == "any" else capability_of(options.engine)
-    return resolve_space(options.space, model, cluster, workload, capability, parse_pins(options.pins))
+    layouts = None if options.engine == "any" else layouts_of(options.engine)
+    return resolve_space(options.space, model, cluster, workload, capability, parse_pins(options.pins), layouts=layouts)
 
 
 def _why(space: SearchSpace, rule: str) -> str:

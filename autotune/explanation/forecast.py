@@ -14,6 +14,7 @@ from autotune.strategies.guided.prior import Prior
 from autotune.strategies.guided.setting import setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from autotune.strategies.guided.told import Told, speaking, told_by
+from search_spaces.cluster import with_memory
 from search_spaces.trial_config import TrialConfig
 
 
@@ -56,8 +57,7 @@ class Forecast:
             SpaceTooLargeError: there are more than can be looked at.
         """
         setting, cluster = self._setting, self._setting.cluster
-        device = dataclasses.replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * memory))
         limit = setting.ranking.memory_limit_bytes
         ranking = dataclasses.replace(setting.ranking, memory_limit_bytes=None if limit is None else int(limit * memory))
-        space = dataclasses.replace(setting.space, cluster=dataclasses.replace(cluster, device=device))
+        space = dataclasses.replace(setting.space, cluster=with_memory(cluster, memory))
         return SpaceForecaster(dataclasses.replace(setting, space=space, ranking=ranking), self._prior).pool(space)

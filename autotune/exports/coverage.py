@@ -7,6 +7,7 @@ from autotune.engines import CAPABILITIES
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
 from executor.engines.command.capability import COMMAND
+from search_spaces.stage_layout import marks_offloading, marks_recomputation
 from search_spaces.trial_config import TrialConfig
 
 ANYWHERE: Mapping[str, str] = {
@@ -28,6 +29,7 @@ ANYWHERE: Mapping[str, str] = {
     "fused_optimizer": "choose it where the optimizer is made",
     "compile_blocks": "compile each block in the program: block.compile()",
     "script": "give them to your script",
+    "pipeline_layout": "it lays no stages out layer by layer",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 
@@ -67,6 +69,14 @@ class Target:
                 remedy = self.elsewhere.get(name) or ANYWHERE.get(name, "it is left out")
                 lines.append(f"{name}={value}: not part of {self.name}; {remedy}")
         return lines
+
+
+def marks_note(config: TrialConfig, target: str) -> list[str]:
+    """What a target that lays out layers alone leaves out of a layout."""
+    if not (marks_recomputation(config) or marks_offloading(config)):
+        return []
+    told = f"pipeline_layout={config.pipeline_layout}: {target} takes its layers"
+    return [f"{told}, and computes again (f, s) and offloads (o) on every stage alike: nothing of it is switched on"]
 
 
 def verified_note(winner: Winner, same: Collection[str]) -> str:

@@ -26,6 +26,7 @@ TARGET = Target(
         "virtual_stages": "a PipelineModule runs one stage a rank",
         "pipeline_schedule": "a PipelineModule runs 1F1B alone",
         "pipeline_split": "set the partition_method of the PipelineModule",
+        "pipeline_layout": "give the PipelineModule these layers; it recomputes on every stage alike",
         "context_parallel_size": "DeepSpeed divides sequences by heads instead (Ulysses, deepspeed.sequence)",
         "rank_order": "give the PipelineModule a topology with these axes",
         "checkpoint_every_k": "set it in the model (activation_checkpoint_interval of a PipelineModule)",

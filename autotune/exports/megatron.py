@@ -1,7 +1,7 @@
 """Arguments of Megatron-LM's pretrain_gpt.py (names as in commit 000c4ac24f61, see tests)."""
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, marks_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
@@ -18,6 +18,7 @@ TARGET = Target(
         "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
+        "pipeline_layout",
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -182,6 +183,7 @@ def _notes(winner: Winner) -> list[str]:
         notes.append(f"pipeline_schedule={config.pipeline_schedule}: Megatron-LM has 1f1b and its interleaved form alone")
         if config.virtual_stages > 1:
             notes.append(f"virtual_stages={config.virtual_stages}: left out with the schedule")
+    notes += marks_note(config, "Megatron-LM")
     if config.checkpoint_every_k > 1:
         notes.append(
             f"checkpoint_every_k={config.checkpoint_every_k}: Megatron-LM recomputes every layer, or the first of a stage"

@@ -4,7 +4,7 @@ import importlib.resources
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, marks_note
 from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
@@ -24,7 +24,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "reduce_bucket_size", "reduce_dtype", "hsdp_shard_size", "reshard_after_forward",
         "offload_optimizer", "offload_param", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "activation_checkpointing", "checkpoint_every_k", "precision",
-        "fused_optimizer", "rank_order", "compile_blocks",
+        "fused_optimizer", "rank_order", "compile_blocks", "pipeline_layout",
     }),
     refused={"context_parallel_size": "torchtitan or megatron", "expert_parallel_size": "megatron"},
 )  # fmt: skip
@@ -144,7 +144,7 @@ def _notes(winner: Winner) -> list[str]:
     notes = fsdp2_notes(config, "reshard_after_forward=False")
     if config.zero_stage > 0:
         notes.append(f"reduce_bucket_size={config.reduce_bucket_size}: FSDP2 reduces block by block")
-    return [*notes, *_model_notes(winner.shape), *TARGET.unexpressed(config)]
+    return [*notes, *_model_notes(winner.shape), *marks_note(config, "this script"), *TARGET.unexpressed(config)]
 
 
 def _model_notes(shape: ModelSpec | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The command line of torchtitan (checked against torchtitan 0.3.0)."""
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, marks_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
@@ -16,7 +16,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param",
         "offload_optimizer", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
-        "reduce_dtype", "expandable_segments", "compile_blocks",
+        "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
     }),
     elsewhere={"rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost"},
 )  # fmt: skip
@@ -121,4 +121,5 @@ def _notes(winner: Winner) -> list[str]:
         notes.append(f"precision={config.precision}: torchtitan trains in float32 and bfloat16 alone")
     if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
         notes.append("virtual_stages, pipeline_split: give parallelism.module_fqns_per_model_part your model's modules")
+    notes += marks_note(config, "torchtitan")
     return notes + TARGET.unexpressed(config)

@@ -62,6 +62,6 @@ def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
     stages = sorted(int(stage) for stage in space.domains.get("zero_stage", (space.base.zero_stage,)))
     configs = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
     legal = [config for config in configs if not space.check(config)]
-    room = space.cluster.device.memory_bytes
+    room = space.cluster.most_memory_bytes
     fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= room]
     return fitting or legal[-1:]

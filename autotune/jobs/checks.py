@@ -16,7 +16,7 @@ def refusal(session: Session, want: Want) -> TrialResult | None:
     if want.purpose is not Purpose.SEARCH:
         return None
     least = states_lower_bound_bytes(want.config, session.model, session.world_size, session.space.capability)
-    room = session.cluster.device.memory_bytes
+    room = session.cluster.most_memory_bytes
     if least > room:
         message = f"its states alone need {least:,} bytes on a rank, over the {room:,} there are"
         return TrialResult(attempt="", outcome=Outcome.INFEASIBLE, rule="states-fit", message=message)

@@ -37,7 +37,7 @@ def require_fit(space: SearchSpace) -> None:
         DoesNotFitError: on CPU ranks, for the host's memory.
         NothingFeasibleError: for the stated limit, or the device.
     """
-    least, room = smallest_bound_bytes(space), space.cluster.device.memory_bytes
+    least, room = smallest_bound_bytes(space), space.cluster.most_memory_bytes
     host = space.cluster.host_memory_bytes // min(space.cluster.devices_per_node, space.world_size)
     if space.cluster.device.kind == "cpu" and least > host:
         needs = f"the states of {space.model.name} need at least {_gib(least)} on each of {space.world_size} ranks"

@@ -45,6 +45,9 @@ def cluster_here(request: JobRequest) -> ClusterSpec:
 
 def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
     """Trials run on this machine, or on the Ray at an address: what is measured must not be told as another cluster's."""
+    if cluster.groups and address is None:
+        problem = f"{cluster.name} has nodes that differ, and the ranks of this machine are alike"
+        raise RequestError("cluster", problem, "say where it is with --ray-address; `autotune plan` predicts for any cluster")
     if address is not None:
         require_room(cluster, address)
         return

@@ -85,6 +85,8 @@ def require_room(cluster: ClusterSpec, address: str) -> None:
 
 def require_devices(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], address: str) -> None:
     """As `require_room`, of nodes with these Ray resources."""
+    if cluster.groups:
+        _require_groups(cluster, nodes, address)
     if cluster.device.kind == "cpu":
         slots = int(sum(node.get("CPU", 0) for node in nodes))
         if slots < cluster.world_size:
@@ -100,6 +102,22 @@ def require_devices(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
         raise RequestError(
             "cluster", problem, "start Ray on nodes that have them (`ray start --num-gpus`), or use --cluster ray"
         )
+
+
+def _require_groups(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], address: str) -> None:
+    """Of nodes that differ each kind must be told from the others, and be there."""
+    names = [group.ray_resource for group in cluster.groups]
+    if not all(names) or len(set(names)) < len(names):
+        problem = f"{cluster.name} has nodes that differ, and it is not said how Ray tells each kind"
+        remedy = (
+            "give each [[nodes]] table a ray_resource of its own (accelerator_type:H100, or one of `ray start --resources`)"
+        )
+        raise RequestError("cluster", problem, remedy)
+    for group in cluster.groups:
+        there = sum(node.get(group.ray_resource, 0) > 0 for node in nodes)
+        if there < group.nodes:
+            problem = f"{cluster.name} has {group.nodes} nodes with {group.ray_resource}, and Ray at {address} has {there}"
+            raise RequestError("cluster", problem, "start Ray on them, with that resource, or describe what is there")
 
 
 def _described(address: str) -> ClusterSpec:

@@ -14,6 +14,7 @@ from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
 from autotune.jobs.ray_cluster import address_of, found_cluster
 from autotune.jobs.request import JobRequest, request_from_row
+from autotune.layouts import layouts_of
 from autotune.objective import Ranking
 from autotune.strategies.names import PREDICTING
 from autotune.strategies.strategy import Strategy
@@ -84,6 +85,7 @@ class Session:
             reference_losses=reference_losses,
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
             excluded_nodes=excluded_nodes,
+            node_kinds=self.cluster.node_kinds,
             failures=request.failures,
             files=self._files(config),
         )
@@ -153,7 +155,14 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
         else resolve_space(
-            request.space, model, cluster, workload, capability, _pins(request, capability), most_steps=most_steps
+            request.space,
+            model,
+            cluster,
+            workload,
+            capability,
+            _pins(request, capability),
+            most_steps=most_steps,
+            layouts=layouts_of(request.engine),
         )
     )
     if space.is_empty():
@@ -297,7 +306,7 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
 
 def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
     # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
-    known = request.memory_limit_bytes or (cluster.device.memory_bytes if cluster.device.kind == "cuda" else None)
+    known = request.memory_limit_bytes or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
         objective=request.objective,
         memory_limit_bytes=known,

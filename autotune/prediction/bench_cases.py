@@ -9,7 +9,8 @@ from autotune.prediction.cases import Array, Cases, scalar, stacked
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import Group, boundary_bandwidth, collective_seconds
 from autotune.prediction.compute import _product, attention_forward, micro_batch
-from autotune.prediction.config_cases import engine_software, hardware_of, layouts_of, shapes_of
+from autotune.prediction.config_cases import engine_software, layouts_of, shapes_of
+from autotune.prediction.mixed import hardware_of
 from autotune.prediction.pipeline import split_layers
 from autotune.prediction.step import _offload, _optimizer
 from search_spaces.cluster import ClusterSpec

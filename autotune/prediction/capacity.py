@@ -134,7 +134,7 @@ def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
     cluster = question.cluster
     yield from _least(Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in found.rungs if not a.lacks_host])
     yield from _least(Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in found.rungs if not a.lacks_card])
-    for doubling in range(1, MOST_DOUBLINGS + 1):
+    for doubling in range(1, 1 if cluster.groups else MOST_DOUBLINGS + 1):
         nodes = cluster.nodes * 2**doubling
         if fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), found.probability):
             yield Way(remedy=Remedy.NODES, value=nodes)

@@ -6,7 +6,7 @@ same call. Sizes are in elements, memory in bytes, rates in a second.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,6 +120,8 @@ class Layouts:
     """Tokens whose logits are held at once; 0: all."""
     balanced: Array
     """1 where stages are equal in FLOPs, the output projection counted in; 0: equal in layers."""
+    laid_out: Array = field(default_factory=lambda: np.zeros(1))
+    """1 + the row of `Cases.ranks` where the layers of every stage are written out; 0: as `balanced` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,30 @@ def gathered_kept(layouts: Layouts, software: Software) -> Flags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankTable:
+    """What the ranks of pipelines hold whose layers are written out. Shape (layouts, ranks), zeros beyond a layout's last rank;
+    (layouts,) where it says nothing of ranks."""
+
+    layers: Array
+    selective: Array
+    """Of `layers`, those that are computed again selectively."""
+    full: Array
+    """The same, in full."""
+    offloaded: Array
+    """Share of the optimizer state in host memory."""
+    first: Array
+    """1 for the rank with the input table."""
+    last: Array
+    """1 for the rank with the output projection."""
+    device: Array
+    """Place in `Cases.devices` of what the rank runs on; 0 where all devices are alike."""
+    recomputes: Array
+    """1 where the layout says what is computed again; else the configuration does."""
+    offloads: Array
+    """1 where the layout says what is offloaded; else the configuration does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cases:
     """All that a prediction depends on beside the coefficients."""
 
@@ -190,6 +216,10 @@ class Cases:
     hardware: Hardware
     layouts: Layouts
     software: Software
+    ranks: RankTable | None = None
+    """None: no layers are written out."""
+    devices: tuple[Hardware, ...] = ()
+    """What pipeline ranks run on where a cluster's devices differ, of one element each; `hardware` is the least of them."""
 
     def __len__(self) -> int:
         return max(len(value) for part in self._parts() for value in _arrays(part))
@@ -201,6 +231,8 @@ class Cases:
             hardware=_taken(self.hardware, index),
             layouts=_taken(self.layouts, index),
             software=_taken(self.software, index),
+            ranks=self.ranks,
+            devices=self.devices,
         )
 
     def _parts(self) -> tuple[Any, ...]:

@@ -1,31 +1,33 @@
 """Configurations of a model on a cluster as cases: what `TrialConfig`, `ModelSpec` and `ClusterSpec` say, in arrays."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Hardware, Layouts, Shapes, Software, scalar
+from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
+from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.software import software_named
+from autotune.prediction.uneven import layout_key, tabled
 from search_spaces.cluster import ClusterSpec
 from search_spaces.model import ModelSpec, Position
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-HOST_LINK = 25e9
-"""Bytes/s between a device and its host: PCIe 4.0 x16, what copies reach of it."""
-HOST_BANDWIDTH_PER_CORE = 2.5e9
-"""Bytes/s of a node's memory for each of its cores: eight channels feed some 64."""
-
 
 def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str) -> Cases:
     """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory."""
     precision = configs[0].precision
+    laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
+    layouts = layouts_of(configs, workload.global_batch_size, cluster.world_size)
     return Cases(
         shapes=shapes_of(model, workload.sequence_length),
         hardware=hardware_of(cluster, precision),
-        layouts=layouts_of(configs, workload.global_batch_size, cluster.world_size),
+        layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}),
+        ranks=ranks,
+        devices=devices_of(cluster, precision),
     )
 
 
@@ -55,24 +57,6 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         adapter=scalar(model.adapter_parameters / model.num_layers),
         frozen_bytes=scalar(model.frozen_bytes),
         dropout=scalar(0.0),
-    )
-
-
-def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
-    """The cluster at the precision that is computed in."""
-    device = cluster.device
-    peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
-    if precision == "fp32":
-        peak = device.peak_flops.get("tf32", peak)
-    return Hardware(
-        peak=scalar(peak),
-        bandwidth=scalar(device.memory_bandwidth or peak / 100),
-        capacity=scalar(device.memory_bytes),
-        devices_per_node=scalar(cluster.devices_per_node),
-        intra=scalar(cluster.intra_node_bandwidth),
-        inter=scalar(cluster.inter_node_bandwidth),
-        host_link=scalar(HOST_LINK),
-        host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
     )
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.config_cases import cases_of
-from autotune.prediction.memory import rank_memory
+from autotune.prediction.memory import rank_memory, share_memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import fit_probability, ranks_of_node
 from autotune.prediction.step import Z90, Prediction, predict
+from autotune.prediction.uneven import marked, shares_of, written_out
 from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
@@ -31,11 +32,20 @@ class RankEstimate:
     """Bytes on the device at the fullest moment."""
     by_tag: dict[str, float]
     """Sums to the total."""
+    roomier: float = 1.0
+    """Memory of its device, as a multiple of the smallest's, where devices differ."""
 
     @property
     def needed(self) -> float:
-        """Without what the allocator reserves beyond what is used: that is given back when memory runs short."""
-        return self.total - self.by_tag["reserved"]
+        """Without what the allocator reserves beyond what is used: that is given back when memory runs short.
+
+        Where devices differ, as many bytes as would fill the smallest one as much.
+        """
+        return (self.total - self.by_tag["reserved"]) / self.roomier
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"pipeline_rank": self.pipeline_rank, "layers": self.layers, "total": self.total, "by_tag": self.by_tag}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +69,14 @@ class Estimate:
     host_memory_bytes: float
     """Of a node's main memory, by all of its ranks."""
     memory_limit_bytes: int
-    """What the device has, or was limited to."""
+    """What the fullest rank's device has, or was limited to."""
     fit_probability: float
     """How probable it is that device and host memory suffice."""
 
     @property
     def fullest(self) -> RankEstimate:
-        """The rank with the most."""
-        return max(self.ranks, key=lambda rank: rank.total)
+        """The rank with the most, of what its device has."""
+        return max(self.ranks, key=lambda rank: rank.total / rank.roomier)
 
     def document(self, every_rank: bool = True) -> dict[str, Any]:
         """As JSON holds it: names as in a best-config.json where the same thing is meant; of every rank or the fullest."""
@@ -78,7 +88,7 @@ class Estimate:
                 "step_seconds": self.step_seconds.mean,
                 "step_seconds_band": {"low": self.step_seconds.low, "high": self.step_seconds.high},
                 "breakdown_seconds": self.breakdown_seconds,
-                "peak_memory_bytes": [to_plain(rank) for rank in (self.ranks if every_rank else (self.fullest,))],
+                "peak_memory_bytes": [rank.document() for rank in (self.ranks if every_rank else (self.fullest,))],
                 "peak_memory_band": to_plain(self.peak_memory_bytes),
                 "host_memory_bytes": self.host_memory_bytes,
                 "memory_limit_bytes": self.memory_limit_bytes,
@@ -115,7 +125,8 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
     fast, slow = (_at(edge, row) for edge in prediction.seconds_band())
     batch, tokens = question.global_batch_size, question.tokens
     ranks = _ranks(question, config, cases)
-    peak = max(rank.total for rank in ranks)
+    fullest = max(ranks, key=lambda rank: rank.total / rank.roomier)
+    peak = fullest.total
     factor = math.exp(Z90 * prediction.memory_spread)
     host = _at(prediction.memory.host, row)
     tflops = question.model.flops_per_token(question.sequence_length) * tokens / seconds / question.cluster.world_size / 1e12
@@ -131,7 +142,7 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
         ranks=ranks,
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
         host_memory_bytes=host * ranks_of_node(question.cluster),
-        memory_limit_bytes=question.cluster.device.memory_bytes,
+        memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.roomier),
         fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
     )
 
@@ -148,17 +159,25 @@ def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankE
     stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
     layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [question.model.num_layers]
     last = len(held) - 1 if held else 0
-    memory = rank_memory(
-        cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
-        np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
-    )  # fmt: skip
-    tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
+    if written_out(cases):
+        marks = marked(cases)
+        memories = [share_memory(cases, question.rates, share, marks) for share in shares_of(cases)]
+        tags = {tag: np.array([_at(own.by_tag[tag], 0) for own in memories]) for tag in memories[0].by_tag}
+        roomier = [_at(own.roomier, 0) for own in memories]
+    else:
+        roomier = [1.0] * places
+        memory = rank_memory(
+            cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
+            np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
+        )  # fmt: skip
+        tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
     return tuple(
         RankEstimate(
             pipeline_rank=place,
             layers=layers[place],
             total=float(sum(values[place] for values in tags.values())),
             by_tag={tag: float(values[place]) for tag, values in tags.items()},
+            roomier=roomier[place],
         )
         for place in range(places)
     )

@@ -1,20 +1,29 @@
 """Rows of a grid as cases: the arrays of `config_cases`, of shape (rows, 1), (1, sides) or (1, 1)."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Software, scalar
-from autotune.prediction.config_cases import engine_software, hardware_of, shapes_of
+from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
+from autotune.prediction.config_cases import engine_software, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
+from autotune.prediction.mixed import devices_of, hardware_of
+from autotune.prediction.uneven import layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.model import ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
-from search_spaces.trial_config import Value
+from search_spaces.trial_config import TrialConfig, Value
 
 UNIFORM = ("precision", "attention_backend")
 """Knobs that all configurations of a grid have the same value of: what computes, and how, follows from them."""
+
+
+_PLACING = ("pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pipeline_layout")
+"""Knobs on which it depends which rank of a pipeline holds what."""
+_ON_DEVICES = ("pipeline_split", "tensor_parallel_size", "context_parallel_size", "rank_order")
+"""Those on which it depends besides where the nodes of a cluster differ."""
 
 
 class GridCases:
@@ -27,6 +36,10 @@ class GridCases:
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
         self._width = scalar(PARAMETER_BYTES[str(precision)])
+        self._space, self._model = space, model
+        self._devices = devices_of(space.cluster, str(precision))
+        written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
+        self._placing = (*_PLACING, *_ON_DEVICES) if space.cluster.groups else _PLACING if written else ()
 
     def of(self, rows: Rows) -> Cases:
         """The cases of the rows with every side."""
@@ -37,7 +50,14 @@ class GridCases:
         return self._cases(lambda name: codes[:, SEARCH_ORDER.index(name)])
 
     def _cases(self, codes_of: Callable[[str], Codes]) -> Cases:
-        return Cases(shapes=self._shapes, hardware=self._hardware, layouts=self._layouts(codes_of), software=self._software)
+        layouts, ranks = self._layouts(codes_of), None
+        if self._placing:
+            laid_out, ranks = self._laid_out(codes_of)
+            layouts = dataclasses.replace(layouts, laid_out=laid_out)
+        return Cases(
+            shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, ranks=ranks,
+            devices=self._devices,
+        )  # fmt: skip
 
     def _layouts(self, codes_of: Callable[[str], Codes]) -> Layouts:
         def number(name: str, meaning: Callable[[Value], float] = float) -> Array:
@@ -76,6 +96,27 @@ class GridCases:
             loss_chunk=number("loss_chunk_size"),
             balanced=number("pipeline_split", lambda value: value == "balanced"),
         )
+
+    def _laid_out(self, codes_of: Callable[[str], Codes]) -> tuple[Array, RankTable | None]:
+        """Which rank holds what, and where: asked once for each combination of the knobs that it depends on."""
+        combined = np.zeros(1, dtype=np.int64)
+        for name in self._placing:
+            combined = combined * len(self._values(name)) + codes_of(name)
+        met, inverse = np.unique(combined, return_inverse=True)
+        length = self._space.workload.sequence_length
+        keys = [layout_key(self._config(int(number)), self._model, self._space.cluster, length) for number in met]
+        codes, table = tabled(keys)
+        return codes[inverse].reshape(combined.shape), table
+
+    def _config(self, combined: int) -> TrialConfig:
+        found: dict[str, Value] = {}
+        for name in reversed(self._placing):
+            combined, code = divmod(combined, len(self._values(name)))
+            found[name] = self._values(name)[code]
+        return self._space.base.replace(found)
+
+    def _values(self, name: str) -> list[Value]:
+        return self._grid.values[SEARCH_ORDER.index(name)]
 
 
 def numbers(grid: Grid, name: str, codes: Codes, meaning: Callable[[Value], float] = float) -> Array:

@@ -1,6 +1,6 @@
 """Bytes that a rank holds at its fullest moment, by tag and by stage of the pipeline."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
@@ -9,6 +9,7 @@ from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.parameters import StageParameters, layer_parameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import in_flight, split_layers
+from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
 """As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
@@ -29,6 +30,8 @@ class Memory:
     """Bytes in the host's memory, of one rank."""
     stage: Array
     """Place along the pipeline of the fullest rank."""
+    roomier: Array = field(default_factory=lambda: np.ones(1))
+    """Memory of its device, as a multiple of the smallest's, where devices differ: the fullest is nearest to what it has."""
 
     @property
     def total(self) -> Array:
@@ -37,13 +40,16 @@ class Memory:
 
     @property
     def needed(self) -> Array:
-        """Bytes without which it does not run: what is reserved beyond use is given back when memory runs short."""
-        return self.total - self.by_tag["reserved"]
+        """Bytes without which it does not run: what is reserved beyond use is given back when memory runs short.
+
+        Where devices differ, as many as would fill the smallest one as much as these fill the rank's own.
+        """
+        return (self.total - self.by_tag["reserved"]) / self.roomier
 
     @property
     def allocated(self) -> Array:
         """Bytes that torch's allocator has given out at the peak."""
-        return self.needed - self.by_tag["context"]
+        return self.total - self.by_tag["reserved"] - self.by_tag["context"]
 
     def usable(self, cases: Cases) -> Array:
         """Bytes of the device that can be used: what fragments of the allocator leave."""
@@ -55,6 +61,19 @@ class Memory:
 
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
+    """Of the fullest rank: of all where layers are written out, else of those that can be it."""
+    even = _even_memory(cases, rates)
+    if not written_out(cases):
+        return even
+
+    def own(laid_out: Cases) -> dict[str, Array]:
+        return _as_columns(_fullest_share(laid_out, rates))
+
+    found = overlaid(cases, _as_columns(even), own)
+    return Memory(by_tag={tag: found[tag] for tag in TAGS}, host=found["host"], stage=found["stage"], roomier=found["roomier"])
+
+
+def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
     """The fullest of the ranks that can be it: the first, the first that holds a layer more, and the last."""
     split, p = split_layers(cases), cases.layouts.pipeline
     one = np.ones(1)
@@ -72,10 +91,53 @@ def memory(cases: Cases, rates: Coefficients) -> Memory:
     return fullest
 
 
-def rank_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array) -> Memory:
+def share_memory(cases: Cases, rates: Coefficients, share: RankShare, marks: tuple[Array, Array]) -> Memory:
+    """Bytes by tag of a rank whose layers are written out; `marks` as `uneven.marked` gives them."""
+    whole = layer_bytes(cases)
+    kept = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
+    saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
+    most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
+    own = kept_layer_bytes(cases)
+    knobs = np.where(cases.layouts.recompute > 0, whole - own, 0.0)
+    again = Again(
+        kept=np.where(marks[0] > 0, share.layers * whole - saved, share.layers * own),
+        working=np.where(marks[0] > 0, most, knobs),
+    )
+    held = offloading(cases, share, marks[1])
+    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
+    return replace(found, roomier=roomier(cases, share))
+
+
+def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
+    """The host holds the states of whichever rank has most of them there."""
+    marks = marked(cases)
+    fullest, *others = (share_memory(cases, rates, share, marks) for share in shares_of(cases))
+    for other in others:
+        host = np.maximum(other.host, fullest.host)
+        fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)
+    return fullest
+
+
+def _as_columns(held: Memory) -> dict[str, Array]:
+    return {**held.by_tag, "host": held.host, "stage": held.stage, "roomier": held.roomier}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """Bytes a token of a rank's layers, where they are not all computed again alike."""
+
+    kept: Array
+    """By all layers together, for backward."""
+    working: Array
+    """By the layer that runs again."""
+
+
+def rank_memory(
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None = None
+) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
     held = stage_parameters(cases, layers, first, last)
-    tags = _tags(cases, rates, held, layers, _activations(cases, rates, layers, place, first, last))
+    tags = _tags(cases, rates, held, layers, _activations(cases, rates, layers, place, first, last, again))
     used = reduce(np.add, tags.values())
     # Halfway to what it must have where it fragments most.
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
@@ -178,22 +240,23 @@ def _reducing(cases: Cases, held: StageParameters) -> Array:
 
 
 def _activations(
-    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None
 ) -> tuple[Array, Array]:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch * shapes.sequence / layouts.context
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
+    all_kept = layers * kept if again is None else again.kept
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
     looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, tokens), tokens)
-    again = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
+    outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
-    working = np.where(layouts.recompute > 0, whole - kept, 0.0) + besides
-    peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * again
-    return tokens * ahead * layers * kept + ahead * embedded + peak, tokens * besides
+    working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
+    peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * outlive
+    return tokens * ahead * all_kept + ahead * embedded + peak, tokens * besides
 
 
 def _divided(cases: Cases) -> Array:
@@ -242,9 +305,10 @@ def kept_layer_bytes(cases: Cases) -> Array:
     return whole + (kept - whole) / layouts.recompute_every
 
 
-def _where(chosen: Array, one: Memory, other: Memory) -> Memory:
+def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:
     return Memory(
         by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in TAGS},
         host=np.where(chosen, one.host, other.host),
         stage=np.where(chosen, one.stage, other.stage),
+        roomier=np.where(chosen, one.roomier, other.roomier),
     )

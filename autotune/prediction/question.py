@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.engines import capability_of
 from autotune.errors import RequestError
+from autotune.layouts import layouts_of
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.rates import rates_for
 from executor.detect import local_gpus
@@ -81,7 +82,7 @@ class Question:
         """What a plan chooses from. Raises what `resolve_space` raises."""
         return resolve_space(
             self.space, self.model, self.cluster, self.workload, capability_of(self.engine), self.pins,
-            most_steps=self.most_steps,
+            most_steps=self.most_steps, layouts=layouts_of(self.engine, self.known),
         )  # fmt: skip
 
     def config(self) -> TrialConfig:

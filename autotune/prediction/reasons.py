@@ -143,7 +143,7 @@ def _in_order(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
 
 
 def _told(item: Alternative, goal: Goal) -> str:
-    name = value_text(item.value)
+    name = value_text(item.value) or "empty"
     if item.change is None:
         return f"{name} {item.refused}"
     if abs(item.change) < ALIKE:

@@ -17,6 +17,18 @@ from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.parameters import StageParameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
+from autotune.prediction.uneven import (
+    RankShare,
+    marked,
+    offloading,
+    on_devices,
+    overlaid,
+    paces_of,
+    rank_seconds,
+    shares_of,
+    where_it_runs,
+    written_out,
+)
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 """What a step is spent on: compute (with recomputation and launches), tensor (with context and expert communication),
@@ -72,6 +84,11 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     3. Gradient and parameter communication, less what backward and forward hide.
     4. The update, on the device or on the host.
     """
+    even = _even_parts(cases, rates)
+    return overlaid(cases, even, lambda own: _uneven_parts(own, rates)) if written_out(cases) else even
+
+
+def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     batch, split = micro_batch(cases, rates), split_layers(cases)
     layers, has_head = _slowest(cases, batch, split)
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
@@ -80,11 +97,60 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     return {
         "compute": m * compute + rates.step_seconds,
         "tensor": m * tensor,
-        "pipeline": _pipeline(cases, rates, compute + tensor, batch),
+        "pipeline": _pipeline(cases, rates, compute + tensor, _summed_over_ranks(cases, batch)),
         "data": _data(cases, rates, compute + tensor, split),
         "optimizer": _optimizer(cases, rates, split),
         "offload": _offload(cases, rates, compute + tensor, split),
     }
+
+
+def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
+    """The same where the layers of stages are written out: each rank at its own pace.
+
+    Micro-batches go at the pace of the slowest rank. What follows them, communication that does not hide behind them and the
+    update, is that of the rank on which it takes longest.
+    """
+    paces, (recomputes, offloads) = paces_of(cases, rates), marked(cases)
+    compute = tensor = everywhere = np.zeros(1)
+    for share in shares_of(cases):
+        own_compute, own_tensor = rank_seconds(paces, share, recomputes)
+        everywhere = everywhere + own_compute + own_tensor
+        own_compute = own_compute + where_it_runs(share, [own.knobs.embedding for own in paces])
+        slower = own_compute + own_tensor > compute + tensor
+        compute, tensor = np.where(slower, own_compute, compute), np.where(slower, own_tensor, tensor)
+    after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
+    for share in shares_of(cases):
+        own = after_backward(cases, rates, share, offloads, compute + tensor)
+        longer = (share.layers > 0) & (_summed(own) > _summed(after))
+        after = {name: np.where(longer, own[name], after[name]) for name in after}
+    m = cases.layouts.accumulation
+    return {
+        "compute": m * compute + rates.step_seconds,
+        "tensor": m * tensor,
+        "pipeline": _pipeline(cases, rates, compute + tensor, everywhere),
+        **after,
+    }
+
+
+def after_backward(cases: Cases, rates: Coefficients, share: RankShare, marks: Array, pace: Array) -> dict[str, Array]:
+    """What follows the micro-batches on a rank, of which the slowest takes `pace` seconds for one; `marks`: where the layout
+    offloads.
+    """
+    split = Split(first=share.layers, last=share.layers, most=share.layers, place=share.place)
+    told = [
+        {
+            "data": _data(own, rates, pace, split),
+            "optimizer": _optimizer(own, rates, split),
+            "offload": _offload(own, rates, pace, split),
+        }
+        for own in on_devices(offloading(cases, share, marks))
+    ]
+    return {name: where_it_runs(share, [own[name] for own in told]) for name in told[0]}
+
+
+def _summed_over_ranks(cases: Cases, batch: MicroBatch) -> Array:
+    """Seconds of a micro-batch on all ranks of the pipeline together."""
+    return cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head
 
 
 def _summed(parts: dict[str, Array]) -> Array:
@@ -101,14 +167,13 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
     return np.where(last, split.last, np.maximum(split.most, split.first)), np.where(last, 1.0, 0.0)
 
 
-def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, batch: MicroBatch) -> Array:
+def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -> Array:
     """Idle time, at the pace of the mean rank: those before wait for the first micro-batch, those after for the last.
 
     Boundaries move 2 b s h / c bytes (/ t under sequence parallelism); exposed while the pipeline fills and drains, and a
     latency for every micro-batch.
     """
-    layouts, shapes = cases.layouts, cases.shapes
-    whole = shapes.layers * (batch.layer + batch.layer_communication) + batch.head
+    layouts = cases.layouts
     mean = np.minimum(whole / layouts.pipeline, slowest)
     crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)

@@ -15,6 +15,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
+from search_spaces.plain import to_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord
@@ -115,6 +116,7 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
         "intra_node_bandwidth": cluster.intra_node_bandwidth,
         "inter_node_bandwidth": cluster.inter_node_bandwidth,
         "cores_per_node": cluster.cores_per_node,
+        **({"groups": to_plain(cluster.groups)} if cluster.groups else {}),
     }
 
 

@@ -25,6 +25,8 @@ class ModelPart:
     """Entry of a batch that the first stage of a pipeline gets by position."""
     reads: tuple[str, ...] = ()
     """Entries of a batch that this stage gets by name."""
+    stage: int = 0
+    """Of the pipeline."""
     entry: Tensor | None = None
     """On the meta device: what `enters` names, for one micro-batch. None: not in a pipeline."""
     hidden: Tensor | None = None

@@ -51,7 +51,7 @@ class ParallelSession(EngineSession):
         for part in self.parts:
             if config.compile_blocks:
                 compile_blocks(part.blocks)
-            checkpoint_blocks(part.blocks, config)
+            checkpoint_blocks(part.blocks, config, part.stage)
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation

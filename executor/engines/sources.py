@@ -92,18 +92,20 @@ class _Shape(Source):
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         return [
             self._part(
-                Part(layers=layers[stage], first=stage == 0, last=stage == len(layers) - 1, tensor=tensor, context=context)
+                Part(layers=layers[stage], first=stage == 0, last=stage == len(layers) - 1, tensor=tensor, context=context),
+                stage,
             )
             for stage in stages
         ]
 
-    def _part(self, part: Part) -> ModelPart:
+    def _part(self, part: Part, stage: int) -> ModelPart:
         chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
         module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         return ModelPart(
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
             summands=frozenset(module.summand_parameters()), tied=TIED_NAMES if self.spec.tied_embeddings else frozenset(),
             enters="tokens", reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module),
+            stage=stage,
         )  # fmt: skip
 
     def _entry(self, module: Transformer) -> Tensor:
@@ -157,7 +159,7 @@ class _Factory(Source):
         return ModelPart(
             module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands,
             tied=found.tied, enters=names[0], reads=names, entry=self._micro_batch[names[0]].to("meta"),
-            hidden=found.hidden.detach().to(self.dtype).requires_grad_(),
+            hidden=found.hidden.detach().to(self.dtype).requires_grad_(), stage=stage,
         )  # fmt: skip
 
     @functools.cached_property

@@ -55,6 +55,20 @@ def lay_out(world_size: int, block: int, rooms: Mapping[str, int]) -> Layout | N
     return [(name, shares[name]) for name in rooms if name in shares]
 
 
+def lay_out_kinds(
+    kinds: Sequence[tuple[str, int]], block: int, rooms: Mapping[str, int], resources: Mapping[str, Mapping[str, float]]
+) -> Layout | None:
+    """Lay ranks on nodes that differ, kind after kind, each on nodes that have its resource; None: there is no room."""
+    left, layout = dict(rooms), list[tuple[str, int]]()
+    for kind, ranks in kinds:
+        part = lay_out(ranks, block, {name: room for name, room in left.items() if resources.get(name, {}).get(kind)})
+        if part is None:
+            return None
+        layout += part
+        left |= {name: left[name] - share for name, share in part}
+    return layout
+
+
 def how_often(world_size: int, rooms: Mapping[str, int], most: int) -> int:
     """How many gangs of `world_size` ranks fit side by side, counted up to `most`."""
     left, count = dict(rooms), 0
@@ -79,10 +93,16 @@ def too_few_left(world_size: int, excluded: Sequence[str], rooms: Mapping[str, i
     )
 
 
-def why_never(world_size: int, block: int, rooms: Mapping[str, int]) -> tuple[str, str]:
+def why_never(world_size: int, block: int, rooms: Mapping[str, int], kinds: Sequence[tuple[str, int]] = ()) -> tuple[str, str]:
     """The rule and the line by which all nodes together cannot hold a trial."""
     if (total := sum(rooms.values())) < world_size:
         return "world_size", f"the trial wants {world_size} ranks, and the Ray cluster has room for {total}; add nodes"
+    if kinds:
+        wanted = ", ".join(f"{ranks} ranks on nodes with {kind}" for kind, ranks in kinds)
+        return (
+            "node_kinds",
+            f"the trial wants {wanted}, which the Ray cluster has no room for; start nodes with these resources",
+        )
     largest = max(rooms.values(), default=0)
     return "tensor_across_nodes", (
         f"the trial's tensor-parallel groups stretch over {block} ranks each, which the nodes have no room for (the largest "

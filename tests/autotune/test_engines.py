@@ -43,6 +43,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deepspeed-offload-contiguous": {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": False},
     "deepspeed-hpz-off": {"zero_stage": 3, "hsdp_shard_size": 1},
     "deepspeed-hpz-tensor": {"zero_stage": 3, "hsdp_shard_size": 2, "tensor_parallel_size": 2},
+    "compile-selective-stages": {"compile_blocks": True, "pipeline_parallel_size": 2, "pipeline_layout": "1s-3"},
     "compile-selective": {"compile_blocks": True, "activation_checkpointing": "selective"},
     "compile-zero-bubble": {
         "compile_blocks": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2,
@@ -65,6 +66,7 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "deepspeed-hpz-off": {"hsdp_shard_size": 2},
     "deepspeed-hpz-tensor": {"tensor_parallel_size": 1},
     "compile-selective": {"activation_checkpointing": "full"},
+    "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
 }
 """What its remedy makes of that."""
@@ -104,7 +106,8 @@ def test_a_combination_has_a_name_of_its_own_and_reads_what_is_honoured(engine: 
 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_reads_no_other_knobs_than_it_names(engine: Capability, item: Combination) -> None:
-    domains = {name: KNOBS[name].choices or (1, 2, 4) for name in item.reads}
+    layouts = ("", "1-3", "1s-3", "1f-3")
+    domains = {name: KNOBS[name].choices or (layouts if name == "pipeline_layout" else (1, 2, 4)) for name in item.reads}
     other = {name: knob.choices[-1] if knob.choices else 2 for name, knob in KNOBS.items() if name not in item.reads}
     for values in itertools.product(*domains.values()):
         point = dict(zip(domains, values, strict=True))

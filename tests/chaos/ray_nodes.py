@@ -87,7 +87,8 @@ def main() -> None:
     nodes = {}
 
     def add(name: str) -> None:
-        nodes[name] = cluster.add_node(num_cpus=DEVICES, num_gpus=DEVICES, node_name=name, object_store_memory=10**8)
+        own = {"num_cpus": DEVICES, "num_gpus": DEVICES, "resources": {name: 1}}
+        nodes[name] = cluster.add_node(**own, node_name=name, object_store_memory=10**8)
 
     for number in range(int(sys.argv[1])):
         add(f"node-{number}")

@@ -1,5 +1,6 @@
 """Clusters: presets, this machine, files, and what is said of bad ones."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,67 @@ def test_part_of_a_live_cluster_lies_evenly_on_as_few_nodes_as_possible() -> Non
     for ranks in (11, 25, 32):
         with pytest.raises(ClusterFormatError, match=f"ranks: {ranks} cannot be laid out evenly on 3 nodes of 8 devices; give"):
             resolve_cluster("ray", ranks, live=live)
+
+
+MIXED = """
+devices_per_node = 4
+intra_node_bandwidth = 300e9
+inter_node_bandwidth = 25e9
+host_memory_bytes = 500_000_000_000
+cores_per_node = 64
+
+[[nodes]]
+count = 2
+device = "h100"
+ray_resource = "accelerator_type:H100"
+
+[[nodes]]
+count = 1
+device = "a100-40gb"
+inter_node_bandwidth = 10e9
+cores_per_node = 32
+"""
+
+
+def test_nodes_that_differ_have_the_least_in_common(tmp_path: Path) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    cluster = resolve_cluster(str(tmp_path / "mixed.toml"))
+    assert (cluster.nodes, cluster.world_size) == (3, 12)
+    assert [cluster.group_of_rank(rank) for rank in (0, 7, 8, 11)] == [0, 0, 1, 1]
+    assert cluster.device.memory_bytes == 40 * 2**30 < cluster.most_memory_bytes == 80 * 2**30
+    assert cluster.device.peak_flops["bf16"] == 312e12
+    assert "fp8" not in cluster.device.peak_flops
+    assert (cluster.inter_node_bandwidth, cluster.intra_node_bandwidth, cluster.cores_per_node) == (10e9, 300e9, 32)
+    assert from_plain(ClusterSpec, json.loads(json.dumps(to_plain(cluster)))) == cluster
+    limited = resolve_cluster(str(tmp_path / "mixed.toml"), memory_limit_bytes=50 * 2**30)
+    assert [group.device.memory_bytes for group in limited.groups] == [50 * 2**30, 40 * 2**30]
+
+
+def test_nodes_in_tables_that_are_alike_are_a_cluster_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(FILE)
+    table = FILE.replace("nodes = 3\n", "") + "[[nodes]]\ncount = 1\n[[nodes]]\ncount = 2\n"
+    (tmp_path / "tables.toml").write_text(table)
+    one, other = (resolve_cluster(str(tmp_path / name)) for name in ("one.toml", "tables.toml"))
+    assert dataclasses.replace(other, name=one.name) == one
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("count = 2", ""), r"nodes\[0\].count: is missing"),
+        (('device = "a100-40gb"', 'device = "a100"'), "unknown|a100"),
+        (("count = 1", "count = 1\ndevices_per_node = 8"), r"nodes\[1\].devices_per_node: nodes of several numbers of devices"),
+        (("count = 1", "count = 0"), r"nodes\[1\].count: 0 is not a positive number"),
+        (('device = "a100-40gb"', 'device = {kind = "cpu", memory_bytes = 1e9, peak_flops = {bf16 = 1e12}}'), "some have GPUs"),
+    ],
+)
+def test_what_is_wrong_with_a_table_of_nodes_is_told(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED.replace(*change))
+    with pytest.raises(SearchSpaceError, match=message):
+        resolve_cluster(str(tmp_path / "mixed.toml"))
+
+
+def test_a_part_of_nodes_that_differ_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    with pytest.raises(ClusterFormatError, match="nodes: 2 are not the 3 of its groups, which differ"):
+        dataclasses.replace(resolve_cluster(str(tmp_path / "mixed.toml")), nodes=2)

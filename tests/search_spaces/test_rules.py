@@ -52,6 +52,17 @@ REFUSED = [
     ),
     ("sequence-divides", {"tensor_parallel_size": 2, "sequence_parallel": True}, {"sequence": 99}),
     ("pipeline-layers", {"pipeline_parallel_size": 8}, {}),
+    ("pipeline-layout", {"pipeline_parallel_size": 2, "pipeline_layout": "1-1-2"}, {}),
+    ("pipeline-layout", {"pipeline_parallel_size": 2, "pipeline_layout": "1-2"}, {}),
+    (
+        "pipeline-layout",
+        {"pipeline_parallel_size": 2, "pipeline_layout": "1-3"},
+        {"model": FactoryModel(reference="m:f", parameter_count=10, pipeline_stages=4)},
+    ),
+    ("layout-repeats", {"pipeline_parallel_size": 2, "pipeline_layout": "1f-3f"}, {}),
+    ("layout-repeats", {"pipeline_parallel_size": 2, "pipeline_layout": "1o-3o", "zero_stage": 1}, {}),
+    ("layout-repeats", {"pipeline_parallel_size": 4, "pipeline_layout": "8-8-8-8"}, {"model": "llama-2-7b"}),
+    ("offload-optimizer-stage", {"pipeline_parallel_size": 2, "pipeline_layout": "1o-3"}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "virtual_stages": 2}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b"}, {}),
     ("virtual-stages", {"pipeline_parallel_size": 2, "pipeline_schedule": "looped_bfs"}, {}),
@@ -111,6 +122,8 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"tensor_parallel_size": 2, "sequence_parallel": True, "zero_stage": 3}, {}),
         ({"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv"}, {}),
         ({"pipeline_parallel_size": 4, "micro_batch_size": 4}, {}),
+        ({"pipeline_parallel_size": 2, "pipeline_layout": "3f2-1s"}, {}),
+        ({"pipeline_parallel_size": 2, "pipeline_layout": "1o-3", "zero_stage": 1}, {}),
         ({"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_zero_bubble"}, {}),
         ({"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"}, {"batch": 12}),
         ({"context_parallel_size": 8}, {"sequence": 16}),
@@ -149,5 +162,10 @@ def test_an_engine_adds_its_own_rules_and_takes_none_away() -> None:
 
 def _any_config(rng: random.Random) -> TrialConfig:
     """Any values, legal or not."""
-    values = {name: rng.choice(knob.choices or (1, 2, 4)) for name, knob in KNOBS.items() if knob.kind is not Kind.FLOAT}
+    texts = {"script": ("", "a=1"), "pipeline_layout": ("", "1-1", "16-16", "30f-2", "16o-16o")}
+    values = {
+        name: rng.choice(knob.choices or texts.get(name, (1, 2, 4)))
+        for name, knob in KNOBS.items()
+        if knob.kind is not Kind.FLOAT
+    }
     return TrialConfig().replace(values)

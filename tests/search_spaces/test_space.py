@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"),
     "virtual_stages": (1, 2, 4),
     "pipeline_split": ("even", "balanced"),
+    "pipeline_layout": ("", "1-3", "1f-3", "2o-2", "1-1-1f-1", "30-2"),
     "reshard_after_forward": (False, True),
     "sequence_parallel": (False, True),
     "expert_parallel_size": (1, 2, 8),
@@ -201,6 +202,12 @@ def test_equal_behaviour_has_one_hash(make_space: MakeSpace) -> None:
             TrialConfig(zero_stage=3, context_parallel_size=4),
         ),
         (TrialConfig(pipeline_parallel_size=4, pipeline_split="even"), TrialConfig(pipeline_parallel_size=4)),
+        (TrialConfig(pipeline_parallel_size=4, pipeline_layout="1-1-1-1"), TrialConfig(pipeline_parallel_size=4)),
+        (TrialConfig(pipeline_layout="1-3"), TrialConfig()),
+        (
+            TrialConfig(pipeline_parallel_size=2, pipeline_layout="1f-3", activation_checkpointing="selective"),
+            TrialConfig(pipeline_parallel_size=2, pipeline_layout="1f-3", pipeline_split="even"),
+        ),
         (one_micro_batch.replace({"defer_gradient_reduction": True}), one_micro_batch),
         (TrialConfig(checkpoint_every_k=2), TrialConfig()),
     ]

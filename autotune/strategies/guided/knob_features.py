@@ -40,6 +40,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         2 * CHOICE * layouts.offload_parameters,
         *(CHOICE * (piped & (layouts.schedule == place)) for place in range(len(SCHEDULES))),
         CHOICE * (piped & (layouts.balanced > 0)),
+        CHOICE * (piped & (layouts.laid_out > 0)),
         np.log2(layouts.recompute_every) / 2,
         DETAIL * layouts.overlap,
         DETAIL * layouts.defer,

@@ -3,12 +3,17 @@
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.stage_layout import marks_recomputation, policies
 from search_spaces.trial_config import TrialConfig
 
 
 def _reshards_under_zero_bubble(config: TrialConfig, _: int) -> bool:
     split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
     return split and config.zero_stage == 3 and config.reshard_after_forward
+
+
+def _compiles_selective_stages(config: TrialConfig, _: int) -> bool:
+    return config.compile_blocks and marks_recomputation(config) and "selective" in policies(config)
 
 
 NATIVE = Capability(
@@ -47,9 +52,18 @@ NATIVE = Capability(
         "rank_order": None,
         "expandable_segments": None,
         "compile_blocks": None,
+        "pipeline_layout": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
+        Combination(
+            rule="compile-selective-stages",
+            reads=("compile_blocks", "pipeline_layout"),
+            problem="a stage is computed again selectively, which watches single operators, and what is watched torch.compile "
+            "leaves as it is",
+            remedy="set compile_blocks=false, or mark stages with f in the place of s",
+            holds=_compiles_selective_stages,
+        ),
         COMPILE_ZERO_BUBBLE,
         Combination(
             rule="zero-bubble-reshard",

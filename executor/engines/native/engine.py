@@ -8,6 +8,7 @@ from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
 from search_spaces.model import Model
+from search_spaces.stage_layout import stage_config
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -21,6 +22,6 @@ class NativeEngine(Engine):
         refuse(NATIVE, context, config, workload)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
-            return ShardedModel(part, config, workload, groups, context.device)
+            return ShardedModel(part, stage_config(config, part.stage), workload, groups, context.device)
 
         return ParallelSession(context, model, config, workload, make_replica)

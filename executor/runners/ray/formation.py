@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from executor.runners.gang import Gang
-from executor.runners.layout import Layout, lay_out, without
+from executor.runners.layout import Layout, lay_out, lay_out_kinds, without
 from executor.runners.ray.ground import Ground
 from executor.runners.ray.nodes import NodeWatch
 from executor.runners.ray.seats import Post, Seat
@@ -38,6 +38,16 @@ class Formed:
         return Counter(seat.node.name for seat in self.seats)
 
 
+Kinds = Sequence[tuple[str, int]]
+"""As `TrialRequest.node_kinds`."""
+
+
+def _are(seats: Sequence[Seat], kinds: Kinds) -> bool:
+    """Whether the seats of consecutive ranks are on nodes of these kinds."""
+    wanted = [kind for kind, ranks in kinds for _ in range(ranks)]
+    return all(seat.node.resources.get(kind) for seat, kind in zip(seats, wanted, strict=bool(kinds)))
+
+
 class Formation:
     """Forms gangs. A gang of the same seats is the same gang; one of other seats takes their rank processes as they are."""
 
@@ -56,10 +66,16 @@ class Formation:
         growth = self._ground.growth()
         return {name: free[name] + growth[name] for name in sorted(growth, key=lambda name: (-free[name], name))}
 
-    def take(self, world_size: int, block: int, excluded: Sequence[str]) -> Formed | None:
+    def layout(self, world_size: int, block: int, kinds: Kinds, rooms: Mapping[str, int]) -> Layout | None:
+        """Where so many ranks go; `kinds`: on which nodes, where they differ."""
+        if not kinds:
+            return lay_out(world_size, block, rooms)
+        return lay_out_kinds(kinds, block, rooms, {name: node.resources for name, node in self._watch.nodes.items()})
+
+    def take(self, world_size: int, block: int, excluded: Sequence[str], kinds: Kinds = ()) -> Formed | None:
         """A gang of so many ranks, each block of them on one node, that is free now; None: there is no room."""
-        layout = lay_out(world_size, block, without(excluded, self.rooms()))
-        kept = self._kept(world_size, block, excluded, layout)
+        layout = self.layout(world_size, block, kinds, without(excluded, self.rooms()))
+        kept = self._kept(world_size, block, excluded, layout, kinds)
         if kept is not None:
             self.idle.remove(kept)
         return kept or (None if layout is None else self._form(layout))
@@ -84,13 +100,13 @@ class Formation:
         """Take apart the idle gangs that have ranks on a node."""
         self.idle = [formed for formed in self.idle if name not in formed.shares]
 
-    def _kept(self, world_size: int, block: int, excluded: Sequence[str], layout: Layout | None) -> Formed | None:
+    def _kept(self, world_size: int, block: int, excluded: Sequence[str], layout: Layout | None, kinds: Kinds) -> Formed | None:
         """An idle gang that serves as it is, on no more nodes than a new one would be."""
         for formed in self.idle:
             shares = formed.shares
             whole = all(share % block == 0 for share in shares.values())
             fits = len(formed.seats) == world_size and not shares.keys() & set(excluded)
-            if fits and whole and (layout is None or len(shares) <= len(layout)):
+            if fits and whole and (layout is None or len(shares) <= len(layout)) and _are(formed.seats, kinds):
                 return formed
         return None
 

@@ -10,7 +10,7 @@ from executor.failures import failure_table
 from executor.runners.gang import Work
 from executor.runners.gangs import Gangs
 from executor.runners.layout import how_often, lay_out, tensor_span, too_few_left, why_never, without
-from executor.runners.ray.formation import Formation, GangTerms
+from executor.runners.ray.formation import Formation, GangTerms, Kinds
 from executor.runners.ray.ground import Ground, cores_of
 from executor.runners.ray.nodes import NodeWatch
 from executor.runners.ray.seats import Post, Seat, SeatTerms, end_ranks
@@ -89,9 +89,10 @@ class Pool(Gangs):
         self._post.collect(0.0)
         block = 1 if self._terms.tensor_across_nodes else tensor_span(request)
         excluded = request.excluded_nodes if isinstance(request, TrialRequest) else ()
-        formed = self._formation.take(request.world_size, block, excluded)
+        kinds = request.node_kinds if isinstance(request, TrialRequest) else ()
+        formed = self._formation.take(request.world_size, block, excluded, kinds)
         if formed is None:
-            return self._has_no_place(request, block, excluded)
+            return self._has_no_place(request, block, excluded, kinds)
         self._short_since = None
         if not formed.gang.is_up:  # one that is up sees to it itself
             fresh = isinstance(request, TrialRequest) and request.fresh_processes
@@ -181,14 +182,14 @@ class Pool(Gangs):
                 self._told.append(dataclasses.replace(result, node=name))
         self._formation.forget(name)
 
-    def _has_no_place(self, request: Work, block: int, excluded: Sequence[str]) -> bool:
+    def _has_no_place(self, request: Work, block: int, excluded: Sequence[str], kinds: Kinds) -> bool:
         """Refuse what can never be placed; for anything else wait: for gangs that run, then `placement_seconds` more."""
         whole, world_size = self._ground.whole(), request.world_size
-        if lay_out(world_size, block, without(excluded, whole)) is None:
-            if lay_out(world_size, block, whole) is not None:
+        if self._formation.layout(world_size, block, kinds, without(excluded, whole)) is None:
+            if self._formation.layout(world_size, block, kinds, whole) is not None:
                 return self._refuse(request, Outcome.LOST, None, too_few_left(world_size, excluded, whole))
-            if lay_out(world_size, block, self._known) is None:
-                rule, message = why_never(world_size, block, self._known)
+            if self._formation.layout(world_size, block, kinds, self._known) is None:
+                rule, message = why_never(world_size, block, self._known, kinds)
                 return self._refuse(request, Outcome.INVALID, rule, message)
         if self._running:
             return False

@@ -83,6 +83,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "virtual_stages": (4, PIPELINED | {"virtual_stages": 2, "pipeline_schedule": "looped_bfs"}),
     "pipeline_schedule": ("gpipe", PIPELINED),
     "pipeline_split": ("even", PIPELINED),
+    "pipeline_layout": ("20-12", PIPELINED),
     "context_parallel_size": (2, {}),
     "activation_checkpointing": ("full", {}),
     "checkpoint_every_k": (2, {"activation_checkpointing": "full"}),
@@ -110,6 +111,7 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("precision", "fp64", {}),
     ("activation_checkpointing", "selective", SHARDED),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
+    ("pipeline_layout", "20f2-12", PIPELINED | {"pipeline_layout": "20-12"}),
 ]
 """Other values of knobs that a format may carry in part: another one, where it stands, and what is beside it."""
 

@@ -69,6 +69,23 @@ def test_a_pipeline_is_laid_out_stage_by_stage() -> None:
     assert pipeline_layout(shape, config, 1024) == "Etttttt|ttttttL"  # type: ignore[arg-type]
 
 
+def test_written_layers_are_carried_and_their_marks_are_told() -> None:
+    best = exported.document(exported.large(), pipeline_parallel_size=4, pipeline_layout="9-9f2-8-6o", zero_stage=1)
+    made = exporter("megatron")(best)
+    stages = arguments(best)["--pipeline-model-parallel-layout"].split("|")
+    assert [stage.count("t") for stage in stages] == [9, 9, 8, 6]
+    told = "pipeline_layout=9-9f2-8-6o: Megatron-LM takes its layers, and computes again (f, s) and offloads (o) on every stage"
+    assert any(note.startswith(told) for note in made.notes)
+    plain = exporter("megatron")(exported.document(exported.large(), pipeline_parallel_size=4, pipeline_layout="9-9-9-5"))
+    assert not any(note.startswith("pipeline_layout") for note in plain.notes)
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "torch", "deepspeed"])
+def test_no_format_drops_a_mark_in_silence(target: str) -> None:
+    best = exported.document(exported.large(), pipeline_parallel_size=4, pipeline_layout="9-9f2-8-6")
+    assert any(note.startswith("pipeline_layout=9-9f2-8-6: ") for note in exporter(target)(best).notes)
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from autotune.errors import RequestError
+from autotune.jobs.machine import require_here
 from autotune.jobs.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
 from autotune.jobs.request import JobRequest, request_from_fields
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import resolve_cluster
+from search_spaces.cluster import ClusterSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters import device_preset, resolve_cluster
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}
 CORES = {"CPU": 4.0}
@@ -106,3 +107,46 @@ def test_devices_that_are_missing_are_told(cluster: str, nodes: list[dict[str, f
     else:
         with pytest.raises(RequestError, match=told):
             require_devices(wanted, nodes, "a:1")
+
+
+def nodes_that_differ(**resources: str) -> ClusterSpec:
+    groups = [
+        NodeGroup(
+            nodes=count, device=device_preset(name), intra_node_bandwidth=1e11, inter_node_bandwidth=1e10,
+            host_memory_bytes=10**12, cores_per_node=64, ray_resource=resources.get(name.partition("-")[0], ""),
+        )
+        for name, count in (("h100", 1), ("a100-40gb", 2))
+    ]  # fmt: skip
+    return mixed_cluster("both", 8, groups)
+
+
+FAST, SLOW = {"GPU": 8.0, "accelerator_type:H100": 1.0}, {"GPU": 8.0, "accelerator_type:A100-40G": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([FAST, SLOW, SLOW], None),
+        ([FAST, FAST, SLOW], "both has 2 nodes with accelerator_type:A100-40G, and Ray at a:1 has 1; start Ray on them"),
+        ([SLOW, SLOW, SLOW], "both has 1 nodes with accelerator_type:H100, and Ray at a:1 has 0"),
+    ],
+)
+def test_every_kind_of_nodes_that_differ_must_be_there(nodes: list[dict[str, float]], told: str | None) -> None:
+    wanted = nodes_that_differ(h100="accelerator_type:H100", a100="accelerator_type:A100-40G")
+    assert wanted.node_kinds == (("accelerator_type:H100", 8), ("accelerator_type:A100-40G", 16))
+    if told is None:
+        require_devices(wanted, nodes, "a:1")
+    else:
+        with pytest.raises(RequestError, match=told):
+            require_devices(wanted, nodes, "a:1")
+
+
+def test_kinds_that_ray_cannot_tell_apart_are_refused() -> None:
+    for resources in ({}, {"h100": "GPU", "a100": "GPU"}):
+        with pytest.raises(RequestError, match=r"it is not said how Ray tells each kind; give each \[\[nodes\]\] table"):
+            require_devices(nodes_that_differ(**resources), [FAST, SLOW, SLOW], "a:1")
+
+
+def test_nodes_that_differ_are_not_this_machine() -> None:
+    with pytest.raises(RequestError, match="cluster: both has nodes that differ, and the ranks of this machine are alike"):
+        require_here(nodes_that_differ())

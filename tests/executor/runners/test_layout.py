@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_contract import request_for
 
-from executor.runners.layout import how_often, lay_out, tensor_span
+from executor.runners.layout import how_often, lay_out, lay_out_kinds, tensor_span
 from search_spaces.trial_config import TrialConfig
 
 
@@ -59,3 +59,22 @@ def test_without_a_tensor_group_any_rank_may_be_anywhere() -> None:
 @pytest.mark.parametrize(("world_size", "most", "expected"), [(2, 9, 3), (2, 2, 2), (4, 9, 1), (8, 9, 0)])
 def test_how_many_gangs_fit_side_by_side(world_size: int, most: int, expected: int) -> None:
     assert how_often(world_size, {"a": 5, "b": 2, "c": 0}, most) == expected
+
+
+RESOURCES = {"a": {"fast": 1.0}, "b": {"slow": 1.0}, "c": {"slow": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ((("fast", 4), ("slow", 4)), [("a", 4), ("b", 4)]),
+        ((("slow", 8), ("fast", 2)), [("b", 4), ("c", 4), ("a", 2)]),  # ranks in the order of the kinds
+        ((("slow", 2), ("slow", 4)), [("b", 2), ("c", 4)]),
+        ((("fast", 5),), None),
+        ((("other", 1),), None),
+    ],
+)
+def test_ranks_are_laid_on_the_nodes_that_they_are_for(
+    kinds: tuple[tuple[str, int], ...], expected: list[tuple[str, int]] | None
+) -> None:
+    assert lay_out_kinds(kinds, 1, {"a": 4, "b": 4, "c": 4}, RESOURCES) == expected

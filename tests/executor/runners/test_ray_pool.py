@@ -95,6 +95,17 @@ class TestTopology:
             assert nodes_of(runner, handle) == {"node-0", "node-1"} - {node}
             assert results(watch(runner, results))[0].outcome is Outcome.OK
 
+    def test_ranks_go_to_the_nodes_that_they_are_for(self, runner: RayRunner) -> None:
+        for first, second in (("node-1", "node-0"), ("node-0", "node-1")):
+            kinds = ((first, SEATS), (second, SEATS))
+            handle = runner.submit(request_for("stream", world_size=2 * SEATS, node_kinds=kinds))
+            seats = runner._gangs._running[handle].seats
+            assert [seat.node.name for seat in seats] == [first] * SEATS + [second] * SEATS
+            assert results(watch(runner, results))[0].outcome is Outcome.OK
+        refused = run(runner, world_size=2 * SEATS, node_kinds=(("node-0", 2 * SEATS),))
+        assert (refused.outcome, refused.rule) == (Outcome.INVALID, "node_kinds")
+        assert "the trial wants 4 ranks on nodes with node-0, which the Ray cluster has no room for" in refused.message
+
     def test_too_few_seats_without_excluded_nodes_is_one_line(self, runner: RayRunner) -> None:
         left = run(runner, excluded_nodes=("node-0",), world_size=2 * SEATS)
         assert (left.outcome, left.message) == (

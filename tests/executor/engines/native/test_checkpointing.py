@@ -61,6 +61,16 @@ def inputs() -> Tensor:
     return drawn.requires_grad_()
 
 
+@pytest.mark.parametrize(("stage", "calls"), [(0, [2, 2, 2, 1]), (1, [1, 1, 1, 1]), (2, [2, 2, 2, 2])])
+def test_a_layout_runs_the_first_blocks_of_its_own_stage_again(stage: int, calls: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(LAYERS))).double()
+    layout = TrialConfig(pipeline_parallel_size=3, pipeline_layout="4f3-4-4s", activation_checkpointing="full")
+    checkpoint_blocks(list(model), layout, stage)
+    outcome(model, inputs())
+    assert [block.calls for block in model] == calls
+
+
 def outcome(model: nn.Module, x: Tensor) -> list[Tensor]:
     """The loss, the input's gradient and every parameter's."""
     loss = model(x).square().mean()

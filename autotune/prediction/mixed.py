@@ -1,0 +1,68 @@
+"""Clusters whose nodes differ: which devices the ranks of a pipeline run on, and what every one of these has.
+
+Ranks at one place along a pipeline do the same work and wait for each other, so that the least of their devices and links is
+what they have. A set of groups of nodes stands as the sum of 2^place of each.
+"""
+
+import dataclasses
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.prediction.cases import Hardware, scalar
+from search_spaces.cluster import ClusterSpec
+from search_spaces.mesh import PIPELINE, make_mesh
+from search_spaces.trial_config import TrialConfig
+
+HOST_LINK = 25e9
+"""Bytes/s between a device and its host: PCIe 4.0 x16, what copies reach of it."""
+HOST_BANDWIDTH_PER_CORE = 2.5e9
+"""Bytes/s of a node's memory for each of its cores: eight channels feed some 64."""
+FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
+
+
+def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
+    """The cluster at the precision that is computed in; of nodes that differ, the least of them."""
+    device = cluster.device
+    peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
+    if precision == "fp32":
+        peak = device.peak_flops.get("tf32", peak)
+    return Hardware(
+        peak=scalar(peak),
+        bandwidth=scalar(device.memory_bandwidth or peak / 100),
+        capacity=scalar(device.memory_bytes),
+        devices_per_node=scalar(cluster.devices_per_node),
+        intra=scalar(cluster.intra_node_bandwidth),
+        inter=scalar(cluster.inter_node_bandwidth),
+        host_link=scalar(HOST_LINK),
+        host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
+    )
+
+
+def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:
+    """Of every set of groups, from {0} on, what the least of them has; none where all nodes are alike."""
+    parts = ({name: getattr(group, name) for name in ("nodes", *FIELDS)} for group in cluster.groups)
+    alone = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
+    names = [field.name for field in dataclasses.fields(Hardware)]
+    sets = ([own for place, own in enumerate(alone) if chosen >> place & 1] for chosen in range(1, 1 << len(alone)))
+    return tuple(Hardware(**{name: scalar(min(getattr(own, name)[0] for own in some)) for name in names}) for some in sets)
+
+
+def devices_of_ranks(config: TrialConfig, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Of each rank along the pipeline, the place of its devices among `devices_of`; none where all nodes are alike."""
+    if not cluster.groups:
+        return ()
+    counts = tuple(group.nodes * cluster.devices_per_node for group in cluster.groups)
+    mesh = make_mesh(config, cluster.world_size)
+    return _groups_of_ranks(counts, mesh.tensor * mesh.context, mesh.data, mesh.pipeline, config.rank_order)
+
+
+@lru_cache(maxsize=4096)
+def _groups_of_ranks(counts: tuple[int, ...], replica: int, data: int, pipeline: int, order: str) -> tuple[int, ...]:
+    config = TrialConfig(tensor_parallel_size=replica, pipeline_parallel_size=pipeline, rank_order=order)
+    mesh = make_mesh(config, replica * data * pipeline)
+    ends = np.cumsum(counts)
+    found = [0] * pipeline
+    for rank in range(mesh.world_size):
+        found[mesh.coordinates(rank)[PIPELINE]] |= 1 << int(np.searchsorted(ends, rank, side="right"))
+    return tuple(chosen - 1 for chosen in found)

@@ -1,0 +1,260 @@
+"""Uneven stages by an integer program: how long it takes, what it gains over even stages, and its layouts as real trials.
+
+    python -m benchmarks.pipeline_program [--without-trials] [--markdown docs/pipeline-program.md]
+
+Half a minute, and a minute of trials on four CPU ranks. Exit status 1 where a program takes more than `BOUND` seconds, loses
+against even stages, or a trial's losses are not those of even stages.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.prediction.estimate import Estimate, estimates
+from autotune.prediction.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.room import PROBABILITY, Room, room_of
+from autotune.prediction.stage_options import Menu
+from autotune.prediction.stage_program import solved
+from autotune.validation.markdown import table
+from executor.runners.local import LocalRunner
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult
+from search_spaces.trial_config import TrialConfig
+
+BOUND = 10.0
+"""Seconds that a program may take."""
+LOSS_BOUND = 2.0**-20
+"""Relative, of fp32 losses after three updates, as in the parity matrix."""
+RANKS = 4
+TRIED = ModelSpec(
+    name="llama of 10 layers", family="llama", num_layers=10, hidden_size=128, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=32, ffn_hidden_size=344, vocab_size=2048, sequence_length=128,
+)  # fmt: skip
+QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=3)
+INTRODUCTION = f"""# Uneven pipeline stages by an integer program
+
+Written by `make bench` (`benchmarks/pipeline_program.py`). The layers of every pipeline rank, how many of them it computes
+again (selectively or in full) and, where that is open, whether its optimizer state is offloaded: chosen by an integer program
+over the prediction (HiGHS, solved to the end), so that the predicted step is shortest and every rank fits with a probability
+of {PROBABILITY:.0%}. Tests hold it against every layout of pipelines small enough to list them
+(`tests/autotune/prediction/test_stage_program.py`). **Predicted, not measured**, but for the trials at the end.
+
+*Even*: the best of `pipeline_split` even and balanced with every `activation_checkpointing` and `checkpoint_every_k` 1, 2 and 4
+that fits; a dash: none does. *Gain*: predicted samples/s over that. A layout reads: layers of each stage, `f3` three of them
+computed again in full, `s` all of them selectively, `o` its optimizer state offloaded; an empty one: even stages are best, with
+what the next column says. *Seconds* of the program, building its columns included, on this machine; bound {BOUND:g}."""
+
+
+TRIALS = (
+    f"{TRIED.name}, fp32, on {RANKS} CPU ranks whose memory is stated to be a little too small for even stages that keep "
+    "everything. *Off*: the largest relative difference of a loss from even stages that compute nothing again, bound "
+    f"{LOSS_BOUND:.1g}; peaks in MiB, rank by rank."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A pipeline to be laid out."""
+
+    model: str
+    cluster: str
+    batch: int
+    sequence: int
+    config: TrialConfig
+    menu: Menu = Menu()  # noqa: RUF009
+    """Frozen."""
+
+    def question(self) -> Question:
+        return question_of(
+            model_of(self.model, None, None, None), cluster_of(self.cluster, None, None), global_batch_size=self.batch,
+            sequence_length=self.sequence,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        config = self.config
+        parts = [f"pp{config.pipeline_parallel_size}"]
+        parts += [f"tp{config.tensor_parallel_size}"] if config.tensor_parallel_size > 1 else []
+        parts += [f"{config.pipeline_schedule}", *([f"x{config.virtual_stages}"] if config.virtual_stages > 1 else [])]
+        return f"{self.model} on {self.cluster}, {' '.join(parts)}{', offload open' if self.menu.offloads else ''}"
+
+
+def pipeline(ranks: int, tensor: int = 1, schedule: str = "1f1b", virtual: int = 1, zero_stage: int = 1) -> TrialConfig:
+    """A pipeline in bf16."""
+    return TrialConfig(
+        precision="bf16", pipeline_parallel_size=ranks, tensor_parallel_size=tensor, sequence_parallel=tensor > 1,
+        pipeline_schedule=schedule, virtual_stages=virtual, zero_stage=zero_stage,
+    )  # fmt: skip
+
+
+SETTINGS = (
+    Setting(model="llama-3-8b", cluster="dgx-h100", batch=64, sequence=8192, config=pipeline(4)),
+    Setting(model="llama-3-8b", cluster="dgx-h100", batch=64, sequence=8192, config=pipeline(8)),
+    Setting(model="llama-3-8b", cluster="dgx-a100", batch=64, sequence=4096, config=pipeline(8)),
+    Setting(model="llama-3-8b", cluster="8x40GB", batch=64, sequence=4096, config=pipeline(8), menu=Menu(offloads=True)),
+    Setting(model="gpt2-xl", cluster="8x24GB", batch=64, sequence=1024, config=pipeline(8)),
+    Setting(model="llama-2-13b", cluster="dgx-a100", batch=64, sequence=4096, config=pipeline(4, 2)),
+    Setting(model="llama-3-70b", cluster="dgx-h100:8", batch=128, sequence=8192, config=pipeline(8, 8)),
+    Setting(model="llama-3-70b", cluster="dgx-h100:8", batch=128, sequence=8192, config=pipeline(8, 8, "interleaved_1f1b", 2)),
+    Setting(model="llama-3-70b", cluster="dgx-h100:16", batch=128, sequence=8192, config=pipeline(16, 4)),
+    Setting(
+        model="llama-3-70b", cluster="dgx-h100:16", batch=128, sequence=8192, config=pipeline(16, 4), menu=Menu(offloads=True)
+    ),
+    Setting(model="llama-3-70b", cluster="dgx-a100:16", batch=512, sequence=8192, config=pipeline(16, 8)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What came of a setting."""
+
+    setting: Setting
+    seconds: float
+    answer: Estimate | None
+    even: Estimate | None
+
+    @property
+    def gain(self) -> float | None:
+        """Of predicted samples/s over even stages; None: one of them does not fit."""
+        if self.answer is None or self.even is None:
+            return None
+        return self.even.step_seconds.mean / self.answer.step_seconds.mean - 1
+
+    @property
+    def right(self) -> bool:
+        """Whether the program was quick enough and is no worse than even stages."""
+        loses = self.even is not None and (self.answer is None or (self.gain or 0.0) < -1e-9)
+        return self.seconds <= BOUND and not loses
+
+
+def even_ways(config: TrialConfig) -> Iterator[TrialConfig]:
+    """Even stages with every recomputation."""
+    ways = [("none", 1), *itertools.product(("selective", "full"), (1, 2, 4))]
+    for split, (policy, every) in itertools.product(("even", "balanced"), ways):
+        yield config.replace({"pipeline_split": split, "activation_checkpointing": policy, "checkpoint_every_k": every})
+
+
+def best_even(question: Question, config: TrialConfig, room: Room) -> Estimate | None:
+    """The fastest even stages that fit."""
+    told = estimates(question, list(even_ways(config)))
+    fitting = [item for item in told if max(rank.needed for rank in item.ranks) <= room.device]
+    return min(fitting, key=lambda item: item.step_seconds.mean, default=None)
+
+
+def laid_out(setting: Setting) -> Outcomes:
+    """Solve one setting."""
+    question = setting.question()
+    room = room_of(question)
+    began = time.monotonic()
+    answer = solved(question, setting.config, room, setting.menu)
+    took = time.monotonic() - began
+    told = None if answer is None else estimates(question, [answer])[0]
+    return Outcomes(setting=setting, seconds=took, answer=told, even=best_even(question, setting.config, room))
+
+
+def row(found: Outcomes) -> list[str]:
+    """Of the table of programs."""
+    config = found.answer.config if found.answer else None
+    beside = "" if config is None or config.activation_checkpointing == "none" else config.activation_checkpointing
+    split = "" if config is None or config.pipeline_layout else f"{config.pipeline_split} stages"
+    return [
+        found.setting.name,
+        "–" if found.even is None else f"{found.even.samples_per_second.mean:.2f}",
+        "–" if found.answer is None else f"{found.answer.samples_per_second.mean:.2f}",
+        "–" if found.gain is None else f"{found.gain:+.1%}",
+        f"`{config.pipeline_layout}`" if config and config.pipeline_layout else "",
+        ", ".join(filter(None, (split, beside))),
+        f"{found.seconds:.2f}",
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The program's layout and even stages, each a real trial."""
+
+    name: str
+    configs: tuple[TrialConfig, TrialConfig]
+    """Solved, even."""
+    results: tuple[TrialResult, TrialResult]
+
+    @property
+    def off(self) -> float:
+        """The largest relative difference of a loss."""
+        ours, theirs = (result.losses for result in self.results)
+        return max(abs(one - other) / abs(other) for one, other in zip(ours, theirs, strict=True))
+
+
+def pairs() -> list[Pair]:
+    """Layouts for four ranks whose memory is a little too small, run beside even stages."""
+    question = question_of(TRIED, cluster_of("local", RANKS, None), global_batch_size=16, sequence_length=128)
+    found = []
+    with LocalRunner(RANKS) as runner:
+        for ranks, menu in ((4, Menu()), (2, Menu()), (2, Menu(offloads=True))):
+            config = TrialConfig(pipeline_parallel_size=ranks, zero_stage=1, micro_batch_size=2)
+            (told,) = estimates(question, [config])
+            room = Room(device=told.fullest.needed - told.fullest.by_tag["activations"] / 2, host=1e15)
+            answer = solved(question, config, room, menu)
+            if answer is None or not answer.pipeline_layout:
+                raise SystemExit(f"pp{ranks}: the program found no uneven layout")
+            configs = (answer, config.replace({"pipeline_split": "even"}))
+            results = tuple(run(runner, item, question) for item in configs)
+            name = (
+                f"pp{ranks}" + (f" dp{RANKS // ranks}" if ranks < RANKS else "") + (", offload open" if menu.offloads else "")
+            )
+            found.append(Pair(name=name, configs=configs, results=(results[0], results[1])))
+    return found
+
+
+def run(runner: LocalRunner, config: TrialConfig, question: Question) -> TrialResult:
+    """One trial, which must come out well."""
+    result = runner.run(
+        TrialRequest(
+            attempt=config.hash, model=TRIED, config=config, workload=question.workload, world_size=RANKS, fidelity=QUICK
+        )
+    )
+    if result.outcome is not Outcome.OK:
+        raise SystemExit(f"{config}: {result.outcome} {result.message}\n{result.traceback or ''}")
+    return result
+
+
+def pair_row(pair: Pair) -> list[str]:
+    """Of the table of trials."""
+    peaks = [" ".join(f"{rank.peak_memory_bytes / 2**20:.1f}" for rank in result.ranks) for result in pair.results]
+    return [pair.name, f"`{pair.configs[0].pipeline_layout}`", f"{pair.off:.1g}", str(len(pair.results[0].losses)), *peaks]
+
+
+def page(found: Sequence[Outcomes], tried: Sequence[Pair]) -> list[str]:
+    """Lines of markdown."""
+    headings = ["pipeline", "even", "program", "gain", "layout", "besides", "seconds"]
+    lines = [*INTRODUCTION.splitlines(), "", *table(headings, [row(item) for item in found])]
+    if tried:
+        lines += [
+            "", "## As real trials", "",
+            TRIALS, "",
+            *table(["pipeline", "layout", "off", "losses", "peaks", "peaks, even"], [pair_row(pair) for pair in tried]),
+        ]  # fmt: skip
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without-trials", action="store_true")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    found = [laid_out(setting) for setting in SETTINGS]
+    tried = [] if arguments.without_trials else pairs()
+    lines = page(found, tried)
+    print("\n".join(lines))
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    right = all(item.right for item in found) and all(pair.off <= LOSS_BOUND for pair in tried)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
