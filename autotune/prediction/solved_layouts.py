@@ -11,6 +11,7 @@ from autotune.prediction.scan import Bounds, scan
 from autotune.prediction.stage_options import Menu
 from autotune.prediction.stage_program import solved
 from autotune.prediction.step import seconds_of
+from search_spaces.errors import SpaceTooLargeError
 from search_spaces.model import ModelSpec
 from search_spaces.rules import check_config
 from search_spaces.space import SearchSpace
@@ -18,6 +19,8 @@ from search_spaces.trial_config import TrialConfig
 
 MOST = 6
 """Layouts that a space gets: each stands beside every other knob of its pipelines."""
+LARGEST = 250_000
+"""Configurations of one number of ranks that are weighed; a space that has more gets no layouts, rather than late ones."""
 EACH = 2
 """Pipelines of one number of ranks that are solved."""
 GAIN = 0.001
@@ -76,7 +79,10 @@ def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[t
         )
         if part.is_empty():
             continue
-        scanned = scan(question, part, room, slowest=None, bounds=Bounds())
+        try:
+            scanned = scan(question, part, room, slowest=None, bounds=Bounds(configurations=LARGEST))
+        except SpaceTooLargeError:
+            return
         seen: dict[TrialConfig, float] = {}
         for leader in scanned.leaders:
             alike = leader.config.replace({name: getattr(space.base, name) for name in CHOSEN})

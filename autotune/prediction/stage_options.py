@@ -16,6 +16,8 @@ from autotune.prediction.step import after_backward
 from autotune.prediction.uneven import Paces, RankShare, paces_of, rank_seconds, where_it_runs
 
 ALWAYS = scalar(1)
+MOST = 400_000
+"""Choices that a program is made of at most; 80 layers on 16 ranks have 70,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,13 @@ class Menu:
     policies: tuple[str, ...] = RECOMPUTE
     offloads: bool = False
     """Whether a rank's optimizer state may be in host memory, the others' on their devices."""
+
+
+def too_many(layers: int, ranks: int, virtual: int, menu: Menu) -> bool:
+    """Whether a pipeline has more choices than a program is made of: they grow with the square of the layers."""
+    most = layers - virtual * (ranks - 1)
+    again = sum(1 for policy in menu.policies if policy != "none")
+    return ranks * (most * (most + 1) // 2 * again + most) * (2 if menu.offloads else 1) > MOST
 
 
 def options_of(cases: Cases, rates: Coefficients, ends: Sequence[End], least: int, menu: Menu, room: Room) -> Options:

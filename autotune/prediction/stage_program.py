@@ -25,7 +25,7 @@ from autotune.prediction.mixed import devices_of_ranks
 from autotune.prediction.pipeline import idle_micro_batches
 from autotune.prediction.question import Question
 from autotune.prediction.room import Room
-from autotune.prediction.stage_options import End, Menu, Options, options_of, seconds_after
+from autotune.prediction.stage_options import End, Menu, Options, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical, is_split
 from search_spaces.context import SpaceContext
 from search_spaces.pipeline import fill, head_in_layers, stages_of_rank
@@ -63,12 +63,14 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
         menu: what may be chosen; None: layers and recomputation.
 
     Returns:
-        It, in canonical form; None: no choice of stages fits, or none can be made.
+        It, in canonical form; None: no choice of stages fits, none can be made, or there are too many.
     """
     ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
     if ranks == 1 or ranks * virtual > question.model.num_layers:
         return None
     menu = menu or Menu()
+    if too_many(question.model.num_layers, ranks, virtual, menu):
+        return None
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
