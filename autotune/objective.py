@@ -88,11 +88,22 @@ def peak_bytes(trial: TrialRecord) -> int:
     return (trial.result.peak_memory_bytes if trial.result else None) or 0
 
 
-def pareto_front(trials: Sequence[TrialRecord], ranking: Ranking) -> list[TrialRecord]:
-    """The trials that may win and that no other beats in samples/s and memory at once, fastest first."""
+def pareto_front(
+    trials: Sequence[TrialRecord], ranking: Ranking, rate_of: Callable[[TrialRecord], float] | None = None
+) -> list[TrialRecord]:
+    """The trials that may win and that no other beats in samples/s and memory at once, fastest first.
+
+    Args:
+        trials: each configuration once.
+        ranking: what may win.
+        rate_of: samples/s of a trial; None: what it measured itself, whatever repeats of its configuration did.
+    """
+    rate_of = rate_of or ranking.rate
     front: list[TrialRecord] = []
     least = float("inf")
-    for trial in sorted((t for t in trials if ranking.may_win(t)), key=lambda t: (-ranking.rate(t), peak_bytes(t), t.number)):
+    rates = {trial.number: rate_of(trial) for trial in trials if ranking.may_win(trial)}
+    able = (trial for trial in trials if trial.number in rates)
+    for trial in sorted(able, key=lambda t: (-rates[t.number], peak_bytes(t), t.number)):
         if peak_bytes(trial) < least:
             front.append(trial)
             least = peak_bytes(trial)

@@ -40,7 +40,8 @@ def throughput_memory(source: Source) -> Figure:
     predicted = _predicted(source, searched)
     points = [_point(source, trial, predicted.get(trial.number)) for trial in searched]
     best, baseline = _named(source)
-    front = pareto_front(searched, ranking)
+    shown = {trial.number: source.rate_of(trial) for trial in searched}
+    front = pareto_front(searched, ranking, lambda trial: rate.mean if (rate := shown[trial.number]) else 0.0)
     on_front = {trial.number for trial in front}
     numbers = [point.trial.number for point in points]
     trials = table(
@@ -60,7 +61,7 @@ def throughput_memory(source: Source) -> Figure:
             column("config", "configuration", [config_text(point.trial.config, knobs) for point in points]),
         ],
     )
-    rates = [source.rate_of(trial) for trial in front]
+    rates = [shown[trial.number] for trial in front]
     edge = table(
         "front",
         "a trial that no other beats in both",
