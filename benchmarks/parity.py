@@ -99,6 +99,10 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
                 "",
                 *_table(("ranks", "offload"), offloaded, lambda case: (case.ranks, case.offload)),
             ]
+        others = [row for row in mine if row.case.config.optimizer != "adamw"]
+        if others:
+            lines += ["", f"## {engine}: optimizers", ""]
+            lines += _table(("ranks", "optimizer"), others, lambda case: (case.ranks, case.config.optimizer))
     lines += ["", "## Other types", "", *_types([row for row in rows if not row.case.exact])]
     return "\n".join(lines) + "\n"
 
@@ -120,11 +124,16 @@ def _cell(rows: Sequence[Row]) -> str:
 def _types(rows: Sequence[Row]) -> Iterator[str]:
     yield "Largest relative difference of a loss from float64, and its bound."
     yield ""
-    yield "| engine | precision | reduced in | worst | bound | cases |"
-    yield "|---|---|---|---|---|---|"
-    for group in dict.fromkeys((row.case.engine, row.case.config.precision, row.case.config.reduce_dtype) for row in rows):
-        mine = [row for row in rows if (row.case.engine, row.case.config.precision, row.case.config.reduce_dtype) == group]
+    yield "| engine | precision | summed in | reduced in | worst | bound | cases |"
+    yield "|---|---|---|---|---|---|---|"
+    for group in dict.fromkeys(_types_of(row.case) for row in rows):
+        mine = [row for row in rows if _types_of(row.case) == group]
         yield f"| {' | '.join(group)} | {max(row.off for row in mine):.1e} | {mine[0].case.bound:.1e} | {len(mine)} |"
+
+
+def _types_of(case: Case) -> tuple[str, str, str, str]:
+    config = case.config
+    return case.engine, config.precision, config.accumulation_dtype, config.reduce_dtype
 
 
 def main() -> int:

@@ -22,6 +22,12 @@ FLOAT32_LOSS_BOUND = 2.0**-20
 BF16_LOSS_BOUND = 2.0**-9
 """Relative. bf16 rounds to 8 bits of mantissa, so one rounding is off by at most 2^-9 of the value."""
 
+FP16_LOSS_BOUND = 2.0**-11
+"""Relative. fp16 rounds to 11 bits of mantissa."""
+NARROW = ("bf16", "fp16")
+
+FP16_LEAST = 3e-7
+"""Relative. As below; fp16 is eight times closer to float64 than bf16."""
 BF16_LEAST = 1e-6
 """Relative. What bf16 makes of a loss differs from float64 by 1e-5 to 1e-3 here; float32 stays within 2e-7."""
 
@@ -41,6 +47,11 @@ MODELS: Mapping[str, Mapping[str, object]] = {
         "family": "mixtral", "num_key_value_heads": 4, "ffn_hidden_size": 24, "num_experts": 4, "experts_per_token": 2,
         "sliding_window": 6,
     },
+}  # fmt: skip
+WIDE = "wide"
+"""A llama with matrices of at least as many elements as are quantised."""
+WIDE_SHAPE = {
+    **MODELS["llama"], "hidden_size": 66, "head_dim": 8, "ffn_hidden_size": 70, "vocab_size": 64,
 }  # fmt: skip
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
@@ -80,21 +91,23 @@ class Case:
     @property
     def exact(self) -> bool:
         """Whether everything is computed in float64, so that weights can be compared."""
-        return self.config.precision == "fp64" and self.config.reduce_dtype != "bf16"
+        return self.config.precision == "fp64" and self.config.reduce_dtype not in NARROW
 
     @property
     def bound(self) -> float:
         """What is let pass."""
         if self.exact:
             return HUGGING_FACE_BOUND if self.model in HUGGING_FACE else FLOAT64_BOUND
-        return FLOAT32_LOSS_BOUND if self.config.precision == "fp32" else BF16_LOSS_BOUND
+        if "bf16" in (self.config.precision, self.config.reduce_dtype):
+            return BF16_LOSS_BOUND
+        return FLOAT32_LOSS_BOUND if self.config.precision == "fp32" else FP16_LOSS_BOUND
 
     @property
     def least(self) -> float:
         """What a difference must exceed: bf16 that leaves a loss as it is in float64 has not been used."""
-        if self.config.precision == "bf16":
-            return BF16_LEAST
-        reduced = self.config.reduce_dtype == "bf16" and self.config.zero_ranks(self.ranks) > 1
+        if self.config.precision in NARROW:
+            return BF16_LEAST if self.config.precision == "bf16" else FP16_LEAST
+        reduced = self.config.reduce_dtype in NARROW and self.config.zero_ranks(self.ranks) > 1
         return FLOAT64_BOUND if reduced and self.config.precision == "fp64" else -1.0
 
     @property
@@ -161,7 +174,8 @@ def make_model(name: str, layers: int) -> Model:
             reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,
             tensor_divisor=user_model.HEADS, pipeline_stages=user_model.BLOCKS,
         )  # fmt: skip
-    return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **MODELS[name]})  # type: ignore[arg-type]
+    shape = WIDE_SHAPE if name == WIDE else MODELS[name]
+    return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **shape})  # type: ignore[arg-type]
 
 
 def _layers(config: TrialConfig) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, Case
+from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, WIDE, Case
 from benchmarks.parity_layouts import layout_in_turn
 from search_spaces.canonical import canonical
 from search_spaces.knobs import KNOBS
@@ -67,6 +67,10 @@ PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "bf16"},
     {"precision": "bf16", "reduce_dtype": "bf16", "fused_optimizer": False},
     {"reduce_dtype": "bf16"},
+    {"precision": "bf16", "accumulation_dtype": "bf16", "micro_batch_size": 2},
+    {"precision": "fp16"},
+    {"precision": "fp16", "reduce_dtype": "fp16"},
+    {"precision": "fp16", "accumulation_dtype": "fp16", "micro_batch_size": 2},
 )
 
 
@@ -137,7 +141,7 @@ def matrix(ranks: int) -> list[Case]:
         if ranks <= 4:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
         if ranks <= 4 and engine == "native":
-            sections += [_micro_batches(engine, ranks), _written(engine, ranks)]
+            sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         for section in sections:
@@ -284,6 +288,26 @@ def _compiled(engine: str, ranks: int) -> Iterator[Case | None]:
             model = [*MODELS, BRANCH, USER][(2 * turn + way) % (len(MODELS) + 2)]
             knobs = {**options[(turn + 2 * way) % len(options)], **checkpointing, "zero_stage": stage, "compile_blocks": True}
             yield draw.case(knobs, [model])
+
+
+def _optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Every other optimizer than AdamW with each stage on three layouts in turn: stages that cut matrices, slices of them.
+
+    Of a slice the blocks that are quantised together are others than of the whole matrix: adamw8bit has no tensor ranks here.
+    """
+    draw = Draw(engine, ranks, "optimizers")
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
+    tensor: Knobs = {"tensor_parallel_size": 2, "sequence_parallel": True}
+    context: Knobs = {"context_parallel_size": 2}
+    options: tuple[Knobs, ...] = ({}, tensor, pipeline, {**tensor, **pipeline}, context, {"tensor_parallel_size": ranks})
+    names = [str(name) for name in KNOBS["optimizer"].choices if name != KNOBS["optimizer"].default]
+    for turn, (stage, name) in enumerate(product(_stages(engine), names)):
+        quantised = name == "adamw8bit"
+        layouts = [layout for layout in options if not (quantised and "tensor_parallel_size" in layout)]
+        possible = [layout for layout in layouts if draw.case({**layout, "optimizer": name, "zero_stage": stage})]
+        for way in range(min(3, len(possible))):
+            layout = possible[(turn + way) % len(possible)]
+            yield draw.case({**layout, "optimizer": name, "zero_stage": stage}, [WIDE] if quantised else [*MODELS])
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.parity_cases import Case
+from benchmarks.parity_cases import NARROW, Case
+from benchmarks.reference_optimizers import reference_optimizers
 from executor.data import Data, FactoryData, text_data
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
@@ -41,8 +42,8 @@ class Report:
 
 def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
-    dtype = DTYPES["bf16" if case.config.precision == "bf16" else "fp64"]
-    losses, norms, weights = _reference(case.model_of(), case.workload(), dtype)
+    dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
+    losses, norms, weights = _reference(case.model_of(), case.workload(), dtype, case.config.optimizer)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
@@ -83,6 +84,8 @@ def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
     for step in range(STEPS):
         session.prepare(step)
         report = session.train_step()
+        while report.skipped:
+            report = session.train_step()
         norms.append(report.gradient_norm)
         if report.loss is not None:
             known[step] = torch.tensor([report.loss, 1.0], dtype=torch.float64)
@@ -92,7 +95,7 @@ def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
 
 @functools.lru_cache(maxsize=64)
 def _reference(
-    model: Model, workload: Workload, dtype: torch.dtype
+    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw"
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
     """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.
 
@@ -100,7 +103,7 @@ def _reference(
     momentum and decay act on it; AdamW left to itself would skip it.
     """
     module = _module(model, workload, dtype).to(torch.float64)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=workload.learning_rate, weight_decay=workload.weight_decay)
+    optimizers = reference_optimizers(optimizer, module, workload)
     data = _data(model, workload)
     losses: list[float] = []
     norms: list[float | None] = []
@@ -113,8 +116,9 @@ def _reference(
                 parameter.grad = torch.zeros_like(parameter)
         clipping = workload.gradient_clipping
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), clipping)) if clipping else None)
-        optimizer.step()
-        optimizer.zero_grad()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
         losses.append(loss.item())
     return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
 

@@ -40,6 +40,9 @@ class StepReport:
     """Mean loss over this rank's micro-batches, before the update; None where the rank holds no last stage of a pipeline."""
     gradient_norm: float | None
     """Global L2 norm of the mean gradient before clipping, the same on every rank; None where nothing is clipped."""
+    skipped: bool = False
+    """Whether gradients overflowed, so that nothing was updated; the same on every rank. Trained again on the same data, the
+    step has a smaller loss scale."""
 
 
 class EngineSession(ABC):

@@ -91,7 +91,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = trial.enter("warmup")
-    while not session.settled() or trial.step < _least_warm_up(request):
+    while not session.settled() or trial.step < _least_warm_up(request) or trial.flops is None:
         _warm_up(trial, session)
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
@@ -123,19 +123,21 @@ def _least_warm_up(request: TrialRequest) -> int:
 
 
 def _warm_up(trial: Trial, session: EngineSession) -> None:
-    if trial.step != COUNTED_STEP:
+    if trial.step < COUNTED_STEP or trial.flops is not None:
         _run_step(trial, session)
         return
+    skipped = trial.skipped
     with FlopCounter() as counter:
         _run_step(trial, session)
-    trial.flops = counter.total
+    if trial.skipped == skipped:  # else some of it was computed more than once: the next step tells
+        trial.flops = counter.total
 
 
 def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
     """Memory of an extra step on every rank, and the verdict of the limit, the same on every rank."""
     began = trial.enter("memory")
     session.prepare(trial.step)
-    account = account_step(session.train_step, session.tagged_storages, trial.context.device)
+    account = _account_update(trial, session)
     limit = trial.request.memory_limit_bytes
     peaks = [int(peak) for (peak,) in gather_numbers(trial.context, [float(account.peak)])]
     if limit is not None and max(peaks) > limit:
@@ -146,6 +148,15 @@ def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
         )
     trial.leave(began)
     return account
+
+
+def _account_update(trial: Trial, session: EngineSession) -> MemoryAccount:
+    """The account of a step that updates: one that overflowed does not come to its fullest moment."""
+    while True:
+        steps: list[StepReport] = []
+        account = account_step(lambda: steps.append(session.train_step()), session.tagged_storages, trial.context.device)  # noqa: B023
+        if not steps[0].skipped:
+            return account
 
 
 def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
@@ -220,6 +231,9 @@ def _run_step(
 ) -> float:
     """One optimizer step on every rank, of fewer micro-batches where that is asked for.
 
+    Where gradients overflow, the step is trained again on the same data: its time is that of all runs together, its losses are
+    those of a step that overflows nowhere, and it is one step of the reference.
+
     Returns the slowest rank's seconds, the same on every rank.
     """
     session.prepare(trial.step, micro_batches)
@@ -228,6 +242,9 @@ def _run_step(
     if events is not None:
         events.start()
     report = session.train_step()
+    while report.skipped:
+        trial.skipped += 1
+        report = session.train_step()
     if events is not None:
         events.stop()
     if trial.context.device.type == "cuda":

@@ -25,6 +25,8 @@ class Trial:
     norms: list[float] = field(default_factory=list)
     flops: int | None = None
     """Executed on this rank in one step; None: not counted."""
+    skipped: int = 0
+    """Runs of a step so far whose gradients overflowed, so that it was run again."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
     own_seconds: float = 0.0
     """Of the last step on this rank alone, from the moment at which all ranks began it."""

@@ -23,6 +23,8 @@ SEARCH_ORDER: tuple[str, ...] = (
     "zero_stage",
     "reshard_after_forward",
     "defer_gradient_reduction",
+    "accumulation_dtype",
+    "optimizer",
     "hsdp_shard_size",
     "offload_optimizer",
     "offload_ratio",

@@ -37,9 +37,9 @@ class DeviceSpec:
             _require_positive(self.memory_bandwidth, "memory_bandwidth")
 
     def supports(self, precision: str) -> bool:
-        """Whether the device computes in `precision`: a CPU in all but fp16, a GPU in fp32, fp64 and what has a stated peak."""
+        """Whether the device computes in `precision`: a CPU in all but fp8, a GPU in fp32, fp64 and what has a stated peak."""
         if self.kind == "cpu":
-            return precision != "fp16"
+            return precision != "fp8"
         return precision in ("fp32", "fp64") or precision in self.peak_flops
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from search_spaces.context import SpaceContext
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
+from search_spaces.optimizers import KERNELS, OPTIMIZERS
 from search_spaces.preset_files import unknown_name
 from search_spaces.stage_layout import layout_text, marks_offloading, marks_recomputation, parse_layout
 from search_spaces.trial_config import TrialConfig, Value
@@ -59,6 +60,8 @@ DATA_AND_PIPELINE = Condition(
     PARALLEL_SIZES,
     lambda config, context: config.pipeline_parallel_size > 1 and config.data_parallel_size(context.world_size) > 1,
 )
+ACCUMULATES = Condition("gradient_accumulation_steps > 1", ("micro_batch_size", *PARALLEL_SIZES), _accumulates)
+HAS_KERNEL = Condition(f"optimizer is {' or '.join(KERNELS)}", ("optimizer",), lambda config, _: config.optimizer in KERNELS)
 ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
 
 _INT, _BOOL, _FLOAT, _CHOICE = Kind.INT, Kind.BOOL, Kind.FLOAT, Kind.CHOICE
@@ -139,14 +142,14 @@ _TABLE = (
     _knob("checkpoint_every_k", "layers", _INT, _EXACT, _REBUILD,
           "Every which layer is checkpointed.", minimum=1, condition=CHECKPOINTS),
     _knob("precision", "dtype", _CHOICE, _CHANGES, _REBUILD,
-          "Type of parameters and activations in forward and backward.", choices=(*_DTYPES, "fp64")),
+          "Type of parameters and activations in forward and backward.", choices=(*_DTYPES, "fp64", "fp8")),
     _knob("attention_backend", "name", _CHOICE, _REORDERS, _REBUILD,
           "Kernel of scaled dot-product attention; best lets torch choose.",
           choices=("best", "flash", "efficient", "cudnn", "math")),
     _knob("loss_chunk_size", "tokens", _INT, _REORDERS, _REBUILD,
           "Tokens whose logits are held at once; 0: all."),
     _knob("fused_optimizer", "", _BOOL, _REORDERS, _REBUILD,
-          "Whether the update is one kernel instead of one an operation.", choices=_BOTH),
+          "Whether the update is one kernel instead of one an operation.", choices=_BOTH, condition=HAS_KERNEL),
     _knob("rank_order", "mesh order", _CHOICE, _REORDERS, _PROCESS,
           "Which dimension's ranks are neighbours, innermost first.", choices=("tp-cp-dp-pp", "tp-cp-pp-dp"),
           condition=DATA_AND_PIPELINE),
@@ -159,6 +162,12 @@ _TABLE = (
     _knob("pipeline_layout", "layers a stage", _CHOICE, _REORDERS, _REBUILD,
           "Layers of every pipeline stage, such as 6-7f3-7s-4o, marked where a stage computes its first layers again (f in "
           "full, s selectively) or offloads its optimizer state (o); empty: as pipeline_split says.", condition=PIPELINED),
+    _knob("accumulation_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
+          "Type in which gradients of micro-batches are summed: fp32, or the precision's own.", choices=_DTYPES,
+          condition=ACCUMULATES),
+    _knob("optimizer", "name", _CHOICE, _CHANGES, _REBUILD,
+          "What turns gradients into updates, and keeps state for it; adamw8bit is AdamW with its moments in 8 bits.",
+          choices=OPTIMIZERS),
 )
 # fmt: on
 

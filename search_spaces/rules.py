@@ -38,6 +38,7 @@ FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
+FLOAT8 = "fp8"
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedules of several stages a rank -> what they are with one."""
 
@@ -199,7 +200,23 @@ def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | No
 
 def _precision_supported(config: TrialConfig, context: SpaceContext) -> str | None:
     device = context.cluster.device
-    return None if device.supports(config.precision) else f"{device.name} does not compute in {config.precision}"
+    if config.precision == FLOAT8 or device.supports(config.precision):
+        return None
+    return f"{device.name} does not compute in {config.precision}"
+
+
+def _float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
+    device = context.cluster.device
+    if config.precision != FLOAT8 or device.supports(FLOAT8):
+        return None
+    return f"{device.name} has no float8 products, which NVIDIA has from compute capability 8.9 on (Ada, Hopper, Blackwell)"
+
+
+def _accumulation_type(config: TrialConfig, _: SpaceContext) -> str | None:
+    summed = config.accumulation_dtype
+    if summed in (_DEFAULTS.accumulation_dtype, config.precision):
+        return None
+    return f"gradients in {config.precision} would be summed in {summed}"
 
 
 def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -243,6 +260,8 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),
+    Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
+    Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

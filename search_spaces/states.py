@@ -3,21 +3,23 @@
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
+from search_spaces.optimizers import moment_bytes
 from search_spaces.stage_layout import marks_offloading
 from search_spaces.trial_config import TrialConfig
 
-PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-MASTER_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8}
-"""Bytes of an element of the master copy, of each of Adam's two moments and of a gradient at rest, by precision."""
+PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
+"""Bytes of a parameter in forward and backward. In fp8 alone products are computed: what they read is cast from bf16."""
+MASTER_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8, "fp8": 4}
+"""Bytes of an element of the master copy, of a moment that is not quantised, and of a gradient at rest, by precision."""
 
 
 def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int, capability: Capability | None = None) -> int:
     """Device bytes that the rank with the most states holds at least at the peak of a step; never above the true peak.
 
     1. A rank has P = parameters / (tensor x pipeline x expert degree): the fullest rank has at least the mean.
-    2. Master, two Adam moments and the gradient at rest take M bytes each per element. At stage 0 they are whole; from
-       stage 1 on each rank has 1/S of them, S being the ranks that shard (data x context, or
-       hsdp_shard_size where `capability` divides the states by it).
+    2. Master and the gradient at rest take M bytes each per element, the optimizer's moments what `moment_bytes` says (2 M
+       for AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, S being the ranks that shard (data x
+       context, or hsdp_shard_size where `capability` divides the states by it).
     3. Stages 0-2 have whole parameters too. Where nothing is divided (S = 1) and the precision is the master's own, the
        master is these. They count beside the gradients where `capability` says so, else only the larger of the two does: the
        one stands at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
@@ -42,7 +44,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     if marks_offloading(config):
         offloaded = 1.0
     state = master * (1.0 - offloaded) / shards
-    gradients, moments = state, 2 * state
+    gradients, moments = state, _moments(config, model) * (1.0 - offloaded) / shards
     if config.zero_stage == 3:
         kept = 0.0 if config.offload_param != "none" else 1.0
         parameters = kept * (state + whole * offloaded / shards)
@@ -64,6 +66,16 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
         return model.adapter_parameters / parts, model.parameter_count / parts
     frozen = 0 if isinstance(model, ModelSpec) else model.frozen_parameter_count
     return (model.parameter_count - frozen) / parts, frozen / parts
+
+
+def _moments(config: TrialConfig, model: Model) -> float:
+    """Bytes of moments of a trainable parameter, on the mean."""
+    matrix, other = moment_bytes(config.optimizer, MASTER_BYTES[config.precision])
+    if not isinstance(model, ModelSpec) or model.lora_rank:
+        return min(matrix, other)
+    outputs = 0 if model.tied_embeddings else model.vocab_size * (model.embedding_size or model.hidden_size)
+    tables = (model.input_embedding_parameters + outputs) / model.parameter_count
+    return matrix * (1 - tables) + other * tables
 
 
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:

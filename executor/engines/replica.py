@@ -12,7 +12,7 @@ class Replica(ABC):
     1. `begin_step`; then for each micro-batch forward, `begin_micro_batch`, backward, `end_micro_batch`; then `end_step`.
        In a pipeline, forwards of other micro-batches come in between, and gradients may have been written without autograd's
        hooks: `gradients_written` is then called before `end_micro_batch`.
-    2. `finish_gradients`, whereupon `squared_norm` and `tied_gradient` see the mean gradient, and `update`.
+    2. `finish_gradients`, whereupon `squared_norm` and `tied_gradient` see the mean gradient, and `update` or `skip_update`.
 
     Losses are scaled before backward, so that sums over micro-batches and ranks are means.
     """
@@ -58,6 +58,10 @@ class Replica(ABC):
     @abstractmethod
     def update(self, scale: Tensor | None) -> None:
         """Step the optimizer on the gradients, scaled; forget them; bring the parameters up to date."""
+
+    @abstractmethod
+    def skip_update(self) -> None:
+        """Forget the gradients and leave everything as it is."""
 
     @abstractmethod
     def settled(self) -> bool:

@@ -1,6 +1,7 @@
 """A model in parts on this rank, trained step by step: what the engines have in common."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,32 @@ from executor.engines.compiling import compile_blocks, compile_seconds, forget_c
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.pipeline import Pipeline
+from executor.engines.native.loss_scaling import LossScaler
+from executor.engines.native.pipeline import Pipeline, precise
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.sources import DTYPES, source_of
 from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
+from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.model import FactoryModel, Model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 CLIPPING_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How the end of a step went."""
+
+    norm: Tensor | None
+    """Of the gradient before clipping; None: nothing is clipped, or nothing was updated."""
+    skipped: bool = False
+    """Whether gradients overflowed, so that nothing was updated."""
+
 
 MakeReplica = Callable[[ModelPart, ParallelGroups], Replica]
 
@@ -56,6 +70,7 @@ class ParallelSession(EngineSession):
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
+        self.scaler = LossScaler() if scales_losses(config) else None
         self._batches: list[dict[str, Tensor]] = []
         split = self.groups.context.size > 1
         self._positions = ContextParallel(self.groups.context).positions(workload.sequence_length) if split else None
@@ -77,11 +92,16 @@ class ParallelSession(EngineSession):
         self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
 
     def train_step(self) -> StepReport:
-        loss, norm = self.run_step()
+        loss, update = self.run_step()
+        norm = update.norm
         # Read last: reading waits for the device.
-        return StepReport(loss=None if loss is None else float(loss), gradient_norm=None if norm is None else float(norm))
+        return StepReport(
+            loss=None if loss is None else float(loss),
+            gradient_norm=None if norm is None else float(norm),
+            skipped=update.skipped,
+        )
 
-    def run_step(self) -> tuple[Tensor | None, Tensor | None]:
+    def run_step(self) -> tuple[Tensor | None, Update]:
         """`train_step`, whose loss and gradient norm are left where they are."""
         loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0], self._prepared)
         return loss, self._update()
@@ -129,22 +149,32 @@ class ParallelSession(EngineSession):
         for index, batch in enumerate(self._batches):
             replica.begin_micro_batch(last=index == len(self._batches) - 1)
             loss = loss_from(replica.module(**batch))
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            (precise(loss) * scale).backward()  # type: ignore[no-untyped-call]
             replica.end_micro_batch()
             losses.append(loss.detach())
         replica.end_step()
         return torch.stack(losses).mean()
 
     @torch.no_grad()
-    def _update(self) -> Tensor | None:
+    def _update(self) -> Update:
+        """Clip and update; where losses are scaled, only if no gradient overflowed on any rank."""
         for replica in self.replicas:
             replica.finish_gradients()
         self._sum_tied()
-        norm = self._norm() if self.workload.gradient_clipping else None
-        scale = None if norm is None else (self.workload.gradient_clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0)
+        clipping, scaler = self.workload.gradient_clipping, self.scaler
+        norm = self._norm() if clipping or scaler is not None else None
+        unscale = 1.0 if scaler is None else 1 / scaler.scale
+        if norm is not None and scaler is not None and not scaler.accepts(norm):
+            for replica in self.replicas:
+                replica.skip_update()
+            return Update(norm=None, skipped=True)
+        factor = None if norm is None else torch.full_like(norm, unscale)
+        if norm is not None and clipping:
+            norm = norm * unscale
+            factor = (clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0) * unscale
         for replica in self.replicas:
-            replica.update(scale)
-        return norm
+            replica.update(factor)
+        return Update(norm=norm if clipping else None)
 
     def _sum_tied(self) -> None:
         """Sum the gradients of a tied weight that the pipeline holds twice, on its first and on its last stage."""
@@ -177,8 +207,9 @@ class ParallelSession(EngineSession):
         return own.to(device=self.context.device, dtype=dtype, copy=True)
 
     def _scale(self, micro_batches: int) -> float:
-        """Of a loss, so that sums over micro-batches and ranks are means."""
-        return 1.0 / (micro_batches * self.groups.mesh.zero_ranks)
+        """Of a loss, so that sums over micro-batches and ranks are means, or those times the scaler's scale."""
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        return scale / (micro_batches * self.groups.mesh.zero_ranks)
 
     def _make_pipeline(self) -> Pipeline:
         pairs = list(zip(self.replicas, self.parts, strict=True))

@@ -24,7 +24,7 @@ from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, st
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIED_NAMES = frozenset({"embedding.tokens.weight", "head.output.weight"})
 """The two names of a weight that our transformer has twice."""
 

@@ -108,6 +108,9 @@ class FullyShardedReplica(Replica):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def skip_update(self) -> None:
+        self.optimizer.zero_grad()
+
     def settled(self) -> bool:
         return bool(self.optimizer.state)
 

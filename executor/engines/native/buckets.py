@@ -11,6 +11,8 @@ from executor.engines.native.collectives import Group, InFlight, mark, shares_me
 from executor.engines.native.layout import Layout, Slot, as_rows
 from search_spaces.trial_config import TrialConfig
 
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types that gradients may be sent or summed in beside the master's own, which `fp32` stands for."""
 IN_FLIGHT = 2
 """Buckets that may be on the way at once where communication overlaps: one sends while the next one fills."""
 
@@ -38,12 +40,12 @@ class GradientReducer:
     2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
        stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
        still waiting are sent, with zeros for parameters that had no gradient on this rank.
-    3. What arrives is added to the flat gradient shard. After its last reduction in a step, a bucket's share is summed over
-       the copies of the shards (HSDP) while others are still on the way.
+    3. What arrives is added to the flat gradient shard. After its last reduction in a step, a bucket's share becomes one of
+       the master's type and is summed over the copies of the shards (HSDP) while others are still on the way.
 
-    Stages 0 and 1, and stage 2 with `defer_gradient_reduction`, hold full gradients in `reduce_dtype` over the
-    micro-batches of a step and reduce at the last one; stages 2 and 3 reduce at every micro-batch [Rajbhandari et al. 2020,
-    ZeRO, 5.2]. Losses are scaled before backward, so sums are means.
+    Stages 0 and 1, and stage 2 with `defer_gradient_reduction`, sum full gradients over the micro-batches of a step and reduce
+    at the last one; stages 2 and 3 reduce at every micro-batch and sum their shares [Rajbhandari et al. 2020, ZeRO, 5.2]. Both
+    sum in `accumulation_dtype`, whatever the type that is sent. Losses are scaled before backward, so sums are means.
     """
 
     def __init__(
@@ -54,19 +56,24 @@ class GradientReducer:
         config: TrialConfig,
         master_dtype: torch.dtype,
         device: torch.device,
+        accumulates: bool = True,
     ) -> None:
+        """`accumulates`: a step may have several micro-batches."""
         self.layout, self.group, self.replicas, self.device = layout, group, replicas, device
         # In a pipeline another micro-batch's work follows at once: what is on the way may be beside it.
         self.lands_at_once = config.pipeline_parallel_size == 1
         self.master_dtype = master_dtype
-        self.reduce_dtype = torch.bfloat16 if config.reduce_dtype == "bf16" else master_dtype
+        self.reduce_dtype = NARROW.get(config.reduce_dtype, master_dtype)
+        self.sum_dtype = NARROW.get(config.accumulation_dtype, master_dtype)
         self.contiguous = config.contiguous_gradients
         self.limit = IN_FLIGHT if config.overlap_comm else 0
         self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
         self._shares: dict[int, Tensor] = {}
         # Not where each micro-batch is reduced: the next one would overwrite what the last has left there.
         alone = layout.ranks == 1 and not self.every_micro_batch
-        self._in_share = alone and self.reduce_dtype == master_dtype
+        self.rows_dtype = self.sum_dtype if accumulates and not self.every_micro_batch else self.reduce_dtype
+        """Of full gradients: what is sent as soon as it is there is not summed before."""
+        self._in_share = alone and self.reduce_dtype == self.rows_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
         self._ready: set[Slot] = set()
@@ -138,7 +145,7 @@ class GradientReducer:
         elif slot in self._filled:
             self._held[slot].add_(gradient)
         else:
-            self._held[slot] = gradient.to(self.reduce_dtype)
+            self._held[slot] = gradient.to(self.rows_dtype)
             mark("gradients", self._held[slot])
         self._filled.add(slot)
         slot.parameter.grad = None
@@ -150,14 +157,29 @@ class GradientReducer:
             if self._in_share:
                 self._rows[bucket] = self._share(bucket).view(1, columns)
             else:
-                self._rows[bucket] = torch.empty(ranks, columns, dtype=self.reduce_dtype, device=self.device)
+                self._rows[bucket] = torch.empty(ranks, columns, dtype=self.rows_dtype, device=self.device)
                 mark("gradients" if not self.every_micro_batch else "buffers", self._rows[bucket])
         return self._rows[bucket]
 
     def _share(self, bucket: int) -> Tensor:
         """What this rank has of a bucket's gradient; made when the bucket comes, since activations are fewer by then."""
         if bucket not in self._shares:
-            self._shares[bucket] = torch.empty(self.layout.columns(bucket), dtype=self.master_dtype, device=self.device)
+            dtype = self._share_dtype(bucket)
+            self._shares[bucket] = torch.empty(self.layout.columns(bucket), dtype=dtype, device=self.device)
+            mark("gradients", self._shares[bucket])
+        return self._shares[bucket]
+
+    def _share_dtype(self, bucket: int) -> torch.dtype:
+        """Of the share that is there, or would be made now: the type of sums where others are still to be added."""
+        if bucket in self._shares:
+            return self._shares[bucket].dtype
+        return self.master_dtype if self._last or not self.every_micro_batch else self.sum_dtype
+
+    def _finish_share(self, bucket: int) -> Tensor:
+        """The share in the master's type, once nothing more is added to it."""
+        share = self._share(bucket)
+        if share.dtype != self.master_dtype:
+            self._shares[bucket] = share.to(self.master_dtype)
             mark("gradients", self._shares[bucket])
         return self._shares[bucket]
 
@@ -166,6 +188,9 @@ class GradientReducer:
         first = bucket not in self._begun
         self._begun.add(bucket)
         rows = self._assemble(bucket)
+        if rows.dtype != self.reduce_dtype:
+            rows = rows.to(self.reduce_dtype)
+            mark("buffers", rows)
         if self.layout.ranks == 1:
             work, output = self.group.all_reduce(rows), rows.view(-1)
         else:
@@ -190,7 +215,7 @@ class GradientReducer:
 
     def _landing_place(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
         """The share itself where the types are alike; what a later reduction adds to it goes into this rank's own row first."""
-        if self.reduce_dtype == self.master_dtype:
+        if self.reduce_dtype == self._share_dtype(bucket):
             share = self._share(bucket)
             if not first:
                 self._land_until(bucket)
@@ -210,5 +235,7 @@ class GradientReducer:
         share = self._share(sent.bucket)
         if not shares_memory(sent.output, share):
             share.copy_(sent.output) if sent.first else share.add_(sent.output)
-        if sent.last and self.replicas.size > 1:
-            self._between_replicas.append(self.replicas.all_reduce(share))
+        if sent.last:
+            share = self._finish_share(sent.bucket)
+            if self.replicas.size > 1:
+                self._between_replicas.append(self.replicas.all_reduce(share))

@@ -3,7 +3,7 @@
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
-from search_spaces.stage_layout import marks_recomputation, policies
+from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
 from search_spaces.trial_config import TrialConfig
 
 
@@ -14,6 +14,10 @@ def _reshards_under_zero_bubble(config: TrialConfig, _: int) -> bool:
 
 def _compiles_selective_stages(config: TrialConfig, _: int) -> bool:
     return config.compile_blocks and marks_recomputation(config) and "selective" in policies(config)
+
+
+def _updates_another_on_host(config: TrialConfig, _: int) -> bool:
+    return config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
 
 
 NATIVE = Capability(
@@ -30,7 +34,7 @@ NATIVE = Capability(
         "overlap_comm": None,
         "contiguous_gradients": None,
         "defer_gradient_reduction": None,
-        "reduce_dtype": ("fp32", "bf16"),
+        "reduce_dtype": None,
         "hsdp_shard_size": None,
         "reshard_after_forward": None,
         "offload_optimizer": ("none", "cpu"),
@@ -45,14 +49,16 @@ NATIVE = Capability(
         "context_parallel_size": None,
         "activation_checkpointing": None,
         "checkpoint_every_k": None,
-        "precision": ("fp32", "bf16", "fp64"),
         "attention_backend": None,
+        "precision": ("fp32", "bf16", "fp16", "fp64"),
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "rank_order": None,
         "expandable_segments": None,
         "compile_blocks": None,
         "pipeline_layout": None,
+        "accumulation_dtype": None,
+        "optimizer": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -72,6 +78,13 @@ NATIVE = Capability(
             "when stage 3 has released them again",
             remedy="set reshard_after_forward=false, or use another schedule or stage",
             holds=_reshards_under_zero_bubble,
+        ),
+        Combination(
+            rule="optimizer-on-device",
+            reads=("optimizer", "offload_optimizer", "pipeline_layout"),
+            problem="AdamW alone is updated on the host, where torch has a kernel for it; other updates run on the device",
+            remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
+            holds=_updates_another_on_host,
         ),
     ),
 )

@@ -20,7 +20,7 @@ class Slot:
     shape: torch.Size
     elements: int
     shard_elements: int
-    """Elements of one rank's share: `elements / ranks`, rounded up."""
+    """Elements of one rank's share: `elements / ranks`, rounded up, perhaps to whole blocks."""
     offset: int
     """First element of this rank's share in the flat master vector."""
     bucket: int
@@ -51,8 +51,20 @@ class Layout:
         return self.buckets[bucket][0].offset
 
 
-def make_layout(parameters: Sequence[tuple[str, nn.Parameter]], ranks: int, reduce_bucket_size: int) -> Layout:
-    """Fill buckets up to `reduce_bucket_size` elements; a larger parameter has a bucket of its own."""
+def make_layout(
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    ranks: int,
+    reduce_bucket_size: int,
+    share_block: Callable[[int], int] = lambda _: 1,
+) -> Layout:
+    """Fill buckets up to `reduce_bucket_size` elements; a larger parameter has a bucket of its own.
+
+    Args:
+        parameters: by name, in the order of forward.
+        ranks: among which each is shared out.
+        reduce_bucket_size: in elements.
+        share_block: elements of a parameter -> of what a share is a multiple, where there are several.
+    """
     buckets: list[tuple[Slot, ...]] = []
     offset = 0
     for named in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
@@ -60,7 +72,8 @@ def make_layout(parameters: Sequence[tuple[str, nn.Parameter]], ranks: int, redu
         column = 0
         for name, parameter in named:
             elements = parameter.numel()
-            shard = -(-elements // ranks)
+            block = share_block(elements) if ranks > 1 else 1
+            shard = -(-elements // (ranks * block)) * block
             bucket.append(Slot(
                 name=name, parameter=parameter, shape=parameter.shape, elements=elements, shard_elements=shard,
                 offset=offset, bucket=len(buckets), column=column,

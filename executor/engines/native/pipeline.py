@@ -123,11 +123,16 @@ class Pipeline:
         return self._ledger.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
-        return loss * self._loss_scale
+        return precise(loss) * self._loss_scale
 
     def _make_schedule(self, micro_batches: int) -> Any:
         stages: Any = self.stages[0] if issubclass(self._kind, PipelineScheduleSingle) else self.stages
         return self._kind(stages, micro_batches, loss_fn=self._scaled, scale_grads=False)
+
+
+def precise(loss: Tensor) -> Tensor:
+    """A loss in at least fp32: a scaled one is beyond fp16."""
+    return loss.to(torch.promote_types(loss.dtype, torch.float32))
 
 
 class _Ledger:
@@ -166,8 +171,8 @@ class _Stage(PipelineStage):
         if part.entry is None or part.hidden is None:
             raise TypeError("this part was not made for a pipeline")
         stages = config.pipeline_parallel_size * config.virtual_stages
-        precise = torch.promote_types(part.hidden.dtype, torch.float32)
-        loss = torch.empty((), dtype=precise, device="meta", requires_grad=True)
+        at_least_fp32 = torch.promote_types(part.hidden.dtype, torch.float32)
+        loss = torch.empty((), dtype=at_least_fp32, device="meta", requires_grad=True)
         super().__init__(
             replica.module, index, stages, device, group=group.group,
             input_args=part.entry if index == 0 else part.hidden, output_args=loss if index == stages - 1 else part.hidden,

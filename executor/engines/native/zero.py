@@ -15,6 +15,9 @@ from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
 from executor.engines.native.offload import Hyperparameters, SplitAdamW
+from executor.engines.native.optimizers.adamw8bit import share_block
+from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
+from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.part import ModelPart
@@ -59,23 +62,20 @@ class ShardedModel(Replica):
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
         trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad]
-        self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size)
+        blocks = share_block if config.optimizer == "adamw8bit" else (lambda _: 1)
+        self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
         self.dtype = trainable[0][1].dtype
         master = self._shard_parameters(self.dtype)
         self.master_dtype = master.dtype
         self.pool, self._copies = HostPool(device), CopyEngine(device)
-        hyperparameters = Hyperparameters(
-            learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
-        )
-        ratio = config.offload_ratio if config.offload_optimizer == "cpu" else 0.0
-        pieces = [self.layout.columns(bucket) for bucket in range(len(self.layout.buckets))]
-        self.optimizer = SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
+        self.optimizer = self._make_optimizer(master, workload)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
         self._shard = self._make_shard(master)
-        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device)
+        accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
+        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device, accumulates)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
@@ -132,6 +132,9 @@ class ShardedModel(Replica):
         self.optimizer.step(gradient, shard)
         del gradient
         self._share_update(shard)
+
+    def skip_update(self) -> None:
+        self._gradient = None
 
     def settled(self) -> bool:
         """Whether the gather trace is recorded and the optimizer's state exists."""
@@ -199,6 +202,22 @@ class ShardedModel(Replica):
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.device))
+
+    def _make_optimizer(self, master: Tensor, workload: Workload) -> SplitAdamW | DeviceOptimizer:
+        config, layout = self.config, self.layout
+        hyperparameters = Hyperparameters(
+            learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
+        )
+        if config.optimizer != "adamw":
+            matrices = block_matrices(self.part) if config.optimizer == "muon" else frozenset[str]()
+            shares = Shares(
+                layout=layout, own_row=self.own_row, group=self.group, tensor=self.tensor, split=self.part.split,
+                matrices=matrices,
+            )  # fmt: skip
+            return device_optimizer(config, master, shares, hyperparameters)
+        ratio = config.offload_ratio if config.offload_optimizer == "cpu" else 0.0
+        pieces = [layout.columns(bucket) for bucket in range(len(layout.buckets))]
+        return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
 
     def _make_gatherer(self) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, self.layout.slots)

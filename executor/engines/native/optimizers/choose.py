@@ -1,0 +1,48 @@
+"""The optimizer that a configuration names."""
+
+from torch import Tensor
+
+from executor.engines.native.layout import Layout
+from executor.engines.native.offload import Hyperparameters
+from executor.engines.native.optimizers.adamw8bit import AdamW8bit
+from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
+from executor.engines.native.optimizers.lamb import Lamb
+from executor.engines.native.optimizers.muon import Muon
+from executor.engines.native.optimizers.sgd import Sgd
+from executor.engines.part import ModelPart
+from executor.errors import EngineRefusalError
+from search_spaces.trial_config import TrialConfig
+
+
+def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> DeviceOptimizer:
+    """Any but AdamW, which may be split between device and host.
+
+    Raises:
+        EngineRefusalError: muon finds no matrix.
+    """
+    layout: Layout = shares.layout
+    match config.optimizer:
+        case "sgd":
+            return Sgd(master, layout, hyperparameters)
+        case "lamb":
+            return Lamb(master, shares, hyperparameters)
+        case "adamw8bit":
+            return AdamW8bit(master, layout, hyperparameters)
+        case _:
+            return Muon(master, shares, hyperparameters, config.overlap_comm)
+
+
+def block_matrices(part: ModelPart) -> frozenset[str]:
+    """The matrices of the blocks that are trained, by name: neither embeddings nor the output projection are among them.
+
+    Raises:
+        EngineRefusalError: there is none, so that muon would be AdamW by another name.
+    """
+    inside = {id(parameter) for block in part.blocks for parameter in block.parameters() if parameter.dim() == 2}
+    names = frozenset(name for name, parameter in part.module.named_parameters() if id(parameter) in inside)
+    if not names:
+        raise EngineRefusalError(
+            "muon-matrices", "muon updates the matrices of a model's blocks, and of this module no blocks are known; "
+            "name them in the factory's plan, or use optimizer=adamw",
+        )  # fmt: skip
+    return names

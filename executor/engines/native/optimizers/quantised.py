@@ -1,0 +1,65 @@
+"""Numbers in 8 bits with a scale for each block [Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization]."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from search_spaces.optimizers import QUANTISED_BLOCK
+
+EXPONENTS = 7
+"""Decades that the codes reach down: 1e-7 of a block's largest number is told from nothing."""
+
+
+class QuantisedVector:
+    """Zeros at first: codes of 8 bits, and the largest magnitude of each block of QUANTISED_BLOCK numbers in fp32."""
+
+    def __init__(self, elements: int, signed: bool, device: torch.device) -> None:
+        self._book = codes(signed).to(device)
+        self._middles = (self._book[1:] + self._book[:-1]) / 2
+        nothing = int(torch.argmin(self._book.abs()))
+        self._codes = torch.full((elements,), nothing, dtype=torch.uint8, device=device)
+        self._scales = torch.zeros(-(-elements // QUANTISED_BLOCK), dtype=torch.float32, device=device)
+
+    def read(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        """The numbers from `start`, where a block begins, to before `end`."""
+        numbers = self._book[self._codes[start:end].int()].to(dtype)
+        scaled = _blocks(numbers) * self._scales_of(start, end)[:, None].to(dtype)
+        return scaled.view(-1)[: end - start]
+
+    def write(self, start: int, values: Tensor) -> None:
+        """Put numbers there, each as the nearest code times its block's scale. A last block may be a part of one."""
+        end = start + values.numel()
+        scales = self._scales_of(start, end)
+        scales.copy_(_blocks(values).abs().amax(dim=1))
+        least = torch.finfo(torch.float32).tiny
+        relative = (_blocks(values) / scales[:, None].clamp(min=least)).float().view(-1)[: values.numel()]
+        self._codes[start:end] = torch.bucketize(relative, self._middles, out_int32=True).to(torch.uint8)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps."""
+        yield from (self._codes, self._scales, self._book, self._middles)
+
+    def _scales_of(self, start: int, end: int) -> Tensor:
+        return self._scales[start // QUANTISED_BLOCK : -(-end // QUANTISED_BLOCK)]
+
+
+def codes(signed: bool) -> Tensor:
+    """The 256 numbers from -1 (or 0) to 1 that a code may stand for, in ascending order, fp32.
+
+    Dynamic tree quantisation: the fewer decades below 1, the more of the bits divide the decade, each into equal parts of which
+    the middle counts [Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, 3; as in bitsandbytes]. Unsigned
+    numbers have the sign's bit for one more division.
+    """
+    found = [0.0, 1.0]
+    for exponent in range(EXPONENTS):
+        edges = torch.linspace(0.1, 1.0, 2 ** (exponent if signed else exponent + 1) + 1, dtype=torch.float64)
+        middles = ((edges[1:] + edges[:-1]) / 2 * 10.0 ** (exponent + 1 - EXPONENTS)).tolist()
+        found += middles + ([-middle for middle in middles] if signed else [])
+    return torch.tensor(sorted(found), dtype=torch.float32)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """[blocks, QUANTISED_BLOCK], zeros behind the last number."""
+    return functional.pad(values, (0, -values.numel() % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
