@@ -91,7 +91,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = trial.enter("warmup")
-    while not session.settled() or trial.step < _least_warm_up(request) or trial.flops is None:
+    while not session.settled() or trial.step < _least_warm_up(request):
         _warm_up(trial, session)
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
@@ -123,14 +123,14 @@ def _least_warm_up(request: TrialRequest) -> int:
 
 
 def _warm_up(trial: Trial, session: EngineSession) -> None:
-    if trial.step < COUNTED_STEP or trial.flops is not None:
+    if trial.step != COUNTED_STEP:
         _run_step(trial, session)
         return
     skipped = trial.skipped
     with FlopCounter() as counter:
         _run_step(trial, session)
-    if trial.skipped == skipped:  # else some of it was computed more than once: the next step tells
-        trial.flops = counter.total
+    # Where gradients overflowed the step ran several times, each with the same products.
+    trial.flops = counter.total // (1 + trial.skipped - skipped)
 
 
 def _account(trial: Trial, session: EngineSession) -> MemoryAccount:

@@ -82,13 +82,19 @@ class Session:
             fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None, most_layers=None),
             memory_limit_bytes=request.memory_limit_bytes,
             timeout_seconds=request.trial_timeout,
-            reference_losses=reference_losses,
+            reference_losses=self._comparable(reference_losses),
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
             excluded_nodes=excluded_nodes,
             node_kinds=self.cluster.node_kinds,
             failures=request.failures,
             files=self._files(config),
         )
+
+    def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
+        """The losses of a reference that every right configuration has: from the first update on they are the optimizer's."""
+        asked = {str(value) for value in self.space.domains.get("optimizer", ())}
+        optimizers = {self.space.base.optimizer, *asked, *(config.optimizer for config in self.baselines)}
+        return losses if len(optimizers) == 1 else losses[:1]
 
     def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
         """What a user's command reads."""

@@ -122,6 +122,16 @@ class Layouts:
     """1 where stages are equal in FLOPs, the output projection counted in; 0: equal in layers."""
     laid_out: Array = field(default_factory=lambda: np.zeros(1))
     """1 + the row of `Cases.ranks` where the layers of every stage are written out; 0: as `balanced` says."""
+    accumulation_bytes: Array = field(default_factory=lambda: scalar(np.inf))
+    """Bytes of a gradient element that several micro-batches are summed in; inf: the software's own."""
+    moment_bytes: Array = field(default_factory=lambda: scalar(8.0))
+    """Bytes of optimizer state beside the master copy, of an element of a layer's matrix."""
+    other_moment_bytes: Array = field(default_factory=lambda: scalar(8.0))
+    """The same of an element of the tables."""
+    update_bytes: Array = field(default_factory=lambda: scalar(38.0))
+    """Bytes that the update moves for a parameter."""
+    orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
+    """1 where every matrix is gathered and made orthogonal (muon)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,18 @@ import numpy as np
 
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
 from autotune.prediction.mixed import devices_of, hardware_of
+from autotune.prediction.optimizer import MOVED
 from autotune.prediction.software import software_named
 from autotune.prediction.uneven import layout_key, tabled
 from search_spaces.cluster import ClusterSpec
 from search_spaces.model import ModelSpec, Position
+from search_spaces.optimizers import moment_bytes
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+
+MASTER = 4.0
+"""Bytes of an element of the master copy."""
 
 
 def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str) -> Cases:
@@ -95,4 +100,9 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         reshard=column([config.reshard_after_forward for config in configs]),
         loss_chunk=column([config.loss_chunk_size for config in configs]),
         balanced=column([config.pipeline_split == "balanced" for config in configs]),
+        accumulation_bytes=column([PARAMETER_BYTES[config.accumulation_dtype] for config in configs]),
+        moment_bytes=column([moment_bytes(config.optimizer, MASTER)[0] for config in configs]),
+        other_moment_bytes=column([moment_bytes(config.optimizer, MASTER)[1] for config in configs]),
+        update_bytes=column([MOVED[config.optimizer] for config in configs]),
+        orthogonalizes=column([config.optimizer == "muon" for config in configs]),
     )

@@ -6,12 +6,14 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
-from autotune.prediction.config_cases import engine_software, shapes_of
+from autotune.prediction.config_cases import MASTER, engine_software, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
+from autotune.prediction.optimizer import MOVED
 from autotune.prediction.uneven import layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.model import ModelSpec
+from search_spaces.optimizers import moment_bytes
 from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
@@ -95,6 +97,11 @@ class GridCases:
             reshard=number("reshard_after_forward"),
             loss_chunk=number("loss_chunk_size"),
             balanced=number("pipeline_split", lambda value: value == "balanced"),
+            accumulation_bytes=number("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+            moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]),
+            other_moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]),
+            update_bytes=number("optimizer", lambda value: MOVED[str(value)]),
+            orthogonalizes=number("optimizer", lambda value: value == "muon"),
         )
 
     def _laid_out(self, codes_of: Callable[[str], Codes]) -> tuple[Array, RankTable | None]:

@@ -16,6 +16,8 @@ TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", 
 SELECTIVE = 0.38
 """Share of a layer's activations that torchtitan's per-operator policy keeps: outputs of every other product and of attention,
 and the input: 15.5 of the 41 h bytes of a token in a layer with grouped queries and an MLP of 3.5 h."""
+ADAM_BYTES = 8.0
+"""Of `Software.state_bytes`, those of two moments in fp32, which another optimizer has not."""
 USABLE = 0.988
 """Share of a device's nominal memory that a process can have: 79.2 of 80 GiB [A100 and H100]."""
 
@@ -159,7 +161,7 @@ def _tags(
     tags = _states(cases, held, layers)
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
-    begins = tags["gradients"] * before + gathered + kept
+    begins = _summed_gradients(cases, held) * before + gathered + kept
     ends = tags["gradients"] + gathered + reducing + working
     tags["buffers"] = gathered + reducing
     tags["activations"] = np.maximum(begins, ends) - tags["gradients"] - tags["buffers"]
@@ -184,14 +186,7 @@ def _folded(cases: Cases) -> Array:
 
 def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Array]:
     layouts, software = cases.layouts, cases.software
-    by_parameter, by_gradient, by_state = shares(cases)
-    experts = held.expert_trained
-    dense = held.trained - experts
-    fewer = np.maximum(layouts.shard / layouts.expert, 1.0)
-
-    def divided(ranks: Array) -> Array:
-        return dense / ranks + experts / np.where(ranks > 1, fewer, 1.0)
-
+    by_parameter, _, by_state = shares(cases)
     on_device = 1 - layouts.offload_parameters
     frozen_bytes = cases.shapes.frozen_bytes + software.quantised_extra
     width = np.where(cases.shapes.frozen_bytes > 0, frozen_bytes, layouts.parameter_bytes)
@@ -200,19 +195,36 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     whole = persistent * layouts.parameter_bytes * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
-    state = software.state_bytes - np.where(own_master, 4.0, 0.0)
+    state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
+    on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
+    own = _local(cases, held, by_state)
     return {
         "parameters": on_device
-        * (divided(by_parameter) * layouts.parameter_bytes + (held.frozen * width + tables) / by_parameter + whole),
-        "gradients": divided(by_gradient) * software.gradient_bytes,
-        "optimizer_state": divided(by_state) * state * (1 - layouts.offload_optimizer),
+        * (_local(cases, held, by_parameter) * layouts.parameter_bytes + (held.frozen * width + tables) / by_parameter + whole),
+        "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
+        "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
     }
+
+
+def _local(cases: Cases, held: StageParameters, ranks: Array) -> Array:
+    """Trained parameters of which so many ranks have a share each; experts are shared by fewer."""
+    experts = held.expert_trained
+    fewer = np.maximum(cases.layouts.shard / cases.layouts.expert, 1.0)
+    return (held.trained - experts) / ranks + experts / np.where(ranks > 1, fewer, 1.0)
+
+
+def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of gradients that stay from one micro-batch to the next, in the type in which these are summed."""
+    layouts, own = cases.layouts, cases.software.gradient_bytes
+    width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
+    return _local(cases, held, shares(cases)[1]) * width
 
 
 def _host(cases: Cases, held: StageParameters) -> Array:
     layouts = cases.layouts
     by_parameter, _, by_state = shares(cases)
-    states = held.trained / by_state * cases.software.state_bytes * layouts.offload_optimizer
+    state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
+    states = held.trained / by_state * state * layouts.offload_optimizer
     return states + (held.trained + held.frozen) / by_parameter * layouts.parameter_bytes * layouts.offload_parameters
 
 

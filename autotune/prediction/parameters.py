@@ -26,6 +26,8 @@ class StageParameters:
     frozen: Array
     frozen_tables: Array
     """Of `frozen`, the tables, which are not quantised."""
+    trained_tables: Array
+    """Of `trained`, the tables."""
     expert_trained: Array
     """Of `trained`, those of experts: sharded over fewer ranks."""
 
@@ -70,5 +72,6 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
         trained=np.where(frozen, adapters, dense + experts),
         frozen=np.where(frozen, dense + experts, 0.0),
         frozen_tables=np.where(frozen, tables, 0.0),
+        trained_tables=np.where(frozen, 0.0, tables),
         expert_trained=np.where(frozen, 0.0, experts),
     )

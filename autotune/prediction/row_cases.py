@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
+from autotune.prediction.mixed import FP8_GAIN
 from autotune.prediction.row_hardware import RowHardware, row_hardware
 from autotune.prediction.software import profile, software_named
 from autotune.validation.row import Row
@@ -17,8 +18,6 @@ _LORA_RANK = 16
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
 _CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
 """Parts of notes that tell of the software; the others may tell how the run ended, which must not be looked at."""
-FP8_GAIN = 1.6
-"""Speed of training in fp8 as a multiple of bf16's: its products are twice as fast, casts, scales and attention are not."""
 FP4_GAIN = 2.1
 """The same of 4 bits, whose products are four times as fast."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}

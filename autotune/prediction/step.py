@@ -15,6 +15,7 @@ from autotune.prediction.communication import (
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.memory import Memory, memory
+from autotune.prediction.optimizer import update_seconds
 from autotune.prediction.parameters import StageParameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 from autotune.prediction.uneven import (
@@ -229,10 +230,8 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
 
 
 def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
-    """Fused AdamW moves 28 bytes a local parameter (30 with a bf16 copy), 8 more for norm and clipping."""
-    layouts = cases.layouts
-    local = _local_parameters(cases, split) * (1 - layouts.offload_optimizer)
-    return local * 38 / (cases.hardware.bandwidth * rates.update_efficiency)
+    local = _local_parameters(cases, split) * (1 - cases.layouts.offload_optimizer)
+    return update_seconds(cases, rates, local, np.maximum(split.first, split.most))
 
 
 def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:

@@ -56,7 +56,8 @@ def test_local_has_two_ranks_unless_told() -> None:
     assert local_cluster().world_size == 2
     cluster = resolve_cluster("local", ranks=8, memory_limit_bytes=10_000)
     assert (cluster.world_size, cluster.device.kind, cluster.device.memory_bytes) == (8, "cpu", 10_000)
-    assert not cluster.device.supports("fp16")
+    assert cluster.device.supports("fp16")
+    assert not cluster.device.supports("fp8")
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 9])

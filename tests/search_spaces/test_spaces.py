@@ -116,7 +116,7 @@ def test_bad_pins(texts: list[str], error: type[SearchSpaceError], said: str) ->
         ({"tensor_parallel_size": "3"}, "tensor-divides"),
         ({"micro_batch_size": "5,7"}, "batch-divides"),
         ({"zero_stage": "2", "offload_param": "cpu"}, "offload-param-stage"),
-        ({"precision": "fp16"}, "precision-supported"),
+        ({"precision": "fp8"}, "float8-device"),
     ],
 )
 def test_pins_that_can_never_be_legal(pins: dict[str, str], rule: str) -> None:

@@ -53,7 +53,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         np.log2(layouts.expert),
         np.log2(np.maximum(layouts.data * layouts.context / layouts.shard, 1.0)) * at_three,
         np.log2(layouts.parameter_bytes),
-        DETAIL * np.log2(layouts.reduce_bytes),
+        DETAIL * np.log2(layouts.reduce_bytes * layouts.accumulation_bytes / 4),
         _doublings(numbers("allgather_bucket_size", float)),
         DETAIL * numbers("contiguous_gradients", float),
         DETAIL * numbers("fused_optimizer", float),
@@ -62,6 +62,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         DETAIL * numbers("expandable_segments", float),
         CHOICE * numbers("compile_blocks", float),
         *_script_columns(numbers),
+        *_optimizer_columns(numbers),
     ]
     own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
     return np.asarray(np.concatenate([features(cases), own], axis=1), dtype=np.float64)
@@ -81,6 +82,17 @@ def _script_columns(numbers: Numbers) -> list[Array]:
     """Of a job without a user's script there is none."""
     columns = [numbers(SCRIPT, partial(_sign, place)) for place in range(SIGNS)]
     return [CHOICE / SIGNS**0.5 * column for column in columns] if np.any(columns[0]) else []
+
+
+def _optimizer_columns(numbers: Numbers) -> list[Array]:
+    """One for each optimizer; of a job with one optimizer there is none."""
+    names = [str(name) for name in KNOBS["optimizer"].choices]
+    columns = [numbers("optimizer", partial(_is, name)) for name in names]
+    return [CHOICE * column for column in columns] if not np.all(columns[0]) else []
+
+
+def _is(name: str, value: Value) -> float:
+    return float(value == name)
 
 
 def _sign(place: int, text: Value) -> float:

@@ -47,7 +47,7 @@ class Muon(DeviceOptimizer):
         rest = [slot for slot in self.layout.slots if slot.name not in shares.matrices]
         elements = [slot.shard_elements for slot in self._matrices]
         self._momentum = torch.zeros(sum(elements), dtype=master.dtype, device=master.device)
-        self._buffers = dict(zip(self._matrices, self._momentum.split(elements), strict=True))
+        self._buffers = dict(zip(self._matrices, torch.split(self._momentum, elements), strict=True))
         self._rest = RestAdamW({slot: self._weights(slot) for slot in rest}, hyperparameters)
 
     def settled(self) -> bool:
@@ -83,7 +83,7 @@ class Muon(DeviceOptimizer):
         weights = self._weights(slot).mul_(1 - rate * self._hyperparameters.weight_decay)
         weights.add_(self._own(slot, whole, len(slices)), alpha=-rate * length)
 
-    def _slices(self, slot: Slot, own: Tensor) -> Sequence[Tensor]:
+    def _slices(self, slot: Slot, own: Tensor) -> tuple[Tensor, ...]:
         """The slices of every tensor-parallel rank."""
         tensor = self._shares.tensor
         if slot.name not in self._shares.split or tensor.size == 1:

@@ -15,7 +15,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     """
     first, third, fifth = COEFFICIENTS
     turned = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if turned else matrix
+    x: Tensor = matrix.T if turned else matrix
     x = x / x.norm().clamp(min=LEAST_NORM)
     for _ in range(STEPS):
         gram = x @ x.T

@@ -1,0 +1,51 @@
+"""Seconds of an update on the device: what each optimizer moves, and what Muon computes and gathers besides."""
+
+import numpy as np
+
+from autotune.prediction.cases import Array, Cases
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.communication import collective_seconds, shard_group, tensor_group
+
+MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0}
+"""Bytes that an update moves for a parameter: fused AdamW 28, SGD 20; the others what the engine's operations one by one read
+and write. With each 2 for the copy in the precision and 8 for norm and clipping."""
+GATHERED_BYTES = 2.0
+"""Of an element that Muon gathers."""
+ROUNDS = 5
+"""Of the iteration that makes a matrix orthogonal: three products each."""
+
+
+def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
+    """Of a rank that updates so many parameters on the device, of a stage with so many layers."""
+    moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
+    return moved + np.where(cases.layouts.orthogonalizes > 0, layers * _orthogonal_seconds(cases, rates), 0.0)
+
+
+def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
+    """Of a layer: its matrices gathered over the ranks that share them and over tensor ranks, and made orthogonal on each."""
+    layouts, shards, slices = cases.layouts, shard_group(cases), tensor_group(cases)
+    seconds = np.zeros(1)
+    for count, rows, columns in _matrices(cases):
+        short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+        flops = count * ROUNDS * (4 * short**2 * long + 2 * short**3)
+        size = count * rows * columns * GATHERED_BYTES
+        shared = np.where(layouts.zero_stage > 0, size / layouts.tensor * (layouts.shard - 1) / layouts.shard, 0.0)
+        sliced = size * (layouts.tensor - 1) / layouts.tensor
+        seconds = (
+            seconds
+            + flops / (cases.hardware.peak * rates.matrix_efficiency)
+            + np.where(shared > 0, collective_seconds(cases, shards, shared, count, rates), 0.0)
+            + collective_seconds(cases, slices, sliced, count, rates)
+        )
+    return seconds
+
+
+def _matrices(cases: Cases) -> tuple[tuple[Array, Array, Array], ...]:
+    """Of a layer: how many of each shape."""
+    shapes = cases.shapes
+    experts = np.maximum(shapes.experts, 1.0) / cases.layouts.expert
+    return (
+        (2 * np.ones(1), shapes.hidden, shapes.query),
+        (2 * np.ones(1), shapes.hidden, shapes.key_value),
+        (shapes.matrices * experts, shapes.hidden, shapes.ffn),
+    )
