@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.optimizers import MUON_MOMENTUM, SGD_MOMENTUM
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 """Knobs of which stage 0 reads nothing: it reduces after backward, in buckets of its own."""
+LOSS_SCALE = {
+    "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER, "loss_scale_window": GROWTH_INTERVAL, "hysteresis": 1,
+    "min_loss_scale": int(LEAST_SCALE),
+}  # fmt: skip
+"""0: it changes with what the gradients allow. Without hysteresis each overflow lowers it."""
 KEEP_ALL = 10**12
 """As `stage3_max_reuse_distance`: farther than any step reaches, so that gathered parameters are kept until backward."""
 
@@ -20,10 +27,11 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
         **_batch(config, workload, world_size),
         "zero_optimization": _zero(config, parameter_count),
         "communication_data_type": config.reduce_dtype,
-        "bf16": {"enabled": config.precision == "bf16"},
-        "fp16": {"enabled": config.precision == "fp16"},
+        "bf16": {"enabled": config.precision in ("bf16", "fp8")},
+        "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
+        **_sums(config),
         "gradient_clipping": workload.gradient_clipping,
-        "optimizer": _optimizer(config, workload),
+        **_optimizer_section(config, workload),
     }
 
 
@@ -31,6 +39,12 @@ def torch_optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     """AdamW as torch has it, fused or not. DeepSpeed's own is compiled where it is first used, which takes a minute."""
     parameters = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
     return {"type": "AdamW", "params": {**parameters, "torch_adam": True, "fused": config.fused_optimizer}}
+
+
+def _sums(config: TrialConfig) -> dict[str, Any]:
+    if config.accumulation_dtype == TrialConfig().accumulation_dtype:
+        return {}
+    return {"data_types": {"grad_accum_dtype": config.accumulation_dtype}}
 
 
 def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str, Any]:
@@ -56,6 +70,8 @@ def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
         }
     if config.zero_stage == 3:
         zero |= _stage_3(config)
+        if config.optimizer == "muon":  # which needs whole gradients there
+            zero["reduce_scatter"] = False
     if config.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": config.offload_optimizer, **_ratio(config)}
     if config.offload_param != "none":
@@ -85,8 +101,24 @@ def _stage_3(config: TrialConfig) -> dict[str, Any]:
     }
 
 
+def _optimizer_section(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    """The optimizer, where DeepSpeed can make it, and its leave to be sharded where DeepSpeed has not tried that itself."""
+    untested = config.zero_stage > 0 and config.optimizer not in ("adamw", "muon")
+    leave: dict[str, Any] = {"zero_allow_untested_optimizer": True} if untested else {}
+    if config.optimizer == "adamw8bit":
+        return leave
+    return {**leave, "optimizer": _optimizer(config, workload)}
+
+
 def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     parameters: dict[str, Any] = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
+    match config.optimizer:
+        case "sgd":
+            return {"type": "SGD", "params": {**parameters, "momentum": SGD_MOMENTUM}}
+        case "lamb":
+            return {"type": "Lamb", "params": parameters}
+        case "muon":
+            return {"type": "Muon", "params": {**parameters, "momentum": MUON_MOMENTUM}}
     if not config.fused_optimizer and not offloads_a_part(config):  # which DeepSpeed's own Adam alone can
         parameters["torch_adam"] = True
     return {"type": "AdamW", "params": parameters}

@@ -91,7 +91,7 @@ def _machines(winner: Winner, kind: str) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
-        "mixed_precision": winner.config.precision if winner.config.precision in ("bf16", "fp16") else "no",
+        "mixed_precision": winner.config.precision if winner.config.precision in ("bf16", "fp16", "fp8") else "no",
         "num_machines": winner.nodes,
         "num_processes": winner.world_size,
         "machine_rank": 0,
@@ -167,6 +167,8 @@ def _fsdp_notes(winner: Winner) -> list[str]:
     )
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: Accelerate knows full alone, which is switched on")
+    if config.precision == "fp8":
+        notes.append("precision=fp8: add an fp8_config whose backend is AO (torchao) or TE (Transformer Engine)")
     if config.precision == "fp64":
         notes.append("precision=fp64: cast the model to double before it is handed over")
     if _sharded(config) and not winner.on_gpus:

@@ -30,6 +30,8 @@ ANYWHERE: Mapping[str, str] = {
     "compile_blocks": "compile each block in the program: block.compile()",
     "script": "give them to your script",
     "pipeline_layout": "it lays no stages out layer by layer",
+    "accumulation_dtype": "it decides by itself in which type gradients are summed",
+    "optimizer": "choose it where the optimizer is made",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

@@ -17,6 +17,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
+        "accumulation_dtype", "optimizer",
     }),
     elsewhere={
         "allgather_bucket_size": "DeepSpeed accepts its key and never reads it",
@@ -34,6 +35,12 @@ TARGET = Target(
     },
 )  # fmt: skip
 
+OPTIMIZERS = {
+    "lamb": "as Lamb, which bounds its ratios and under ZeRO takes norms of groups of parameters, not of each",
+    "muon": "as Muon, which takes the parameters for matrices whose attribute use_muon is True, and the rest for AdamW's",
+    "adamw8bit": "no type has 8-bit moments: give deepspeed.initialize a torchao.optim.AdamW8bit or bitsandbytes' AdamW8bit",
+}
+"""Optimizer -> what is to be told of it."""
 SAME = ("deepspeed",)
 """The engine that runs DeepSpeed itself."""
 
@@ -61,6 +68,10 @@ def deepspeed_notes(winner: Winner) -> list[str]:
         notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]
     if config.precision == "fp64":
         notes.append("precision=fp64: cast the model to double before it is handed over")
+    if config.precision == "fp8":
+        notes.append("precision=fp8: as bf16; convert the model with torchao.float8.convert_to_float8_training beforehand")
+    if config.optimizer in OPTIMIZERS:
+        notes.append(f"optimizer={config.optimizer}: {OPTIMIZERS[config.optimizer]}")
     if config.pipeline_parallel_size > 1 and config.zero_stage >= 2:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: DeepSpeed refuses stages 2 and 3 there; use stage 1")
     if config.tensor_parallel_size > 1:

@@ -39,7 +39,7 @@ MODEL_PARALLEL = Target(
     },
     refused=_REFUSED,
 )
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true", "fp8": "transformer-engine"}
 BATCH = ("train_batch_size", "gradient_accumulation_steps")
 TRAINER = '"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n'
 LOADER = '"""The batch_size of the DataLoader."""\n'
@@ -167,12 +167,19 @@ def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
         "accelerator": "gpu" if winner.on_gpus else "cpu",
         "devices": winner.ranks_per_node,
         "num_nodes": winner.nodes,
-        "precision": PRECISIONS[winner.config.precision],
+        "precision": _precision(winner, strategy),
         "accumulate_grad_batches": winner.gradient_accumulation_steps,
     }
     if strategy.checkpoints is not Checkpoints.DEEPSPEED:  # which clips by itself
         trainer["gradient_clip_val"] = winner.workload.gradient_clipping
     return trainer
+
+
+def _precision(winner: Winner, strategy: _Strategy) -> str:
+    precision = winner.config.precision
+    # DeepSpeed's configuration states bf16 for fp8, whose products are the model's affair.
+    by_deepspeed = precision == "fp8" and strategy.checkpoints is Checkpoints.DEEPSPEED
+    return PRECISIONS["bf16" if by_deepspeed else precision]
 
 
 def _shared_notes(winner: Winner) -> list[str]:

@@ -6,7 +6,9 @@ from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
+from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig
 
@@ -18,7 +20,7 @@ TARGET = Target(
         "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
-        "pipeline_layout",
+        "pipeline_layout", "accumulation_dtype", "optimizer",
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -68,6 +70,8 @@ def _layout(winner: Winner) -> list[str]:
     ]
     if not winner.on_gpus:
         lines.append("--distributed-backend gloo")
+    if config.optimizer == "sgd":
+        lines += ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"]
     return [*lines, *_parallel(winner), *_sharded(winner), *_precision(config), *_recomputed(config)]
 
 
@@ -114,10 +118,18 @@ def _sharded(winner: Winner) -> list[str]:
 
 
 def _precision(config: TrialConfig) -> list[str]:
-    lines = [f"--{config.precision}"] if config.precision in ("bf16", "fp16") else []
+    lines = {
+        "bf16": ["--bf16"],
+        "fp8": ["--bf16", "--fp8-format hybrid"],
+        "fp16": [
+            "--fp16", f"--initial-loss-scale {2**INITIAL_SCALE_POWER}", f"--loss-scale-window {GROWTH_INTERVAL}",
+            "--hysteresis 1", f"--min-loss-scale {LEAST_SCALE:g}",
+        ],
+    }.get(config.precision, [])  # fmt: skip
     if config.reduce_dtype == "bf16":
         return [*lines, "--grad-reduce-in-bf16"]
-    return [*lines, "--accumulate-allreduce-grads-in-fp32"] if lines else lines
+    in_fp32 = bool(lines) and config.accumulation_dtype == "fp32"
+    return [*lines, "--accumulate-allreduce-grads-in-fp32"] if in_fp32 else lines
 
 
 def _recomputed(config: TrialConfig) -> list[str]:
@@ -192,6 +204,10 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("offload_optimizer=nvme: Megatron-LM offloads to main memory alone")
     if config.precision == "fp64" or config.reduce_dtype == "fp16":
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
+    if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:
+        notes.append(f"accumulation_dtype={config.accumulation_dtype}: Megatron-LM sums and reduces gradients in one type")
+    if config.optimizer not in ("adamw", "sgd"):
+        notes.append(f"optimizer={config.optimizer}: not among Megatron-LM's adam and sgd; later versions have muon")
     if config.zero_stage >= 2 and config.pipeline_parallel_size > 1:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: look whether your version composes Megatron-FSDP with it")
     return notes + TARGET.unexpressed(config)

@@ -12,6 +12,7 @@ from autotune.exports.launch import torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
+from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import ABBREVIATIONS
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank
@@ -26,6 +27,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "activation_checkpointing", "checkpoint_every_k", "precision",
         "fused_optimizer", "rank_order", "compile_blocks", "pipeline_layout",
     }),
+    elsewhere={"optimizer": "put it in the place of AdamW"},
     refused={"context_parallel_size": "torchtitan or megatron", "expert_parallel_size": "megatron"},
 )  # fmt: skip
 SCHEDULES = {
@@ -89,7 +91,7 @@ def _constants(winner: Winner) -> str:
         "ACTIVATION_CHECKPOINTING": config.activation_checkpointing,
         "CHECKPOINT_EVERY_K": config.checkpoint_every_k,
         "COMPILE_BLOCKS": config.compile_blocks,
-        "PRECISION": config.precision,
+        "PRECISION": "bf16" if config.precision == "fp8" else config.precision,
         "REDUCE_DTYPE": config.reduce_dtype,
         "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,
         "BUCKET_MEGABYTES": bucket_megabytes(config),
@@ -144,6 +146,12 @@ def _notes(winner: Winner) -> list[str]:
     notes = fsdp2_notes(config, "reshard_after_forward=False")
     if config.zero_stage > 0:
         notes.append(f"reduce_bucket_size={config.reduce_bucket_size}: FSDP2 reduces block by block")
+    if config.precision == "fp8":
+        notes.append(
+            "precision=fp8: as bf16; convert the blocks with torchao.float8.convert_to_float8_training before they are cut"
+        )
+    if scales_losses(config):
+        notes.append(f"precision={config.precision}: nothing scales the loss here; put a torch.amp.GradScaler around backward")
     return [*notes, *_model_notes(winner.shape), *marks_note(config, "this script"), *TARGET.unexpressed(config)]
 
 

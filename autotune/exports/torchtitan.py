@@ -18,7 +18,10 @@ TARGET = Target(
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
         "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
     }),
-    elsewhere={"rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost"},
+    elsewhere={
+        "rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost",
+        "optimizer": "name it in the param_groups of the OptimizersContainer.Config of your registry function",
+    },
 )  # fmt: skip
 SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
@@ -54,7 +57,7 @@ def _overrides(winner: Winner) -> list[str]:
         "training.global_batch_size": workload.global_batch_size,
         "training.seq_len": workload.sequence_length,
         "training.max_norm": workload.gradient_clipping,
-        "training.mixed_precision_param": "bfloat16" if config.precision == "bf16" else "float32",
+        "training.mixed_precision_param": "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
         "parallelism.data_parallel_replicate_degree": _replicas(winner),
         "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),
         "parallelism.fsdp_reshard_after_forward": _reshard(config),
@@ -117,7 +120,9 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("activation_checkpointing=selective: torchtitan computes every second matrix product again too")
     if config.reduce_dtype != "fp32":
         notes.append(f"reduce_dtype={config.reduce_dtype}: torchtitan reduces in float32 alone")
-    if config.precision not in ("fp32", "bf16"):
+    if config.precision == "fp8":
+        notes.append("precision=fp8: give model_registry converters=[Float8LinearConverter.Config()] in your registry function")
+    elif config.precision not in ("fp32", "bf16"):
         notes.append(f"precision={config.precision}: torchtitan trains in float32 and bfloat16 alone")
     if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
         notes.append("virtual_stages, pipeline_split: give parallelism.module_fqns_per_model_part your model's modules")

@@ -9,6 +9,7 @@ from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
+from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
@@ -16,6 +17,7 @@ TARGET = Target(
     name="TrainingArguments",
     expressed=frozenset({
         "zero_stage", "micro_batch_size", "precision", "activation_checkpointing", "fused_optimizer", "reduce_bucket_size",
+        "optimizer",
     }),
     elsewhere={"attention_backend": "give from_pretrained an attn_implementation"},
     refused={
@@ -51,10 +53,10 @@ def _common(winner: Winner) -> dict[str, Any]:
         "output_dir": "output",
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": winner.gradient_accumulation_steps,
-        "bf16": config.precision == "bf16",
+        "bf16": config.precision in ("bf16", "fp8"),
         "fp16": config.precision == "fp16",
         "gradient_checkpointing": config.activation_checkpointing != "none",
-        "optim": "adamw_torch_fused" if config.fused_optimizer else "adamw_torch",
+        **_optimizer(config),
         "learning_rate": workload.learning_rate,
         "weight_decay": workload.weight_decay,
         "max_grad_norm": workload.gradient_clipping,
@@ -66,12 +68,28 @@ def _common(winner: Winner) -> dict[str, Any]:
     return content
 
 
+def _optimizer(config: TrialConfig) -> dict[str, str]:
+    match config.optimizer:
+        case "sgd":
+            return {"optim": "sgd", "optim_args": f"momentum={SGD_MOMENTUM}"}
+        case "adamw8bit":
+            return {"optim": "adamw_torch_8bit"}
+        case _:
+            return {"optim": "adamw_torch_fused" if config.fused_optimizer else "adamw_torch"}
+
+
 def _notes(winner: Winner) -> list[str]:
     config, notes = winner.config, []
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
     if config.precision == "fp64":
         notes.append("precision=fp64: load the model with dtype=torch.float64")
+    if config.precision == "fp8" and not _by_deepspeed(config):
+        notes.append("precision=fp8: as bf16; convert the model with torchao.float8.convert_to_float8_training beforehand")
+    if config.optimizer in ("lamb", "muon") and not _by_deepspeed(config):
+        notes.append(
+            f"optimizer={config.optimizer}: TrainingArguments have no such name; give the Trainer an optimizer_cls_and_kwargs"
+        )
     if config.zero_stage == 3:
         notes.append("zero_stage=3: make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):

@@ -108,3 +108,35 @@ def test_what_model_parallelism_needs_elsewhere_is_told() -> None:
 
 def test_json_is_the_document_itself() -> None:
     assert EXPORTERS["json"]({"schema_version": 1}).text == '{\n  "schema_version": 1\n}\n'
+
+
+def test_fp16_is_told_how_its_loss_is_scaled(tmp_path: Path) -> None:
+    content = json.loads(export(tmp_path, precision="fp16", accumulation_dtype="fp16", micro_batch_size=1).text)
+    assert content["fp16"] == {
+        "enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 2000, "hysteresis": 1,
+        "min_loss_scale": 1,
+    }  # fmt: skip
+    assert content["data_types"] == {"grad_accum_dtype": "fp16"}
+    assert "data_types" not in json.loads(export(tmp_path, precision="bf16").text)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "untested"),
+    [
+        ("adamw", "AdamW", False),
+        ("sgd", "SGD", True),
+        ("lamb", "Lamb", True),
+        ("muon", "Muon", False),
+        ("adamw8bit", None, True),
+    ],
+)
+def test_an_optimizer_by_the_name_that_deepspeed_has_for_it(
+    tmp_path: Path, optimizer: str, kind: str | None, untested: bool
+) -> None:
+    made = export(tmp_path, optimizer=optimizer, zero_stage=3)
+    content = json.loads(made.text)
+    assert content.get("optimizer", {}).get("type") == kind
+    assert content.get("zero_allow_untested_optimizer", False) is untested
+    assert ("reduce_scatter" in content["zero_optimization"]) is (optimizer == "muon")
+    told = any(note.startswith(f"optimizer={optimizer}: ") for note in made.notes)
+    assert told is (optimizer not in ("adamw", "sgd"))

@@ -34,6 +34,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {},
     {"zero_stage": 1, "reduce_dtype": "bf16", "overlap_comm": False},
     {"zero_stage": 3, "hsdp_shard_size": 8, "offload_optimizer": "cpu", "precision": "bf16"},
+    {"precision": "fp16", "optimizer": "sgd"},
+    {"precision": "fp8"},
     {"tensor_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2, "attention_backend": "flash"},
     {"pipeline_parallel_size": 4, "rank_order": "tp-cp-pp-dp", "activation_checkpointing": "full", "micro_batch_size": 1},
     {"pipeline_parallel_size": 2, "virtual_stages": 4, "pipeline_schedule": "interleaved_1f1b"},

@@ -1,4 +1,4 @@
-"""What each optimizer keeps and sends, on two real ranks, against closed forms; and numbers in 8 bits against trying every code."""
+"""What each optimizer keeps and sends, on two real ranks, against closed forms; numbers in 8 bits against trying every code."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ COUNTERS = {"muon": STEP_COUNTER * (2 + 2 * L + 1), "adamw8bit": STEP_COUNTER * 
 
 
 @pytest.mark.parametrize("optimizer", STATES)
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_states_equal_the_closed_form(measure: Measure, optimizer: str, stage: int) -> None:
     """At stage 0 in fp32 the parameters are the master copy; above each rank has its share of that too."""
     held = measure(zero_stage=stage, optimizer=optimizer).ranks[0].tag_peak_bytes["optimizer_state"]
