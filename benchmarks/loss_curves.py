@@ -8,6 +8,7 @@ order of summation, which training amplifies.
 """
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
+from benchmarks.loss_of_types import ends, section
+from benchmarks.loss_of_types import problems as type_problems
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from search_spaces.model import ModelSpec
@@ -74,16 +77,21 @@ class Curve:
 
     knobs: Mapping[str, Value]
     steps: int
+    seed: int = WORKLOAD.seed
 
 
 def train(rank: int, curve: Curve) -> list[float]:
     """The loss of every step, as the mean over the ranks that know it."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
-    session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), WORKLOAD)
+    workload = dataclasses.replace(WORKLOAD, seed=curve.seed)
+    session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), workload)
     known = torch.zeros(curve.steps, 2, dtype=torch.float64)
     for step in range(curve.steps):
         session.prepare(step)
-        loss = session.train_step().loss
+        report = session.train_step()
+        while report.skipped:
+            report = session.train_step()
+        loss = report.loss
         if loss is not None:
             known[step] = torch.tensor([loss, 1.0], dtype=torch.float64)
     session.close()
@@ -147,14 +155,16 @@ def main() -> int:
     with Gang(RANKS, train) as gang:
         for name, knobs in LAYOUTS.items():
             curves[name] = gang.run(Curve(knobs=knobs, steps=arguments.steps))[0]
-    text = summary(curves, time.monotonic() - began)
+        types = ends(lambda knobs, seed: gang.run(Curve(knobs=knobs, steps=arguments.steps, seed=seed))[0])
+    text = summary(curves, time.monotonic() - began) + section(types)
     print(text)
     problems = {name: found for name, losses in curves.items() if (found := problem(losses, curves["one process"]))}
-    for name, found in problems.items():
-        print(f"WRONG {name} {found}")
-    if arguments.markdown and not problems:
+    told = [*(f"{name} {found}" for name, found in problems.items()), *type_problems(types)]
+    for line in told:
+        print(f"WRONG {line}")
+    if arguments.markdown and not told:
         arguments.markdown.write_text(text)
-    return 1 if problems else 0
+    return 1 if told else 0
 
 
 if __name__ == "__main__":

@@ -303,7 +303,8 @@ def _optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
     names = [str(name) for name in KNOBS["optimizer"].choices if name != KNOBS["optimizer"].default]
     for turn, (stage, name) in enumerate(product(_stages(engine), names)):
         quantised = name == "adamw8bit"
-        layouts = [layout for layout in options if not (quantised and "tensor_parallel_size" in layout)]
+        copies = ({"hsdp_shard_size": ranks // 2},) if stage == 3 else ()
+        layouts = [layout for layout in (*options, *copies) if not (quantised and "tensor_parallel_size" in layout)]
         possible = [layout for layout in layouts if draw.case({**layout, "optimizer": name, "zero_stage": stage})]
         for way in range(min(3, len(possible))):
             layout = possible[(turn + way) % len(possible)]

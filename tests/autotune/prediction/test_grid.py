@@ -50,6 +50,10 @@ SPACES = {
         "expandable_segments": "true", "activation_checkpointing": "none", "context_parallel_size": "1,2",
         "sequence_parallel": "false", "offload_ratio": "0.5,1.0",
     }),
+    "optimizers": ("llama-3-8b", "dgx-h100", "zero", "native", {
+        "optimizer": "adamw,sgd,muon", "accumulation_dtype": "fp32,bf16", "micro_batch_size": "1,4", "fused_optimizer": "all",
+        "offload_optimizer": "none,cpu",
+    }),
     "nothing-legal": ("llama-3-8b", "dgx-h100", "zero", "ddp", {"activation_checkpointing": "none,full"}),
 }  # fmt: skip
 

@@ -16,9 +16,10 @@ class QuantisedVector:
     """Zeros at first: codes of 8 bits, and the largest magnitude of each block of QUANTISED_BLOCK numbers in fp32."""
 
     def __init__(self, elements: int, signed: bool, device: torch.device) -> None:
-        self._book = codes(signed).to(device)
+        numbers = codes(signed)
+        self._book = torch.tensor(numbers, dtype=torch.float32, device=device)
         self._middles = (self._book[1:] + self._book[:-1]) / 2
-        nothing = int(torch.argmin(self._book.abs()))
+        nothing = numbers.index(0.0)
         self._codes = torch.full((elements,), nothing, dtype=torch.uint8, device=device)
         self._scales = torch.zeros(-(-elements // QUANTISED_BLOCK), dtype=torch.float32, device=device)
 
@@ -45,8 +46,8 @@ class QuantisedVector:
         return self._scales[start // QUANTISED_BLOCK : -(-end // QUANTISED_BLOCK)]
 
 
-def codes(signed: bool) -> Tensor:
-    """The 256 numbers from -1 (or 0) to 1 that a code may stand for, in ascending order, fp32.
+def codes(signed: bool) -> list[float]:
+    """The 256 numbers from -1 (or 0) to 1 that a code may stand for, in ascending order.
 
     Dynamic tree quantisation: the fewer decades below 1, the more of the bits divide the decade, each into equal parts of which
     the middle counts [Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, 3; as in bitsandbytes]. Unsigned
@@ -54,10 +55,10 @@ def codes(signed: bool) -> Tensor:
     """
     found = [0.0, 1.0]
     for exponent in range(EXPONENTS):
-        edges = torch.linspace(0.1, 1.0, 2 ** (exponent if signed else exponent + 1) + 1, dtype=torch.float64)
-        middles = ((edges[1:] + edges[:-1]) / 2 * 10.0 ** (exponent + 1 - EXPONENTS)).tolist()
+        parts = 2 ** (exponent if signed else exponent + 1)
+        middles = [(0.1 + 0.9 * (part + 0.5) / parts) * 10.0 ** (exponent + 1 - EXPONENTS) for part in range(parts)]
         found += middles + ([-middle for middle in middles] if signed else [])
-    return torch.tensor(sorted(found), dtype=torch.float32)
+    return sorted(found)
 
 
 def _blocks(values: Tensor) -> Tensor:

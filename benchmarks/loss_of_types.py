@@ -1,0 +1,87 @@
+"""Narrow types and other optimizer states on the example text: how far their loss ends from float32's, seed by seed.
+
+They compute other numbers, so that no curve can equal another. What is compared is the mean loss of the last steps, where a
+type that loses gradients, or a step that is skipped for good, stands out.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from search_spaces.trial_config import Value
+
+SEEDS = 5
+LAST = 10
+"""Steps at the end whose mean is compared."""
+BOUND = 1e-2
+"""Relative, of that mean, for every seed. Seeds differ by ten times as much."""
+LAYOUT: Mapping[str, Value] = {"micro_batch_size": 2, "zero_stage": 2}
+TYPES: Mapping[str, Mapping[str, Value]] = {
+    "fp32": {},
+    "bf16": {"precision": "bf16"},
+    "bf16, sums in bf16": {"precision": "bf16", "accumulation_dtype": "bf16"},
+    "bf16, reduced in bf16": {"precision": "bf16", "reduce_dtype": "bf16"},
+    "fp16, scaled losses": {"precision": "fp16"},
+    "fp16, sums and reductions in fp16": {"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"},
+    "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
+}
+"""The first is what the others are held against."""
+
+Train = Callable[[Mapping[str, Value], int], Sequence[float]]
+"""The loss of every step, of knobs and a seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """The mean losses of the last steps of one type, by seed."""
+
+    name: str
+    losses: tuple[float, ...]
+
+    def off(self, exact: "Ends") -> list[float]:
+        """Relative differences from what is exact, by seed."""
+        return [own / other - 1 for own, other in zip(self.losses, exact.losses, strict=True)]
+
+
+def ends(train: Train) -> list[Ends]:
+    """Train every type with every seed."""
+    return [
+        Ends(
+            name=name,
+            losses=tuple(statistics.fmean(train({**LAYOUT, **knobs}, seed)[-LAST:]) for seed in range(SEEDS)),
+        )
+        for name, knobs in TYPES.items()
+    ]
+
+
+def problems(found: Sequence[Ends]) -> Iterator[str]:
+    """What is beyond the bound."""
+    exact, *others = found
+    for other in others:
+        worst = max(map(abs, other.off(exact)))
+        if not worst <= BOUND:
+            yield f"{other.name} ends {worst:.1e} off {exact.name}"
+
+
+def section(found: Sequence[Ends]) -> str:
+    """Markdown."""
+    exact = found[0]
+    about = (
+        f"The same model on 4 data-parallel ranks at stage 2 with two micro-batches a step. Mean loss of the last {LAST} steps "
+        f"for {SEEDS} seeds (weights and samples), and the relative difference from fp32 of the same seed, bound {BOUND:g}. "
+        "What is left is chance: the signs differ, and a curve of other roundings ends elsewhere, as in the table above."
+    )
+    lines = [
+        "",
+        "## Narrow types and states",
+        "",
+        about,
+        "",
+        "| type | " + " | ".join(f"seed {seed}" for seed in range(SEEDS)) + " | from fp32, mean | worst |",
+        "|---" * (SEEDS + 3) + "|",
+    ]
+    for one in found:
+        off = one.off(exact)
+        values = " | ".join(f"{loss:.4f}" for loss in one.losses)
+        lines.append(f"| {one.name} | {values} | {statistics.fmean(off):+.1e} | {max(map(abs, off)):.1e} |")
+    return "\n".join(lines) + "\n"

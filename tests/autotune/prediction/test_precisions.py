@@ -1,0 +1,90 @@
+"""What the prediction makes of optimizers, of the type in which gradients are summed, and of 8-bit products."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.memory import memory
+from autotune.prediction.rates import rates_for
+from autotune.prediction.step import predict
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import resolve_model
+from search_spaces.model import ModelSpec
+from search_spaces.optimizers import OPTIMIZERS
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+WORKLOAD = Workload(global_batch_size=64, sequence_length=2048)
+MODEL = resolve_model("llama-2-7b")
+assert isinstance(MODEL, ModelSpec)
+RANKS = 8
+TABLES = 2 * MODEL.vocab_size * MODEL.hidden_size
+
+
+def predicted(*changes: dict[str, Any], cluster: str = "dgx-h100:1") -> Any:
+    """The prediction of each of the changes, in one call: they must have one precision."""
+    place = resolve_cluster(cluster)
+    configs = [TrialConfig(precision="bf16", micro_batch_size=1).replace(change) for change in changes]
+    cases = cases_of(MODEL, place, WORKLOAD, configs, "native")
+    return predict(cases, rates_for(place, "native"))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_optimizer_state_follows_the_closed_form(stage: int) -> None:
+    found = predicted(*({"optimizer": name, "zero_stage": stage} for name in OPTIMIZERS)).memory
+    state = dict(zip(OPTIMIZERS, found.by_tag["optimizer_state"] * RANKS, strict=True))
+    trained = state["adamw"] / 12
+    wanted = {
+        "sgd": 8 * trained, "lamb": 12 * trained, "muon": 8 * trained + 4 * TABLES, "adamw8bit": (6 + 8 / 256) * trained,
+    }  # fmt: skip
+    assert {name: state[name] for name in wanted} == pytest.approx(wanted)
+    assert trained == pytest.approx(MODEL.parameter_count, rel=1e-2)
+
+
+def test_without_sharding_the_same_states_are_whole() -> None:
+    one, other = predicted({"optimizer": "sgd"}, {"optimizer": "adamw"}).memory.by_tag["optimizer_state"]
+    assert other - one == pytest.approx(4 * MODEL.parameter_count, rel=1e-2)
+
+
+def test_an_update_takes_as_long_as_what_it_moves_and_muon_computes_besides() -> None:
+    seconds = dict(zip(OPTIMIZERS, predicted(*({"optimizer": name} for name in OPTIMIZERS)).parts["optimizer"], strict=True))
+    assert seconds["sgd"] < seconds["adamw"] < seconds["lamb"] < seconds["adamw8bit"]
+    assert seconds["muon"] > seconds["adamw"] * 62 / 38
+    (whole, shared) = predicted({"optimizer": "muon"}, {"optimizer": "muon", "zero_stage": 1}).parts["optimizer"]
+    (plain, divided) = predicted({}, {"zero_stage": 1}).parts["optimizer"]
+    # Each rank makes every matrix orthogonal, whatever it shares, and gathers it where it is shared.
+    assert shared - divided * 62 / 38 > whole - plain * 62 / 38 > 0
+
+
+def test_sums_in_the_precision_save_half_of_the_gradients_while_activations_are_there() -> None:
+    for stage, saved in ((0, 0), (1, 2 * MODEL.parameter_count), (2, 0)):
+        wide, narrow = predicted(
+            *({"zero_stage": stage, "accumulation_dtype": kind} for kind in ("fp32", "bf16"))
+        ).memory.by_tag["gradients"]
+        assert wide - narrow == pytest.approx(saved, rel=1e-2)
+    for stage in range(4):
+        peaks = predicted(*({"zero_stage": stage, "accumulation_dtype": kind} for kind in ("fp32", "bf16"))).memory.total
+        assert peaks[0] >= peaks[1]
+
+
+def test_without_accumulation_the_type_of_sums_changes_nothing() -> None:
+    ones = [{"micro_batch_size": 8, "zero_stage": 2, "accumulation_dtype": kind} for kind in ("fp32", "bf16")]
+    assert np.ptp(predicted(*ones).memory.total) == 0.0
+
+
+def test_float8_is_faster_than_bf16_by_less_than_its_peak() -> None:
+    compute = {name: float(predicted({"precision": name}).parts["compute"][0]) for name in ("bf16", "fp8", "fp16")}
+    assert compute["fp16"] == compute["bf16"]
+    assert 1.0 < compute["bf16"] / compute["fp8"] < 1.6
+
+
+def test_arrays_of_optimizers_are_predicted_as_each_alone() -> None:
+    together = predicted(*({"optimizer": name, "zero_stage": 2} for name in OPTIMIZERS))
+    for place, name in enumerate(OPTIMIZERS):
+        alone = predicted({"optimizer": name, "zero_stage": 2})
+        assert float(alone.seconds[0]) == float(together.seconds[place])
+        assert float(alone.memory.total[0]) == float(together.memory.total[place])
+    cases = cases_of(MODEL, resolve_cluster("dgx-h100:1"), WORKLOAD, [TrialConfig(precision="bf16")], "native")
+    assert memory(cases, rates_for(resolve_cluster("dgx-h100:1"), "native")).total.shape == (1,)
