@@ -25,7 +25,7 @@ from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
-from search_spaces.spaces import resolve_space
+from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import SCRIPT, TrialConfig
 from storage.records import JobRecord, Lease
@@ -39,6 +39,10 @@ DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
+
+
+OPTIMIZER = "optimizer"
+"""The knob of which a job has one value, unless it names several: losses differ from the first update on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ class Session:
 
     def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
         """The losses of a reference that every right configuration has: from the first update on they are the optimizer's."""
-        asked = {str(value) for value in self.space.domains.get("optimizer", ())}
+        asked = {str(value) for value in self.space.domains.get(OPTIMIZER, ())}
         optimizers = {self.space.base.optimizer, *asked, *(config.optimizer for config in self.baselines)}
         return losses if len(optimizers) == 1 else losses[:1]
 
@@ -167,6 +171,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             workload,
             capability,
             _pins(request, capability),
+            base=_base(request, cluster, capability),
             most_steps=most_steps,
             layouts=layouts_of(request.engine),
         )
@@ -189,6 +194,13 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         strategy=strategy_of(request, space, model, ranking),
         extrapolation=extrapolation,
     )
+
+
+def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability) -> TrialConfig:
+    """The values of knobs that are not searched: the device's defaults, and the optimizer of the user's own configuration."""
+    own = (request.baseline or {}).get(OPTIMIZER)
+    defaults = device_defaults(cluster, capability)
+    return defaults if own is None else defaults.replace({OPTIMIZER: own})
 
 
 def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import table
@@ -51,6 +52,29 @@ def test_stages_that_cannot_fit_are_no_baseline(tmp_path: Path) -> None:
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
     session = table.session(tmp_path, baseline={"zero_stage": 2, "micro_batch_size": 2})
     assert session.baselines[0].micro_batch_size == 2
+
+
+LOSSES = (5.0, 4.5, 4.0)
+
+
+def _compared(session: Session) -> tuple[float, ...]:
+    return session.trial_request("a", session.baselines[0], LOSSES).reference_losses
+
+
+def test_the_optimizer_of_the_users_configuration_is_the_jobs(tmp_path: Path) -> None:
+    session = table.session(tmp_path, baseline={"optimizer": "lamb"})
+    assert {config.optimizer for config in (session.space.base, *session.baselines)} == {"lamb"}
+    assert _compared(session) == LOSSES
+    assert session_of_row(session).space.base.optimizer == "lamb"
+
+
+@pytest.mark.parametrize(
+    ("pins", "baseline"), [({"optimizer": "adamw,sgd"}, None), ({"optimizer": "adamw"}, {"optimizer": "lamb"})]
+)
+def test_where_optimizers_differ_losses_are_compared_before_the_first_update(
+    tmp_path: Path, pins: dict[str, Any], baseline: dict[str, Any] | None
+) -> None:
+    assert _compared(table.session(tmp_path, pins=pins, baseline=baseline)) == LOSSES[:1]
 
 
 def test_an_illegal_baseline_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from executor.engines.native.layout import Layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.adamw8bit import AdamW8bit
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
@@ -15,19 +14,14 @@ from search_spaces.trial_config import TrialConfig
 
 
 def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> DeviceOptimizer:
-    """Any but AdamW, which may be split between device and host.
-
-    Raises:
-        EngineRefusalError: muon finds no matrix.
-    """
-    layout: Layout = shares.layout
+    """Any but AdamW, which may be split between device and host."""
     match config.optimizer:
         case "sgd":
-            return Sgd(master, layout, hyperparameters)
+            return Sgd(master, shares.layout, hyperparameters)
         case "lamb":
             return Lamb(master, shares, hyperparameters)
         case "adamw8bit":
-            return AdamW8bit(master, layout, hyperparameters)
+            return AdamW8bit(master, shares.layout, hyperparameters)
         case _:
             return Muon(master, shares, hyperparameters, config.overlap_comm)
 
