@@ -131,7 +131,7 @@ class Layouts:
     update_bytes: Array = field(default_factory=lambda: scalar(38.0))
     """Bytes that the update moves for a parameter."""
     orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
-    """1 where every matrix is gathered and made orthogonal (muon)."""
+    """1 where every matrix is made whole and orthogonal (muon)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

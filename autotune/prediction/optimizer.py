@@ -1,4 +1,4 @@
-"""Seconds of an update on the device: what each optimizer moves, and what Muon computes and gathers besides."""
+"""Seconds of an update on the device: what each optimizer moves, and what Muon computes and sends besides."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from autotune.prediction.communication import collective_seconds, shard_group, t
 MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0}
 """Bytes that an update moves for a parameter: fused AdamW 28, SGD 20; the others what the engine's operations one by one read
 and write. With each 2 for the copy in the precision and 8 for norm and clipping."""
-GATHERED_BYTES = 2.0
-"""Of an element that Muon gathers."""
+SENT_BYTES = 2.0
+"""Of an element that Muon sends."""
 ROUNDS = 5
 """Of the iteration that makes a matrix orthogonal: three products each."""
 
@@ -22,20 +22,24 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
 
 
 def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
-    """Of a layer: its matrices gathered over the ranks that share them and over tensor ranks, and made orthogonal on each."""
+    """Of a layer: its matrices dealt out to the ranks that share them, made orthogonal there, and their shares sent back.
+
+    Slices of tensor ranks are gathered by each, who all do the whole matrix.
+    """
     layouts, shards, slices = cases.layouts, shard_group(cases), tensor_group(cases)
     seconds = np.zeros(1)
     for count, rows, columns in _matrices(cases):
         short, long = np.minimum(rows, columns), np.maximum(rows, columns)
         flops = count * ROUNDS * (4 * short**2 * long + 2 * short**3)
-        size = count * rows * columns * GATHERED_BYTES
-        shared = np.where(layouts.zero_stage > 0, size / layouts.tensor * (layouts.shard - 1) / layouts.shard, 0.0)
+        owners = np.where(layouts.zero_stage > 0, layouts.shard, 1.0)
+        size = count * rows * columns * SENT_BYTES / owners
+        shared = 2 * size / layouts.tensor * (owners - 1) / owners
         sliced = size * (layouts.tensor - 1) / layouts.tensor
         seconds = (
             seconds
-            + flops / (cases.hardware.peak * rates.matrix_efficiency)
-            + np.where(shared > 0, collective_seconds(cases, shards, shared, count, rates), 0.0)
-            + collective_seconds(cases, slices, sliced, count, rates)
+            + flops / owners / (cases.hardware.peak * rates.matrix_efficiency)
+            + np.where(shared > 0, collective_seconds(cases, shards, shared, 2 / cases.shapes.layers, rates), 0.0)
+            + collective_seconds(cases, slices, sliced, count / owners, rates)
         )
     return seconds
 

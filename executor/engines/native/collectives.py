@@ -149,6 +149,19 @@ class Group:
         send = partial(all_gather_single, flat, alias, group=self.group, async_op=True)
         return InFlight(send, flat, alias, clock=self.clock)
 
+    def all_to_all(self, output: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> InFlight:
+        """Send each rank its part of `parts` [n], `sent` elements one after the other; asynchronously.
+
+        What the ranks have for this one lands in `output` in their order, `received` elements each.
+        """
+        if self.size == 1:
+            output.copy_(parts)
+            return InFlight(lambda: None)
+        self.count("all_to_all", parts)
+        alias, source = output.view_as(output), parts.view_as(parts)
+        send = partial(dist.all_to_all_single, alias, source, list(received), list(sent), group=self.group, async_op=True)
+        return InFlight(send, alias, source, clock=self.clock)
+
     def count(self, operation: str, message: Tensor) -> None:
         """Enter a message in the account of what was sent: the full one, of which a rank may hold a part."""
         count, size = self.sent.get(operation, (0, 0))

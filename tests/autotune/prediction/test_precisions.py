@@ -54,8 +54,8 @@ def test_an_update_takes_as_long_as_what_it_moves_and_muon_computes_besides() ->
     assert seconds["muon"] > seconds["adamw"] * 62 / 38
     (whole, shared) = predicted({"optimizer": "muon"}, {"optimizer": "muon", "zero_stage": 1}).parts["optimizer"]
     (plain, divided) = predicted({}, {"zero_stage": 1}).parts["optimizer"]
-    # Each rank makes every matrix orthogonal, whatever it shares, and gathers it where it is shared.
-    assert shared - divided * 62 / 38 > whole - plain * 62 / 38 > 0
+    # Ranks that share the matrices deal them out.
+    assert 0 < shared - divided * 62 / 38 < (whole - plain * 62 / 38) / 4
 
 
 def test_sums_in_the_precision_save_half_of_the_gradients_while_activations_are_there() -> None:

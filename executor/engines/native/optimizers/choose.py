@@ -23,7 +23,7 @@ def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperp
         case "adamw8bit":
             return AdamW8bit(master, shares.layout, hyperparameters)
         case _:
-            return Muon(master, shares, hyperparameters, config.overlap_comm)
+            return Muon(master, shares, hyperparameters)
 
 
 def block_matrices(part: ModelPart) -> frozenset[str]:

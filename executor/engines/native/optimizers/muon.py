@@ -1,19 +1,16 @@
 """Muon: momentum of which, for each matrix of the blocks, the orthogonal part is the step."""
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from executor.engines.native.collectives import InFlight, mark
-from executor.engines.native.layout import Slot, from_rows
+from executor.engines.native.collectives import mark
+from executor.engines.native.layout import Slot, as_rows, unpack
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, RestAdamW, Shares, share_of
-from executor.engines.native.optimizers.newton_schulz import orthogonalized
+from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
 from search_spaces.optimizers import MUON_MOMENTUM
 
 ADAMW_LENGTH = 0.2
@@ -21,33 +18,28 @@ ADAMW_LENGTH = 0.2
 learning rate and weight decay hold for both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
 
 
-@dataclass(slots=True)
-class _Gather:
-    """A matrix on its way to every rank that shares it."""
-
-    work: InFlight
-    slot: Slot
-    rows: Tensor
-
-
 class Muon(DeviceOptimizer):
     """`torch.optim.Muon` with the learning rate of AdamW (`match_rms_adamw`) for the blocks' matrices, AdamW for the rest.
 
-    A matrix is needed whole, and ZeRO cuts every one. So a rank's share of the momentum's look ahead is gathered in bf16, the
-    type in which it is made orthogonal; each rank does that itself and takes its share of the result: P elements more are
-    gathered a step, and nothing is sent back [Liu et al. 2025, 2.3, algorithm 1]. Slices of tensor ranks are gathered in turn.
-    The next matrix is on its way meanwhile.
+    A matrix is needed whole, and ZeRO cuts every one. So each has one owner among the ranks that share it. A step:
+
+    1. Every rank looks ahead along the momentum of its shares [Nesterov], in bf16, the type in which matrices are made
+       orthogonal, and sends each share to the matrix's owner: one all-to-all.
+    2. The owner makes its matrices orthogonal. Of a matrix in slices each tensor rank's owner gathers the others' slices.
+    3. Every share of the result goes back to its rank: another all-to-all.
+
+    So computation and what is sent shrink with the ranks that share, and none holds more than its share of matrices whole.
     """
 
-    def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters, overlap: bool) -> None:
+    def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> None:
         super().__init__(master, shares.layout)
         self._shares, self._hyperparameters = shares, hyperparameters
-        self._ahead = 1 if overlap else 0
-        self._matrices = [slot for slot in self.layout.slots if slot.name in shares.matrices]
+        matrices = [slot for slot in self.layout.slots if slot.name in shares.matrices]
         rest = [slot for slot in self.layout.slots if slot.name not in shares.matrices]
-        elements = [slot.shard_elements for slot in self._matrices]
-        self._momentum = torch.zeros(sum(elements), dtype=master.dtype, device=master.device)
-        self._buffers = dict(zip(self._matrices, torch.split(self._momentum, elements), strict=True))
+        owned = dealt(matrices, self.layout.ranks)
+        self._own, self._matrices = owned[shares.own_row], [slot for slots in owned for slot in slots]
+        self._sent = [sum(slot.shard_elements for slot in slots) for slots in owned]
+        self._momentum = torch.zeros(sum(self._sent), dtype=master.dtype, device=master.device)
         self._rest = RestAdamW({slot: self._weights(slot) for slot in rest}, hyperparameters)
 
     def settled(self) -> bool:
@@ -55,51 +47,75 @@ class Muon(DeviceOptimizer):
 
     def _update(self, gradient: Sequence[Tensor]) -> None:
         self._rest.step(gradient)
-        on_the_way: deque[_Gather] = deque()
-        for slot in self._matrices:
-            on_the_way.append(self._send(slot, share_of(gradient, slot)))
-            while len(on_the_way) > self._ahead:
-                self._land(on_the_way.popleft())
-        while on_the_way:
-            self._land(on_the_way.popleft())
+        ahead = torch.empty(self._momentum.shape, dtype=torch.bfloat16, device=self.master.device)
+        mark("buffers", ahead)
+        for slot, momentum, own in zip(self._matrices, self._parts(self._momentum), self._parts(ahead), strict=True):
+            part = share_of(gradient, slot)
+            momentum.lerp_(part, 1 - MUON_MOMENTUM)
+            own.copy_(part.lerp_(momentum, MUON_MOMENTUM))
+        rows = self._to_owners(ahead)
+        column = 0
+        for slot, flat in unpack(rows, self._own):
+            place = rows[:, column : column + slot.shard_elements]
+            place.copy_(as_rows(self._orthogonalized(slot, flat.view(slot.shape)), slot, self.layout.ranks))
+            column += slot.shard_elements
+        self._step(self._from_owners(rows, ahead))
 
-    def _send(self, slot: Slot, gradient: Tensor) -> _Gather:
-        """Look ahead along the momentum [Nesterov], and gather that."""
-        momentum = self._buffers[slot].lerp_(gradient, 1 - MUON_MOMENTUM)
-        ahead = gradient.lerp_(momentum, MUON_MOMENTUM).bfloat16()
-        rows = torch.empty(self.layout.ranks, slot.shard_elements, dtype=ahead.dtype, device=ahead.device)
+    def _step(self, directions: Tensor) -> None:
+        rate = self._hyperparameters.learning_rate
+        for slot, direction in zip(self._matrices, self._parts(directions), strict=True):
+            length = ADAMW_LENGTH * math.sqrt(max(self._whole_shape(slot)))
+            weights = self._weights(slot).mul_(1 - rate * self._hyperparameters.weight_decay)
+            weights.add_(direction, alpha=-rate * length)
+
+    def _parts(self, vector: Tensor) -> Sequence[Tensor]:
+        """Of a vector with every share in the order of the owners, the shares."""
+        return torch.split(vector, [slot.shard_elements for slot in self._matrices])
+
+    def _to_owners(self, shares: Tensor) -> Tensor:
+        """[ranks, this rank's shares of its own matrices side by side], from this rank's shares of all matrices."""
+        own = self._sent[self._shares.own_row]
+        if self.layout.ranks == 1:
+            return shares.view(1, -1)
+        rows = torch.empty(self.layout.ranks, own, dtype=shares.dtype, device=shares.device)
         mark("buffers", rows)
+        self._shares.group.all_to_all(rows.view(-1), shares, [own] * self.layout.ranks, self._sent).wait()
+        return rows
+
+    def _from_owners(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """The inverse, into the memory of `shares`."""
         if self.layout.ranks > 1:
-            return _Gather(self._shares.group.all_gather(rows, ahead), slot, rows)
-        rows[0].copy_(ahead)
-        return _Gather(InFlight(lambda: None), slot, rows)
+            own = self._sent[self._shares.own_row]
+            self._shares.group.all_to_all(shares, rows.view(-1), self._sent, [own] * self.layout.ranks).wait()
+        return shares
 
-    def _land(self, gather: _Gather) -> None:
-        gather.work.wait()
-        slot, rate = gather.slot, self._hyperparameters.learning_rate
-        slices = self._slices(slot, from_rows(gather.rows, slot).view(slot.shape))
-        whole = orthogonalized(torch.cat(slices, dim=self._shares.split[slot.name]) if len(slices) > 1 else slices[0])
-        length = ADAMW_LENGTH * math.sqrt(max(whole.shape))
-        weights = self._weights(slot).mul_(1 - rate * self._hyperparameters.weight_decay)
-        weights.add_(self._own(slot, whole, len(slices)), alpha=-rate * length)
-
-    def _slices(self, slot: Slot, own: Tensor) -> tuple[Tensor, ...]:
-        """The slices of every tensor-parallel rank."""
+    def _orthogonalized(self, slot: Slot, own: Tensor) -> Tensor:
+        """A matrix, or this rank's slice of one whose other slices other tensor ranks have."""
         tensor = self._shares.tensor
         if slot.name not in self._shares.split or tensor.size == 1:
-            return (own,)
+            return orthogonalized(own)
         rows = torch.empty(tensor.size, own.numel(), dtype=own.dtype, device=own.device)
         mark("buffers", rows)
         tensor.all_gather(rows, own.reshape(-1)).wait()
-        return rows.view(tensor.size, *own.shape).unbind()
+        dimension = self._shares.split[slot.name]
+        whole = torch.cat(rows.view(tensor.size, *own.shape).unbind(), dim=dimension)
+        return orthogonalized(whole).chunk(tensor.size, dim=dimension)[tensor.rank]
 
-    def _own(self, slot: Slot, whole: Tensor, slices: int) -> Tensor:
-        """This rank's share of its slice, padded as its weights are."""
-        mine = whole.chunk(slices, dim=self._shares.split[slot.name])[self._shares.tensor.rank] if slices > 1 else whole
-        start = self._shares.own_row * slot.shard_elements
-        share = mine.reshape(-1)[start : start + slot.shard_elements]
-        return functional.pad(share, (0, slot.shard_elements - share.numel()))
+    def _whole_shape(self, slot: Slot) -> Sequence[int]:
+        dimension = self._shares.split.get(slot.name)
+        return [size * (self._shares.tensor.size if place == dimension else 1) for place, size in enumerate(slot.shape)]
 
     def _states(self) -> Iterator[Tensor]:
         yield self._momentum
         yield from self._rest.states()
+
+
+def dealt(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
+    """The matrices of each rank: the dearest first, each to the rank that has least to compute. The same on every rank."""
+    owned: list[list[Slot]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for slot in sorted(matrices, key=lambda slot: (-flops(*slot.shape), slot.offset)):
+        owner = load.index(min(load))
+        owned[owner].append(slot)
+        load[owner] += flops(*slot.shape)
+    return owned

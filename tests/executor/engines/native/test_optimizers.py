@@ -17,6 +17,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.native.layout import make_layout
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices
+from executor.engines.native.optimizers.muon import dealt
 from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
 from executor.engines.native.optimizers.quantised import QuantisedVector, codes
 from executor.engines.part import ModelPart
@@ -100,15 +101,30 @@ def _sent(result: TrialResult) -> dict[str, tuple[int, int]]:
 
 
 def test_what_the_update_sends_besides(measure: Measure) -> None:
-    """lamb two numbers a parameter; muon each matrix of the blocks once in bf16; the others nothing."""
+    """lamb two numbers a parameter; muon each matrix of the blocks to its owner and back in bf16; the others nothing."""
     plain = _sent(measure(zero_stage=1))
     assert _sent(measure(zero_stage=1, optimizer="sgd")) == plain
     assert _sent(measure(zero_stage=1, optimizer="adamw8bit")) == plain
     count, size = plain["all_reduce"]
     norms = {"all_reduce": (count + 1, size + 2 * 4 * (3 + 9 * L))}
     assert _sent(measure(zero_stage=1, optimizer="lamb")) == {**plain, **norms}
-    count, size = plain["all_gather"]
-    assert _sent(measure(zero_stage=1, optimizer="muon")) == {**plain, "all_gather": (count + 7 * L, size + 2 * MATRICES)}
+    muon = measure(zero_stage=1, optimizer="muon")
+    assert {name: sent for name, sent in _sent(muon).items() if name != "all_to_all"} == plain
+    exchanges = [count for rank in muon.ranks for count in rank.collectives if count.operation == "all_to_all"]
+    assert [one.count for one in exchanges] == [2] * RANKS
+    assert sum(one.bytes for one in exchanges) == 2 * 2 * MATRICES
+
+
+def test_matrices_are_dealt_out_evenly_and_completely() -> None:
+    shapes = [(64, 64), (64, 32), (96, 64)] * 8
+    layout = make_layout(
+        [(str(n), nn.Parameter(torch.empty(shape, device="meta"))) for n, shape in enumerate(shapes)], 3, 10**9
+    )
+    owned = dealt(layout.slots, 3)
+    assert sorted(slot.name for slots in owned for slot in slots) == sorted(slot.name for slot in layout.slots)
+    loads = [sum(flops(*slot.shape) for slot in slots) for slots in owned]
+    assert max(loads) - min(loads) <= flops(96, 64)
+    assert [len(slots) for slots in dealt(layout.slots[:1], 3)] == [1, 0, 0]
 
 
 def test_sums_in_the_precision_take_two_bytes_instead_of_four(measure: Measure) -> None:
