@@ -79,7 +79,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ("/v1/predictions", {"config": {"zero_stag": 3}}, "zero_stag", "did you mean"),
         ("/v1/predictions", {"config": {"zero_stage": 7}}, "zero_stage", "give 0, 1, 2 or 3"),
         ("/v1/predictions", {"config": {"offload_param": "nvme", "zero_stage": 3}}, "engine-honours", "leave the knob"),
-        ("/v1/predictions", {"config": {"precision": "fp8"}}, "float8-device", "use precision=bf16"),
+        ("/v1/predictions", {"cluster": "dgx-a100", "config": {"precision": "fp8"}}, "float8-device", "use precision=bf16"),
         ("/v1/predictions", {"model": "llama-9"}, "llama-9", "did you mean"),
         ("/v1/predictions", {"model": "os:system"}, "model", "give a preset"),
         ("/v1/predictions", {"model": "/etc/passwd"}, "/etc/passwd", "config.json"),

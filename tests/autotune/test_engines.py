@@ -32,6 +32,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "fsdp2-zero-bubble": {
         "zero_stage": 2, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
     },
+    "optimizer-on-device": {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": "muon"},
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
     "fsdp2-bf16-alone": {"zero_stage": 3, "precision": "bf16", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -68,6 +69,7 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "compile-selective": {"activation_checkpointing": "full"},
     "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "optimizer-on-device": {"optimizer": "adamw"},
 }
 """What its remedy makes of that."""
 

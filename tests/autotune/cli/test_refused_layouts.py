@@ -100,6 +100,11 @@ CASES: dict[str, Case] = {
         (),
     ),
     "a kernel of attention that the precision has not": ("attention-kernel", {"attention_backend": "cudnn"}, ()),
+    "a precision that the device has not": (
+        "precision-supported",
+        {"precision": "bf16"},
+        ("config.json", "--cluster", "dgx-1v", "--ranks", "8"),
+    ),
     "float8 on a device without it": ("float8-device", {"precision": "fp8"}, ()),
     "sums in another type than gradients": (
         "accumulation-type",

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ import torch.distributed.fsdp as fsdp
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Case
 from benchmarks.parity_rank import compare
+from executor.engine import HOST, RankContext
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.checkpointing import checkpoint_blocks
+from executor.engines.native.engine import NativeEngine
 from search_spaces.capability import Combination
+from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -114,6 +118,20 @@ def selective_checkpointing_compiles_nothing(_: Gang, rule: str) -> None:
     forget_compiled()
 
 
+def native_updates_adamw_alone_on_the_host(_: Gang, rule: str) -> None:
+    """Built all the same, everything stays on the device: nothing is offloaded, and nobody is told."""
+    alone = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
+    for optimizer in OPTIMIZERS:
+        tried = case("native", {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": optimizer})
+        with patch("executor.engines.native.engine.refuse"):
+            session = NativeEngine().build(alone, tried.model_of(), tried.config, tried.workload())
+        offloaded = sum(value.nbytes for tag, value in session.tagged_storages() if tag == HOST)
+        session.close()
+        assert (offloaded > 0) is (optimizer == "adamw")
+        if optimizer != "adamw":
+            refused_alone(rule, tried)
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -122,6 +140,7 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
     "compile-selective": selective_checkpointing_compiles_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
+    "optimizer-on-device": native_updates_adamw_alone_on_the_host,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]
