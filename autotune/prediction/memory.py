@@ -248,7 +248,20 @@ def _reducing(cases: Cases, held: StageParameters) -> Array:
     buckets = np.minimum(layouts.reduce_bucket * cases.software.buckets, held.trained)
     own = np.where(layouts.data * layouts.context > 1, buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes), 0.0)
     _, by_gradient, _ = shares(cases)
-    return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, 0.0)
+    return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, _sent_otherwise(cases, held))
+
+
+def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
+    """Where whole gradients are summed in one type and shares reduced in another: the bucket that is cast, and what those
+    before it that are on the way take beyond the sums that they were. Where everyone keeps everything, what is cast is kept.
+    """
+    layouts = cases.layouts
+    casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
+    casts = casts & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
+    bucket = np.minimum(layouts.reduce_bucket, held.trained)
+    before = np.minimum(held.trained - bucket, layouts.reduce_bucket * np.where(layouts.overlap > 0, 2.0, 0.0))
+    wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
+    return np.where(casts, bucket * layouts.reduce_bytes + before * wider, 0.0)
 
 
 def _activations(

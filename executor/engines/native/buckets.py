@@ -190,7 +190,10 @@ class GradientReducer:
         rows = self._assemble(bucket)
         if rows.dtype != self.reduce_dtype:
             rows = rows.to(self.reduce_dtype)
-            mark("buffers", rows)
+            becomes_share = self.layout.ranks == 1 and self.reduce_dtype == self.master_dtype
+            mark("gradients" if becomes_share else "buffers", rows)
+            if becomes_share:
+                self._shares[bucket] = rows.view(-1)
         if self.layout.ranks == 1:
             work, output = self.group.all_reduce(rows), rows.view(-1)
         else:

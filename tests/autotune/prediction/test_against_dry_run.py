@@ -26,6 +26,12 @@ WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
         ({"zero_stage": 3}, 0.15),
         ({"zero_stage": 1, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
         ({"zero_stage": 1, "pipeline_parallel_size": 2}, 0.15),
+        ({"zero_stage": 0, "optimizer": "muon"}, 0.05),
+        ({"zero_stage": 1, "optimizer": "adamw8bit"}, 0.05),
+        ({"zero_stage": 0, "accumulation_dtype": "bf16"}, 0.05),
+        ({"zero_stage": 1, "accumulation_dtype": "bf16"}, 0.12),
+        ({"zero_stage": 2, "accumulation_dtype": "bf16"}, 0.06),
+        ({"zero_stage": 1, "reduce_dtype": "bf16"}, 0.06),
     ],
     ids=str,
 )
