@@ -18,6 +18,8 @@ ROUNDS = 5
 def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
     """Of a rank that updates so many parameters on the device, of a stage with so many layers."""
     moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
+    if not np.any(cases.layouts.orthogonalizes):  # in most spaces, whose millions of layouts need not be asked
+        return moved
     return moved + np.where(cases.layouts.orthogonalizes > 0, layers * _orthogonal_seconds(cases, rates), 0.0)
 
 
@@ -38,7 +40,9 @@ def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
         seconds = (
             seconds
             + flops / owners / (cases.hardware.peak * rates.matrix_efficiency)
-            + np.where(shared > 0, collective_seconds(cases, shards, shared, 2 / cases.shapes.layers, rates), 0.0)
+            + np.where(
+                shared > 0, collective_seconds(cases, shards, shared, 2 / np.maximum(cases.shapes.layers, 1), rates), 0.0
+            )
             + collective_seconds(cases, slices, sliced, count / owners, rates)
         )
     return seconds
