@@ -130,7 +130,7 @@ def _warm_up(trial: Trial, session: EngineSession) -> None:
     with FlopCounter() as counter:
         _run_step(trial, session)
     # Where gradients overflowed the step ran several times, each with the same products.
-    trial.flops = counter.total // (1 + trial.skipped - skipped)
+    trial.flops = None if counter.total is None else counter.total // (1 + trial.skipped - skipped)
 
 
 def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
