@@ -22,6 +22,7 @@ TYPES: Mapping[str, Mapping[str, Value]] = {
     "bf16": {"precision": "bf16"},
     "bf16, sums in bf16": {"precision": "bf16", "accumulation_dtype": "bf16"},
     "bf16, reduced in bf16": {"precision": "bf16", "reduce_dtype": "bf16"},
+    "fp32, reduced in fp16": {"reduce_dtype": "fp16"},
     "fp16, scaled losses": {"precision": "fp16"},
     "fp16, sums and reductions in fp16": {"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"},
     "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
@@ -70,14 +71,13 @@ def section(found: Sequence[Ends]) -> str:
     exact = found[0]
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (
-        f"The same model on 4 data-parallel ranks at stage 2 with two micro-batches a step. Mean loss of the last {LAST} steps "
-        f"for {SEEDS} seeds (weights and samples), and the relative difference from fp32 of the same seed: bounds {BOUND:g} "
-        f"for each, {MEAN_BOUND:g} for their mean. Seeds of fp32 have a standard deviation of {spread:.1%}: a curve of other "
-        "roundings ends elsewhere, and what stays within that is as good."
+        f"Mean loss of the last {LAST} steps for {SEEDS} seeds (weights and samples), and the relative difference from fp32 of "
+        f"the same seed: bounds {BOUND:g} for each, {MEAN_BOUND:g} for their mean. Seeds of fp32 have a standard deviation of "
+        f"{spread:.1%}: a curve of other roundings ends elsewhere, and what stays within that is as good."
     )
     lines = [
         "",
-        "## Narrow types and states",
+        "## Loss",
         "",
         about,
         "",

@@ -1,0 +1,56 @@
+"""Do narrow types and optimizer states train as well as float32, in the bytes that they promise? Exit code 1 where not.
+
+    python benchmarks/narrow_types.py [--steps 60] [--markdown docs/narrow-types.md]
+
+The model and the text of `loss_curves.py` on 4 gloo ranks at stage 2 with two micro-batches a step: every type with five
+seeds, its loss within stated bounds of float32's, and what each rank holds and sends equal to the closed forms.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import bytes_of_types, loss_of_types
+from benchmarks.gang import Gang
+from benchmarks.loss_curves import RANKS, SHOWN, SPEC, WORKLOAD, Curve, train
+
+
+def introduction(steps: int, seconds: float) -> str:
+    """Markdown."""
+    return (
+        "# Narrow types and optimizer states\n\n"
+        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources, on {RANKS} "
+        "data-parallel gloo ranks (native engine) at stage 2 with two micro-batches a step; AdamW where nothing else is said. "
+        f"What the types are: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=SHOWN[-1])
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with Gang(RANKS, bytes_of_types.weigh) as gang:
+        measured = {name: gang.run(knobs) for name, knobs in bytes_of_types.HELD.items()}
+    with Gang(RANKS, train) as gang:
+        ends = loss_of_types.ends(
+            lambda knobs, seed: gang.run(Curve(knobs=knobs, steps=arguments.steps, seed=seed))[0],
+        )
+    page = introduction(arguments.steps, time.monotonic() - began)
+    text = page + loss_of_types.section(ends) + bytes_of_types.section(measured)
+    print(text)
+    problems = [*loss_of_types.problems(ends), *bytes_of_types.differing(measured)]
+    for told in problems:
+        print(f"WRONG {told}")
+    if arguments.markdown and not problems:
+        arguments.markdown.write_text(text)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
