@@ -112,6 +112,11 @@ CASES: dict[str, Case] = {
         (),
     ),
     "Muon on the host": ("optimizer-on-device", {"zero_stage": 1, "optimizer": "muon", "offload_optimizer": "cpu"}, ()),
+    "LAMB of a stage on the host": (
+        "optimizer-on-device",
+        {**PIPELINE, "zero_stage": 1, "optimizer": "lamb", "pipeline_layout": "2-2o"},
+        (),
+    ),
     "experts across ranks": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json",)),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),

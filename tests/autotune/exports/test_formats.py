@@ -94,6 +94,8 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "rank_order": ("tp-cp-pp-dp", PIPELINED),
     "expandable_segments": (True, {}),
     "compile_blocks": (True, {}),
+    "accumulation_dtype": ("bf16", {"precision": "bf16"}),
+    "optimizer": ("sgd", {}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -113,9 +115,8 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("precision", "fp16", {"zero_stage": 2, "precision": "bf16"}),
     ("precision", "fp8", {"precision": "bf16"}),
     ("precision", "fp8", SHARDED | {"precision": "bf16"}),
-    ("accumulation_dtype", "bf16", {"precision": "bf16"}),
     ("accumulation_dtype", "bf16", {"precision": "bf16", "zero_stage": 2, "reduce_dtype": "bf16"}),
-    *(("optimizer", name, {}) for name in ("sgd", "lamb", "muon", "adamw8bit")),
+    *(("optimizer", name, {}) for name in ("lamb", "muon", "adamw8bit")),
     *(("optimizer", name, SHARDED) for name in ("sgd", "lamb", "muon", "adamw8bit")),
     ("activation_checkpointing", "selective", SHARDED),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
