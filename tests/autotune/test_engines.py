@@ -108,7 +108,7 @@ def test_a_combination_has_a_name_of_its_own_and_reads_what_is_honoured(engine: 
 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_reads_no_other_knobs_than_it_names(engine: Capability, item: Combination) -> None:
-    layouts = ("", "1-3", "1s-3", "1f-3")
+    layouts = ("", "1-3", "1s-3", "1f-3", "1-3o")
     domains = {name: KNOBS[name].choices or (layouts if name == "pipeline_layout" else (1, 2, 4)) for name in item.reads}
     other = {name: knob.choices[-1] if knob.choices else 2 for name, knob in KNOBS.items() if name not in item.reads}
     for values in itertools.product(*domains.values()):
