@@ -109,6 +109,17 @@ def zero_bubbles_of_compiled_blocks_are_wrong(gang: Gang, rule: str) -> None:
 def selective_checkpointing_compiles_nothing(_: Gang, rule: str) -> None:
     config = TrialConfig(compile_blocks=True, activation_checkpointing="selective")
     refused_alone(rule, case("native", config.values()))
+    compiles_nothing(config)
+
+
+def stages_computed_again_selectively_compile_nothing(_: Gang, rule: str) -> None:
+    config = TrialConfig(compile_blocks=True, pipeline_parallel_size=RANKS, pipeline_layout="1s-3", micro_batch_size=1)
+    refused_alone(rule, dataclasses.replace(case("native", config.values()), config=config))
+    compiles_nothing(config)
+
+
+def compiles_nothing(config: TrialConfig) -> None:
+    """Of a block that is compiled, and checkpointed as the configuration says."""
     forget_compiled()
     block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
     compile_blocks([block])
@@ -139,6 +150,7 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-copies-alone": fsdp2_copies_alone,
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
     "compile-selective": selective_checkpointing_compiles_nothing,
+    "compile-selective-stages": stages_computed_again_selectively_compile_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
 }
