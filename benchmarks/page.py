@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, Request, sync_playwright
 
 from benchmarks.page_rows import Live, write_job
 from benchmarks.service_place import service
@@ -81,6 +81,18 @@ class Visitor:
         self.protocol: CDPSession = self._context.new_cdp_session(self.page)
         self.browser_protocol = browser.new_browser_cdp_session()
         self._url = url
+        self._pending: list[str] = []
+        self.page.on("request", self._asked)
+        self.page.on("requestfinished", self._answered)
+        self.page.on("requestfailed", self._answered)
+
+    def _asked(self, request: Request) -> None:
+        if "/events/stream" not in request.url:
+            self._pending.append(request.url)
+
+    def _answered(self, request: Request) -> None:
+        if request.url in self._pending:
+            self._pending.remove(request.url)
 
     def open(self, job: str) -> Run:
         page = self.page
@@ -96,6 +108,14 @@ class Visitor:
             paint=page.evaluate("watch.paint()") / 1000, drawn=drawn / 1000,
             longest_load=max((duration for _, duration in tasks), default=0.0) / 1000,
         )  # fmt: skip
+
+    def settle(self) -> None:
+        """Wait until every request is answered but those for events."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while self._pending:
+            if time.monotonic() > limit:
+                raise SystemExit(f"requests are not answered after {PATIENCE_SECONDS:.0f} s: {', '.join(self._pending)}")
+            self.page.wait_for_timeout(500)
 
     def during(self, do: Callable[[], object]) -> Move:
         """How the page keeps up while something is done, and for half a second after."""
@@ -189,8 +209,9 @@ def watch_events(visitor: Visitor, run: Run, live: Live) -> None:
 
     def asked(event: dict[str, Any]) -> None:
         nonlocal wholes
-        wholes += event["request"]["url"].endswith("/points") or "/trials?" in event["request"]["url"]
+        wholes += event["request"]["url"].endswith(("/points", "/points?since=0")) or "/trials?" in event["request"]["url"]
 
+    visitor.settle()  # figures that came into sight are read once, whatever comes
     visitor.protocol.send("Network.enable")
     visitor.protocol.on("Network.dataReceived", count)
     visitor.protocol.on("Network.requestWillBeSent", asked)

@@ -1,11 +1,14 @@
 /** Which trials a person wants to see: by outcome, purpose, text and the value of a knob. */
 
-import { html, useMemo } from "./vendor/preact.mjs";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
 import { count, knob as knobText } from "./format.mjs";
 import { outcomeLook } from "./outcomes.mjs";
 
 /** Columns of words that a text is looked for in, beside the knobs. */
 const SEARCHED = ["outcome", "purpose", "cause", "node"];
+
+/** Milliseconds after the last key: a letter is seen at once, and what it filters when nothing more is typed. */
+const TYPED = 120;
 
 export const NO_FILTER = { text: "", outcome: "", purpose: "", knob: "", value: "" };
 
@@ -46,7 +49,7 @@ export function Filters({ points, filter, onChange, shown, brushed, onClear }) {
   const knob = points.varied.find(({ name }) => name === filter.knob);
   const isFiltered = brushed !== null || Object.values(filter).some(Boolean);
   return html`<form class="filters" role="search" aria-label="Filter the trials" onSubmit=${(event) => event.preventDefault()}>
-    <label>Text <input type="search" value=${filter.text} placeholder="zero_stage=2" onInput=${(event) => onChange({ text: event.target.value })} /></label>
+    <${Text} value=${filter.text} onChange=${(text) => onChange({ text })} />
     <${Choice} label="Outcome" value=${filter.outcome} options=${outcomes.map((name) => [name, name === "OPEN" ? "No outcome yet" : outcomeLook(name).label])} onChange=${(outcome) => onChange({ outcome })} />
     <${Choice} label="Purpose" value=${filter.purpose} options=${purposes.map((name) => [name, name])} onChange=${(purpose) => onChange({ purpose })} />
     <${Choice} label="Knob" value=${filter.knob} options=${points.varied.map(({ name }) => [name, name])} onChange=${(name) => onChange({ knob: name, value: "" })} />
@@ -54,6 +57,25 @@ export function Filters({ points, filter, onChange, shown, brushed, onClear }) {
     <p class="soft" role="status">${isFiltered ? `${count(shown)} of ${count(points.size)}` : `${count(points.size)} trials`}${brushed === null ? "" : ", as brushed"}</p>
     ${isFiltered && html`<button type="button" class="small" onClick=${onClear}>Show all</button>`}
   </form>`;
+}
+
+function Text({ value, onChange }) {
+  const [typed, setTyped] = useState(value);
+  const told = useRef(value);
+  const timer = useRef(0);
+  const change = useRef(onChange);
+  change.current = onChange;
+  useEffect(() => {
+    // It was set from outside, as by "Show all".
+    if (value !== told.current) setTyped((told.current = value));
+  }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const type = (text) => {
+    setTyped(text);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => change.current((told.current = text)), TYPED);
+  };
+  return html`<label>Text <input type="search" value=${typed} placeholder="zero_stage=2" onInput=${(event) => type(event.target.value)} /></label>`;
 }
 
 function Choice({ label, value, options, onChange }) {

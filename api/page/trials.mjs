@@ -27,7 +27,7 @@ export function Trials({ points, job, brushed, onUnbrush }) {
       <${CompareLink} job=${job.id} chosen=${chosen} onClear=${() => setChosen([])} />
     </div>
     <${Filters} points=${points} filter=${filter} shown=${rows.length} brushed=${brushed} onClear=${clear}
-      onChange=${(changes) => setFilter({ ...filter, ...changes })} />
+      onChange=${(changes) => setFilter((known) => ({ ...known, ...changes }))} />
     ${rows.length === 0
       ? html`<p class="state">${points.size ? "No trial is like that." : "No trial has been proposed yet."}</p>`
       : html`<${DataTable} caption="Trials of this job" columns=${columns} rows=${rows} keyOf=${(row) => row} sort=${sort} onSort=${setSort}
