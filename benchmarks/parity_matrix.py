@@ -144,6 +144,8 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
+        if ranks <= 4 and engine == "native":
+            sections += [_adapters(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return [*found]
@@ -309,6 +311,25 @@ def _optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
         for way in range(min(3, len(possible))):
             layout = possible[(turn + way) % len(possible)]
             yield draw.case({**layout, "optimizer": name, "zero_stage": stage}, [WIDE] if quantised else [*MODELS])
+
+
+def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Low-rank adapters: each layout, stage and target, with checkpointing and what is offloaded in turn. Copies of the shards,
+    and on 2 ranks each schedule, once.
+    """
+    draw = Draw(engine, ranks, "adapters")
+    targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("all",), [*MODELS]
+    for turn, (layout, stage, target) in enumerate(product(layouts(ranks), _stages(engine), targets)):
+        first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
+        knobs = {**layout, **first, "zero_stage": stage, "lora_rank": 2, "lora_targets": target}
+        # Targets come in turn too: shifted with each round of them, so that every model meets every target.
+        model = models[(turn + turn // len(models)) % len(models)]
+        yield draw.case({**knobs, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
+        yield draw.case({**knobs, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
+    adapters: Knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": 3}
+    yield draw.case({**adapters, "hsdp_shard_size": ranks // 2})
+    for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
+        yield draw.case({**adapters, "pipeline_parallel_size": ranks, **run})
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

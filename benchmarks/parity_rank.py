@@ -21,6 +21,7 @@ from executor.engines.native.model import build_transformer
 from executor.engines.session import ParallelSession
 from executor.engines.sources import DTYPES
 from executor.user_module.factory import load_factory
+from search_spaces.adapters import adapted
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 
@@ -43,7 +44,8 @@ class Report:
 def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
-    losses, norms, weights = _reference(case.model_of(), case.workload(), dtype, case.config.optimizer)
+    model = adapted(case.model_of(), case.config)
+    losses, norms, weights = _reference(model, case.workload(), dtype, case.config.optimizer)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
@@ -68,7 +70,7 @@ def compare(rank: int, case: Case) -> Report:
 
 def reference_weights(case: Case) -> frozenset[str]:
     """The names of all trainable weights."""
-    return _names(case.model_of(), case.workload())
+    return _names(adapted(case.model_of(), case.config), case.workload())
 
 
 @functools.lru_cache(maxsize=64)

@@ -41,6 +41,8 @@ SEARCH_ORDER: tuple[str, ...] = (
     "reduce_dtype",
     "precision",
     "attention_backend",
+    "lora_rank",
+    "lora_targets",
     "loss_chunk_size",
     "fused_optimizer",
     "expandable_segments",

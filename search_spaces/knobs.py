@@ -55,6 +55,7 @@ CHECKPOINTS = Condition(
     ("activation_checkpointing",),
     lambda config, _: config.activation_checkpointing != "none",
 )
+ADAPTED = Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0)
 DATA_AND_PIPELINE = Condition(
     "pipeline_parallel_size > 1 and data-parallel degree > 1",
     PARALLEL_SIZES,
@@ -168,6 +169,10 @@ _TABLE = (
     _knob("optimizer", "name", _CHOICE, _CHANGES, _REBUILD,
           "What turns gradients into updates, and keeps state for it; adamw8bit is AdamW with its moments in 8 bits.",
           choices=OPTIMIZERS),
+    _knob("lora_rank", "columns", _INT, _CHANGES, _REBUILD,
+          "Rank of low-rank adapters beside frozen matrices, all that is trained then; 0: every parameter is trained."),
+    _knob("lora_targets", "name", _CHOICE, _CHANGES, _REBUILD,
+          "Which matrices of each layer have an adapter.", choices=("attention", "mlp", "all"), condition=ADAPTED),
 )
 # fmt: on
 

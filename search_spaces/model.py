@@ -164,13 +164,20 @@ class ModelSpec:
     @property
     def adapter_parameters(self) -> int:
         """Trainable parameters of the low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
+        return self.num_layers * self.lora_rank * sum(inputs + outputs for _, inputs, outputs in self.adapted_matrices)
+
+    @property
+    def adapted_matrices(self) -> list[tuple[str, int, int]]:
+        """Target, inputs and outputs of each matrix of a layer that `lora_targets` name, every expert's own."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        hidden, ffn = self.hidden_size, self.ffn_hidden_size * max(self.num_experts, 1)
+        hidden, ffn = self.hidden_size, self.ffn_hidden_size
         sides = {
-            "query": hidden + queries, "key": hidden + keys, "value": hidden + keys, "output": queries + hidden,
-            "gate": (hidden + ffn) if self.gated_mlp else 0, "up": hidden + ffn, "down": ffn + hidden,
+            "query": (hidden, queries), "key": (hidden, keys), "value": (hidden, keys), "output": (queries, hidden),
+            "gate": (hidden, ffn), "up": (hidden, ffn), "down": (ffn, hidden),
         }  # fmt: skip
-        return self.num_layers * self.lora_rank * sum(sides[name] for name in self.lora_targets)
+        here = [name for name in self.lora_targets if name != "gate" or self.gated_mlp]
+        copies = {name: max(self.num_experts, 1) for name in ("gate", "up", "down")}
+        return [(name, *sides[name]) for name in here for _ in range(copies.get(name, 1))]
 
     @property
     def frozen_bytes(self) -> float:

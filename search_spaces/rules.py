@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from search_spaces.adapters import ADAPTERS_REMEDY, adapters_problem
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
@@ -234,6 +235,10 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
     return None
 
 
+def _adapters(config: TrialConfig, context: SpaceContext) -> str | None:
+    return adapters_problem(config, context.model)
+
+
 def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
     return context.capability.refusal(config) if context.capability else None
 
@@ -262,6 +267,7 @@ RULES: tuple[Rule, ...] = (
     Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
+    Rule("adapters", ("lora_rank", "lora_targets"), ADAPTERS_REMEDY, _adapters),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -1,5 +1,6 @@
 """A lower bound of a rank's memory: parameters, gradients and optimizer state, which every step must hold."""
 
+from search_spaces.adapters import adapted
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
@@ -28,7 +29,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
        stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded. Where a layout
        offloads that of some stages, any rank may hold these.
     5. Frozen parameters have neither gradients nor optimizer state. Under low-rank adapters every parameter of the shape is
-       frozen, in as many bits as the model states, and the adapters come on top.
+       frozen, in as many bits as the model states (in the precision where the knob `lora_rank` asks for them), and the
+       adapters come on top.
     6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
 
     Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
@@ -36,6 +38,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     Args:
         capability: the engine's; None: any engine, which gives the lowest bound.
     """
+    model = adapted(model, config)
     trainable, frozen = _elements(config, model)
     frozen *= _frozen_bytes(config, model)
     shards = _shards(config, world_size, capability)
@@ -81,7 +84,9 @@ def _moments(config: TrialConfig, model: Model) -> float:
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:
     """Bytes of a frozen parameter: the precision's, or fewer where its base weights are kept so."""
     whole = PARAMETER_BYTES[config.precision]
-    return min(whole, model.frozen_bytes) if isinstance(model, ModelSpec) and model.lora_rank else whole
+    if not isinstance(model, ModelSpec) or not model.lora_rank or config.lora_rank:
+        return whole
+    return min(whole, model.frozen_bytes)
 
 
 def _shards(config: TrialConfig, world_size: int, capability: Capability | None) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.deepspeed import SAME, deepspeed_notes
@@ -18,7 +19,7 @@ FSDP = Target(
     expressed=frozenset({
         "zero_stage", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer",
         "tensor_parallel_size", "context_parallel_size", "activation_checkpointing", "micro_batch_size", "reduce_dtype",
-        "compile_blocks",
+        "compile_blocks", *peft.KNOBS,
     }),
     elsewhere={
         "sequence_parallel": "the model's own tensor-parallel plan decides it",
@@ -32,7 +33,7 @@ FSDP = Target(
 DDP = Target(
     format="accelerate-fsdp",
     name="an Accelerate file for data parallelism",
-    expressed=frozenset({"zero_stage", "precision", "micro_batch_size", "compile_blocks"}),
+    expressed=frozenset({"zero_stage", "precision", "micro_batch_size", "compile_blocks", *peft.KNOBS}),
     elsewhere={
         "reduce_bucket_size": "give accelerate.DistributedDataParallelKwargs its bytes as bucket_cap_mb",
         "reduce_dtype": "give accelerate.DistributedDataParallelKwargs a comm_hook",
@@ -154,7 +155,7 @@ def _mesh(winner: Winner) -> dict[str, Any]:
 
 def _fsdp_notes(winner: Winner) -> list[str]:
     config = winner.config
-    notes = fsdp2_notes(config, "fsdp_reshard_after_forward: false")
+    notes = peft.peft_notes(winner) + fsdp2_notes(config, "fsdp_reshard_after_forward: false")
     if _sharded(config):
         plugin = "give a FullyShardedDataParallelPlugin with a MixedPrecisionPolicy of this reduce_dtype"
         notes += reduction_note(config, "Accelerate", plugin)

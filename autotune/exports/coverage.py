@@ -28,6 +28,8 @@ ANYWHERE: Mapping[str, str] = {
     "offload_ratio": "it offloads all or nothing",
     "fused_optimizer": "choose it where the optimizer is made",
     "compile_blocks": "compile each block in the program: block.compile()",
+    "lora_rank": "freeze the model and put adapters of that rank beside its matrices, alpha twice the rank",
+    "lora_targets": "say it where the adapters are made",
     "script": "give them to your script",
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",

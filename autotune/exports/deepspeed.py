@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, remarks
@@ -18,6 +19,7 @@ TARGET = Target(
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
         "accumulation_dtype", "optimizer",
+        *peft.KNOBS,
     }),
     elsewhere={
         "allgather_bucket_size": "DeepSpeed accepts its key and never reads it",
@@ -62,7 +64,7 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
 
 def deepspeed_notes(winner: Winner) -> list[str]:
     """What the configuration cannot say, or DeepSpeed does not do."""
-    config, notes = winner.config, []
+    config, notes = winner.config, peft.peft_notes(winner)
     if config.zero_stage == 0:
         changed, why = config.differences(TrialConfig()), "at stage 0 DeepSpeed reduces after backward, in buckets of its own"
         notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]

@@ -1,5 +1,6 @@
 """Arguments of Megatron-LM's pretrain_gpt.py (names as in commit 000c4ac24f61, see tests)."""
 
+from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, marks_note
 from autotune.exports.export import Export, header, remarks
@@ -20,7 +21,7 @@ TARGET = Target(
         "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
-        "pipeline_layout", "accumulation_dtype", "optimizer",
+        "pipeline_layout", "accumulation_dtype", "optimizer", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -210,7 +211,7 @@ def _notes(winner: Winner) -> list[str]:
         notes.append(f"optimizer={config.optimizer}: not among Megatron-LM's adam and sgd; later versions have muon")
     if config.zero_stage >= 2 and config.pipeline_parallel_size > 1:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: look whether your version composes Megatron-FSDP with it")
-    return notes + TARGET.unexpressed(config)
+    return notes + peft.megatron_bridge_notes(winner) + TARGET.unexpressed(config)
 
 
 def _shape_notes(shape: ModelSpec) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.ddp import bucket_megabytes
@@ -17,7 +18,7 @@ TARGET = Target(
     name="TrainingArguments",
     expressed=frozenset({
         "zero_stage", "micro_batch_size", "precision", "activation_checkpointing", "fused_optimizer", "reduce_bucket_size",
-        "optimizer",
+        "optimizer", *peft.KNOBS,
     }),
     elsewhere={"attention_backend": "give from_pretrained an attn_implementation"},
     refused={
@@ -26,8 +27,8 @@ TARGET = Target(
         "expert_parallel_size": "megatron",
     },
 )  # fmt: skip
-HERE = frozenset({"activation_checkpointing"})
-"""Knobs that a DeepSpeed configuration has no place for and TrainingArguments have."""
+HERE = frozenset({"activation_checkpointing", *peft.KNOBS})
+"""Knobs that a DeepSpeed configuration has no place for and TrainingArguments, or what they are given with, have."""
 
 
 def export_transformers(winner: Winner) -> Export:
@@ -79,7 +80,7 @@ def _optimizer(config: TrialConfig) -> dict[str, str]:
 
 
 def _notes(winner: Winner) -> list[str]:
-    config, notes = winner.config, []
+    config, notes = winner.config, peft.peft_notes(winner)
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
     if config.precision == "fp64":

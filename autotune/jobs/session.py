@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
+ADAPTERS = ("lora_rank", "lora_targets")
+"""Knobs that say what of the model is trained."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
 
@@ -95,10 +97,15 @@ class Session:
         )
 
     def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
-        """The losses of a reference that every right configuration has: from the first update on they are the optimizer's."""
-        asked = {str(value) for value in self.space.domains.get(OPTIMIZER, ())}
-        optimizers = {self.space.base.optimizer, *asked, *(config.optimizer for config in self.baselines)}
-        return losses if len(optimizers) == 1 else losses[:1]
+        """Of a job's reference those losses that hold for all of its trials.
+
+        From the first update on they are the optimizer's, and the adapters': of any rank, and without, these start from one
+        loss, since their second factors are zero.
+        """
+        space = self.space
+        chosen = {name: space.domains.get(name, (getattr(space.base, name),)) for name in (OPTIMIZER, *ADAPTERS)}
+        trained = ({*values, *(getattr(config, name) for config in self.baselines)} for name, values in chosen.items())
+        return losses if all(len(values) == 1 for values in trained) else losses[:1]
 
     def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
         """What a user's command reads."""

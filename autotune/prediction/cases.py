@@ -50,7 +50,9 @@ class Shapes:
     """Experts a layer; 0: a dense MLP."""
     experts_per_token: Array
     adapter: Array
-    """Trainable parameters of low-rank adapters in a layer; 0: every parameter is trained."""
+    """Trainable parameters of low-rank adapters in a layer that each tensor-parallel rank has whole."""
+    adapter_divided: Array
+    """Those that tensor-parallel ranks divide; with none of either, every parameter is trained."""
     frozen_bytes: Array
     """Bytes of a frozen parameter; 0: nothing is frozen."""
     dropout: Array

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
@@ -27,7 +28,7 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
     laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
     layouts = layouts_of(configs, workload.global_batch_size, cluster.world_size)
     return Cases(
-        shapes=shapes_of(model, workload.sequence_length),
+        shapes=adapted_shapes(shapes_of(model, workload.sequence_length), model, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}),
@@ -60,6 +61,7 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         experts=scalar(model.num_experts),
         experts_per_token=scalar(model.experts_per_token),
         adapter=scalar(model.adapter_parameters / model.num_layers),
+        adapter_divided=scalar(0.0),
         frozen_bytes=scalar(model.frozen_bytes),
         dropout=scalar(0.0),
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
 from autotune.prediction.config_cases import MASTER, engine_software, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
@@ -18,8 +19,8 @@ from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
-UNIFORM = ("precision", "attention_backend")
-"""Knobs that all configurations of a grid have the same value of: what computes, and how, follows from them."""
+UNIFORM = ("precision", "attention_backend", "lora_rank", "lora_targets")
+"""Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
 
 _PLACING = ("pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pipeline_layout")
@@ -33,8 +34,9 @@ class GridCases:
 
     def __init__(self, space: SearchSpace, model: ModelSpec, engine: str, grid: Grid) -> None:
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
-        precision, attention = (_only(space, name) for name in UNIFORM)
-        self._shapes = shapes_of(model, space.workload.sequence_length)
+        same = {name: _only(space, name) for name in UNIFORM}
+        precision, attention = same["precision"], same["attention_backend"]
+        self._shapes = adapted_shapes(shapes_of(model, space.workload.sequence_length), model, [space.base.replace(same)])
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
         self._width = scalar(PARAMETER_BYTES[str(precision)])

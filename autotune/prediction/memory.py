@@ -191,8 +191,8 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     frozen_bytes = cases.shapes.frozen_bytes + software.quantised_extra
     width = np.where(cases.shapes.frozen_bytes > 0, frozen_bytes, layouts.parameter_bytes)
     tables = held.frozen_tables * (layouts.parameter_bytes - width)
-    persistent = np.minimum(persistent_parameters(cases, layers), held.trained)
-    whole = persistent * layouts.parameter_bytes * (1 - 1 / by_parameter)
+    persistent = np.minimum(persistent_parameters(cases, layers), held.trained + held.frozen)
+    whole = persistent * width * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)

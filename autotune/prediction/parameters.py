@@ -45,7 +45,10 @@ def layer_parameters(cases: Cases) -> LayerParameters:
 
 
 def persistent_parameters(cases: Cases, layers: Array) -> Array:
-    """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3."""
+    """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3.
+
+    Of adapters none are counted: they are few beside what is frozen, and gathered anew after each update anyhow.
+    """
     shapes, layouts = cases.shapes, cases.layouts
     matrices = (
         (2.0, shapes.hidden + 0 * layouts.tensor),
@@ -54,8 +57,7 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (shapes.matrices * np.maximum(shapes.experts, 1.0) / layouts.expert, shapes.hidden * shapes.ffn / layouts.tensor),
     )
     kept = sum((count * size * (size < layouts.persistence) for count, size in matrices), np.zeros(1))
-    stays = (layouts.zero_stage >= 3) & (shapes.frozen_bytes == 0)
-    return np.where(stays, layers * kept, 0.0)
+    return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
 
 
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
@@ -66,7 +68,7 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
     tables = (first + second_copy) * table + first * shapes.positions * shapes.hidden
     dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables
     experts = layers * layer.experts / (layouts.tensor * layouts.expert)
-    adapters = layers * shapes.adapter
+    adapters = layers * (shapes.adapter + shapes.adapter_divided / layouts.tensor)
     frozen = shapes.frozen_bytes > 0
     return StageParameters(
         trained=np.where(frozen, adapters, dense + experts),

@@ -106,13 +106,14 @@ def idle_micro_batches(cases: Cases) -> Array:
     """Idle time of the slowest rank in a step, in units of forward and backward of one micro-batch of a whole rank.
 
     p - 1 for GPipe and 1F1B, divided by the stages a rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
-    (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth.
+    (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth. Frozen
+    weights have no gradients that could fill it.
     """
-    layouts = cases.layouts
+    layouts, frozen = cases.layouts, cases.shapes.frozen_bytes > 0
     p, v = layouts.pipeline, layouts.virtual
     share = np.select(
         [
-            (layouts.schedule == INTERLEAVED) | (layouts.schedule == LOOPED),
+            (layouts.schedule == INTERLEAVED) | (layouts.schedule == LOOPED) | (frozen & (layouts.schedule > LOOPED)),
             layouts.schedule == ZERO_BUBBLE,
             (layouts.schedule == ZBV) | (layouts.schedule == DUALPIPEV),
         ],

@@ -118,6 +118,7 @@ def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
         experts=scalar(0),
         experts_per_token=scalar(0),
         adapter=scalar(adapter),
+        adapter_divided=scalar(0.0),
         frozen_bytes=scalar(frozen),
         dropout=scalar(values["dropout"]),
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,8 @@ UNSEEN = (
 )  # fmt: skip
 """Knobs that no equation looks at: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})
+NO_ADAPTERS: Mapping[str, Value] = {"lora_targets": TrialConfig().lora_targets}
+"""What stands where lora_rank is 0, whatever the targets."""
 KEPT = 1000
 """Configurations whose buckets are set."""
 
@@ -142,11 +144,14 @@ def _nearest(value: Value, values: Sequence[Value]) -> Value:
 
 
 def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The space divided into such that have one precision and one attention kernel each."""
-    split = [[(name, value) for value in space.domains[name]] for name in UNIFORM if name in space.domains]
+    """The space divided into such that have one precision, one attention kernel and one kind of adapters each."""
+    varied = [name for name in UNIFORM if name in space.domains]
     domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
-    for values in itertools.product(*split):
-        yield dataclasses.replace(space, domains=domains | {name: (value,) for name, value in values})
+    values = itertools.product(*(space.domains[name] for name in varied))
+    bases = (space.base.replace(dict(zip(varied, point, strict=True))) for point in values)
+    # Where there are no adapters, all their targets are one.
+    for base in dict.fromkeys(base if base.lora_rank else base.replace(NO_ADAPTERS) for base in bases):
+        yield dataclasses.replace(space, domains=domains | {name: (getattr(base, name),) for name in varied})
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,8 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
-    persistent = np.minimum(persistent_parameters(cases, np.maximum(split.first, split.most)), held.trained)
-    moved = held.trained - persistent + np.where(at_three, held.frozen, 0.0)
+    gone_round = held.trained + np.where(at_three, held.frozen, 0.0)
+    moved = gone_round - np.minimum(persistent_parameters(cases, np.maximum(split.first, split.most)), gone_round)
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced = held.trained * layouts.reduce_bytes * reduce_times

@@ -21,6 +21,8 @@ class ModelPart:
     """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there."""
     tied: frozenset[str] = frozenset()
     """Names of the weight that another stage holds too; empty: none."""
+    shards_frozen: bool = False
+    """Whether stage 3 shards frozen parameters, too: each is read inside of its unit alone. Else they stay whole."""
     enters: str = ""
     """Entry of a batch that the first stage of a pipeline gets by position."""
     reads: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
+from search_spaces.adapters import adapted
 from search_spaces.mesh import PIPELINE
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, stages_of_rank
@@ -41,7 +42,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def is_tied(self) -> bool:
-        """Whether the first and the last stage of a pipeline hold one weight."""
+        """Whether the first and the last stage of a pipeline hold one weight that is trained."""
 
     @abstractmethod
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
@@ -75,15 +76,13 @@ class _Shape(Source):
     def __init__(self, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)
         if spec.lora_rank:
-            raise EngineRefusalError(
-                "adapters", "this engine trains every parameter; leave lora_rank at 0, or give a module:factory"
-            )
-        self.spec = spec
+            raise EngineRefusalError("adapters", "the model has adapters of its own; set the knob lora_rank, not the model's")
+        self.spec = adapted(spec, config)
         self.data = text_data(workload, spec.vocab_size)
 
     @property
     def is_tied(self) -> bool:
-        return self.spec.tied_embeddings
+        return self.spec.tied_embeddings and not self.spec.lora_rank
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel)
@@ -103,9 +102,9 @@ class _Shape(Source):
         module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         return ModelPart(
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
-            summands=frozenset(module.summand_parameters()), tied=TIED_NAMES if self.spec.tied_embeddings else frozenset(),
-            enters="tokens", reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module),
-            stage=stage,
+            summands=frozenset(module.summand_parameters()), tied=TIED_NAMES if self.is_tied else frozenset(),
+            shards_frozen=True, enters="tokens", reads=("labels",) if part.last else (), entry=self._entry(module),
+            hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 
     def _entry(self, module: Transformer) -> Tensor:

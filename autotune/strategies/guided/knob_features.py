@@ -61,6 +61,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
         DETAIL * numbers("expandable_segments", float),
         CHOICE * numbers("compile_blocks", float),
+        _doublings(numbers("lora_rank", float)),
+        CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]

@@ -59,6 +59,8 @@ NATIVE = Capability(
         "pipeline_layout": None,
         "accumulation_dtype": None,
         "optimizer": None,
+        "lora_rank": None,
+        "lora_targets": None,
     },
     combinations=(
         COMPILE_SELECTIVE,

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Slot:
-    """One trainable parameter. Every rank holds an equal, padded share of each parameter."""
+    """One parameter. Every rank holds an equal, padded share of each parameter."""
 
     name: str
     parameter: nn.Parameter
@@ -22,7 +22,7 @@ class Slot:
     shard_elements: int
     """Elements of one rank's share: `elements / ranks`, rounded up, perhaps to whole blocks."""
     offset: int
-    """First element of this rank's share in the flat master vector."""
+    """First element of this rank's share in the flat master vector, which frozen parameters follow."""
     bucket: int
     column: int
     """First column of the share in the bucket's matrix of shape [ranks, columns]."""
@@ -40,7 +40,7 @@ class Layout:
     slots: tuple[Slot, ...]
     buckets: tuple[tuple[Slot, ...], ...]
     master_elements: int
-    """Elements of this rank's flat master vector, padding included."""
+    """Where this rank's flat master vector ends, padding included."""
 
     def columns(self, bucket: int) -> int:
         """Elements that each rank owns of a bucket."""
@@ -56,6 +56,7 @@ def make_layout(
     ranks: int,
     reduce_bucket_size: int,
     share_block: Callable[[int], int] = lambda _: 1,
+    offset: int = 0,
 ) -> Layout:
     """Fill buckets up to `reduce_bucket_size` elements; a larger parameter has a bucket of its own.
 
@@ -64,9 +65,9 @@ def make_layout(
         ranks: among which each is shared out.
         reduce_bucket_size: in elements.
         share_block: elements of a parameter -> of what a share is a multiple, where there are several.
+        offset: where the vector begins.
     """
     buckets: list[tuple[Slot, ...]] = []
-    offset = 0
     for named in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
         bucket: list[Slot] = []
         column = 0

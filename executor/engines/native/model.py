@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
+from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.tensor import (
     ColumnLinear,
     RowLinear,
@@ -255,6 +256,7 @@ class Transformer(nn.Module):
         # Named by the layer's number in the whole model: weights are drawn by their names.
         self.blocks = nn.ModuleDict({str(layer): Block(spec, part) for layer in part.layers})
         self.head = Head(spec, part, loss_chunk_size) if part.last else None
+        self.adapt()
         self.tie()
         self.rotary = spec.position is Position.ROTARY
         self.make_tables()
@@ -263,6 +265,15 @@ class Transformer(nn.Module):
         """Make the output projection the embedding table, where the model has it so and both are here."""
         if self.spec.tied_embeddings and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
+
+    def adapt(self) -> None:
+        """Where the model has adapters: put them beside their matrices, and freeze all else."""
+        if not self.spec.lora_rank:
+            return
+        self.requires_grad_(False)
+        for name, matrix in [*self.blocks.named_modules()]:
+            if isinstance(matrix, ColumnLinear | RowLinear) and name.rpartition(".")[2] in self.spec.lora_targets:
+                matrix.adapt(self.spec.lora_rank)
 
     def make_tables(self) -> None:
         """Rotations and masks of the rank's tokens, in fp32 whatever the parameters' type."""
@@ -287,7 +298,7 @@ class Transformer(nn.Module):
         """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
         found = {}
         for name, module in self.named_modules():
-            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding):
+            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank):
                 own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
                 found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
         return found
@@ -296,14 +307,14 @@ class Transformer(nn.Module):
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
         That is every whole parameter where ranks divide the sequence, and where they divide the experts' widths the router and
-        the experts' last biases.
+        the experts' last biases; and what is whole of an adapter (`LowRank`).
         """
         if self.part.tensor.size == 1:
             return set()
         whole_ones = {name for name, _ in self.named_parameters()} - set(self.split_dimensions())
         if self.part.tensor.sequence_parallel:
             return whole_ones
-        return {name for name in whole_ones if ".router." in name or ".experts." in name}
+        return {name for name in whole_ones if any(part in name for part in (".router.", ".experts.", ".adapter."))}
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         x = tokens if self.embedding is None else self.embedding(tokens, self.places)
@@ -355,11 +366,12 @@ def _whole_name(name: str, spec: ModelSpec) -> str:
 
 @torch.no_grad()
 def initialize(name: str, parameter: Tensor, seed: int, split: int | None = None, slices: int = 1, place: int = 0) -> None:
-    """Norm weights 1, biases 0, matrices normal with deviation 0.02, drawn whole in fp32 from the seed and the name.
+    """Norm weights 1, biases and adapters' second factors 0, matrices normal with deviation 0.02, drawn whole in fp32 from the
+    seed and the name.
 
     `parameter` is the `place`th of `slices` slices along dimension `split` of what is drawn.
     """
-    if name.endswith("bias"):
+    if name.endswith(("bias", OUTWARD)):
         parameter.zero_()
     elif parameter.dim() == 1:
         parameter.fill_(1.0)

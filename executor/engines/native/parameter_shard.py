@@ -13,7 +13,7 @@ from executor.engines.native.copies import Copy, CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
 
 Range = tuple[int, int]
-"""First element and the one after the last, in the flat master vector."""
+"""First element and the one after the last, in the flat master vector and the frozen parameters that follow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class Loaded:
 
 
 class ParameterShard(ABC):
-    """A flat vector of parameters in their own type. The optimizer hands it updated values in the master's type."""
+    """A flat vector of parameters in their own type: those that the optimizer updates, handed over in the master's type, and
+    behind them frozen ones, which are written once.
+    """
 
     @abstractmethod
     def read(self, ranges: Sequence[Range]) -> Loaded:
@@ -58,14 +60,20 @@ class ParameterShard(ABC):
 
 
 class MasterShard(ParameterShard):
-    """The master vector itself, wholly on the device, cast when it is read."""
+    """The master vector itself, wholly on the device, cast when it is read; and `frozen` parameters in the type to cast to."""
 
-    def __init__(self, master: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, master: Tensor, dtype: torch.dtype, frozen: Tensor | None = None) -> None:
         self.master, self.dtype = master, dtype
+        self.frozen = torch.empty(0, dtype=dtype, device=master.device) if frozen is None else frozen
 
     def read(self, ranges: Sequence[Range]) -> Loaded:
-        values = joined(self.master, ranges).to(self.dtype)
-        if not shares_memory(values, self.master):
+        edge = self.master.numel()
+        trained = [(start, min(end, edge)) for start, end in ranges if start < edge]
+        frozen = [(max(start - edge, 0), end - edge) for start, end in ranges if end > edge]
+        parts = [joined(self.master, trained).to(self.dtype)] if trained else []
+        parts += [joined(self.frozen, frozen)] if frozen else []
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if not shares_memory(values, self.master) and not shares_memory(values, self.frozen):
             mark("buffers", values)
         return Loaded(values)
 
@@ -79,7 +87,8 @@ class MasterShard(ParameterShard):
         """Nothing is on its way."""
 
     def tensors(self) -> Iterator[Tensor]:
-        return iter(())
+        if self.frozen.numel():
+            yield self.frozen
 
 
 class DeviceShard(ParameterShard):

@@ -53,7 +53,9 @@ class ParameterGatherer:
        is done; for the account that decides what is gathered next, a unit ends when the next one begins, since that is the
        same on every rank even where only some ranks used a branch.
        With `reshard_after_forward` off they stay whole from their first use in a step to the last micro-batch's backward.
-    4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it.
+    4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it, a frozen one
+       for good.
+    5. A frozen parameter has no gradient that would tell when backward is done with it: it goes when its unit ends.
 
     Sizes in elements, meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021, ZeRO-Infinity].
     """
@@ -130,9 +132,9 @@ class ParameterGatherer:
         self._position = -1
 
     def parameters_changed(self) -> None:
-        """The optimizer has changed the master: what persists is stale."""
-        self._live.clear()
-        self._live_elements = 0
+        """The optimizer has changed the master: what persists is stale, unless it is frozen."""
+        self._live = {slot for slot in self._live if not slot.parameter.requires_grad}
+        self._live_elements = sum(slot.elements for slot in self._live)
 
     @torch.no_grad()
     def _use(self, unit: Unit) -> None:

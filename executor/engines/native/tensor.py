@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.engines.native.collectives import Group
+from executor.engines.native.low_rank import INWARD, OUTWARD, LowRank, adapted_result
 from executor.engines.native.selective import keep_collective
 
 
@@ -67,6 +68,14 @@ class ColumnLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
         super().__init__(inputs, outputs // tensor.size, bias=bias)
+        self.adapter: LowRank | None = None
+
+    def adapt(self, rank: int) -> None:
+        """Put an adapter beside the matrix."""
+        self.adapter = LowRank(self, rank, {OUTWARD: 0})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adapted_result(super().forward(x), self.adapter, x)
 
 
 class RowLinear(nn.Linear):
@@ -80,11 +89,16 @@ class RowLinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool, leaves: bool = True) -> None:
         super().__init__(inputs // tensor.size, outputs, bias=bias)
         self.tensor, self.leaves = tensor, leaves
+        self.adapter: LowRank | None = None
+
+    def adapt(self, rank: int) -> None:
+        """Put an adapter beside the matrix."""
+        self.adapter = LowRank(self, rank, {INWARD: 1})
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tensor.size == 1:
-            return super().forward(x)
-        summand = functional.linear(x, self.weight)
+            return adapted_result(super().forward(x), self.adapter, x)
+        summand = adapted_result(functional.linear(x, self.weight), self.adapter, x)
         if not self.leaves:
             return summand if self.bias is None else summand + self.bias / self.tensor.size
         total = self.tensor.leave(summand)

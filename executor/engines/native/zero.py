@@ -1,7 +1,7 @@
 """ZeRO 0-3 around any module: sharding, the hooks of a micro-batch, and the update."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,8 @@ class ShardedModel(Replica):
     3. `update` scales, steps, and brings changed parameters back: nothing at stage 0, all-gathers of
        `allgather_bucket_size` elements at stages 1 and 2, on next use at stage 3 (`ParameterGatherer`).
 
-    Frozen parameters stay whole on every rank and have neither gradient nor optimizer state.
+    Frozen parameters have neither gradient nor master nor optimizer state. They stay whole on every rank; at stage 3, where
+    `ModelPart.shards_frozen` allows it, each rank keeps its shares in the parameters' own type, and gathers bring them along.
     [Rajbhandari et al. 2020, ZeRO; 2021, ZeRO-Infinity]
     """
 
@@ -67,13 +68,17 @@ class ShardedModel(Replica):
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
         self.dtype = trainable[0][1].dtype
+        shards_frozen = part.shards_frozen and config.zero_stage == 3
+        fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
+        self._frozen = make_layout(fixed, self.ranks, config.reduce_bucket_size, offset=self.layout.master_elements)
         master = self._shard_parameters(self.dtype)
+        frozen = self._shard_frozen()
         self.master_dtype = master.dtype
         self.pool, self._copies = HostPool(device), CopyEngine(device)
         self.optimizer = self._make_optimizer(master, workload)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
-        self._shard = self._make_shard(master)
+        self._shard = self._make_shard(master, frozen)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device, accumulates)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
@@ -191,11 +196,23 @@ class ShardedModel(Replica):
                 slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self.device)
             else:
                 slot.parameter.data = slot.parameter.data.to(self.device)
-        self._move_rest()
         return master
 
+    @torch.no_grad()
+    def _shard_frozen(self) -> Tensor:
+        """This rank's shares of the frozen parameters that stage 3 gathers, on the device; none at other stages."""
+        start = self.layout.master_elements
+        vector = torch.zeros(self._frozen.master_elements - start, dtype=self.dtype, device=self.device)
+        for slot in self._frozen.slots:
+            own = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
+            own.copy_(as_rows(slot.parameter.data, slot, self.ranks)[self.own_row])
+            slot.parameter.data = torch.empty(slot.shape, dtype=self.dtype, device=self.device)
+            slot.parameter.data.untyped_storage().resize_(0)
+        self._move_rest()
+        return vector
+
     def _move_rest(self) -> None:
-        """Frozen parameters and buffers stay whole."""
+        """Frozen parameters that stay whole, and buffers."""
         for parameter in self.module.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(self.device)
@@ -220,26 +237,32 @@ class ShardedModel(Replica):
         return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
 
     def _make_gatherer(self) -> ParameterGatherer:
-        units = find_units(self.module, self.part.units, self.layout.slots)
+        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
         assert self._shard is not None
-        return ParameterGatherer(units, self._shard, self.group, self.config, self.reducer.declare_ready)
+        return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready)
 
-    def _make_shard(self, master: Tensor) -> ParameterShard | None:
+    def _declare_ready(self, slots: Iterable[Slot]) -> None:
+        """Frozen parameters are gathered with the others, and never reduced."""
+        self.reducer.declare_ready(slot for slot in slots if slot.parameter.requires_grad)
+
+    def _make_shard(self, master: Tensor, frozen: Tensor) -> ParameterShard | None:
         """What gathers read. None: made for each update."""
         if not self.optimizer.host_elements and self.config.offload_param == "none":
-            return MasterShard(master, self.dtype)
+            return MasterShard(master, self.dtype, frozen)
         if self.config.zero_stage < 3:
             return None
         shard: ParameterShard
         if self.config.offload_param == "cpu":
-            shard = HostShard(self.layout.master_elements, self.dtype, self.device, self.pool, self._copies)
+            shard = HostShard(self._frozen.master_elements, self.dtype, self.device, self.pool, self._copies)
         else:
             shard = self._device_shard()
+        if len(frozen):
+            shard.accept_from_device(self.layout.master_elements, frozen)
         self.optimizer.publish(shard)
         return shard
 
     def _device_shard(self) -> DeviceShard:
-        return DeviceShard(self.layout.master_elements, self.dtype, self.device, self._arrivals)
+        return DeviceShard(self._frozen.master_elements, self.dtype, self.device, self._arrivals)
 
     def _hook(self, slot: Slot) -> torch.utils.hooks.RemovableHandle:
         def accumulated(parameter: Tensor) -> None:

@@ -96,6 +96,8 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "compile_blocks": (True, {}),
     "accumulation_dtype": ("bf16", {"precision": "bf16"}),
     "optimizer": ("sgd", {}),
+    "lora_rank": (8, {}),
+    "lora_targets": ("mlp", {"lora_rank": 8}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

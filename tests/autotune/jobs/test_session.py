@@ -49,6 +49,17 @@ def test_stages_that_cannot_fit_are_no_baseline(tmp_path: Path) -> None:
     assert [config.zero_stage for config in session.baselines] == [1, 2, 3]
 
 
+def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -> None:
+    """With adapters and without, the first loss is one: the second factors are zero. Then they are other models."""
+
+    def held(**pins: str) -> tuple[float, ...]:
+        session = table.session(tmp_path, pins=pins)
+        return session.trial_request("one", session.baselines[0], (4.0, 3.0, 2.0)).reference_losses
+
+    assert held() == held(lora_rank="4") == held(lora_rank="4", lora_targets="mlp") == (4.0, 3.0, 2.0)
+    assert held(lora_rank="0,4") == held(lora_rank="4", lora_targets="mlp,all") == (4.0,)
+
+
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
     session = table.session(tmp_path, baseline={"zero_stage": 2, "micro_batch_size": 2})
     assert session.baselines[0].micro_batch_size == 2

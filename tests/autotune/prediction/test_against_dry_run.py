@@ -32,6 +32,8 @@ WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
         ({"zero_stage": 1, "accumulation_dtype": "bf16"}, 0.12),
         ({"zero_stage": 2, "accumulation_dtype": "bf16"}, 0.06),
         ({"zero_stage": 1, "reduce_dtype": "bf16"}, 0.06),
+        ({"lora_rank": 16}, 0.10),
+        ({"lora_rank": 16, "lora_targets": "all", "zero_stage": 1, "micro_batch_size": 2}, 0.05),
     ],
     ids=str,
 )

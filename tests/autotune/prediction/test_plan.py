@@ -67,6 +67,26 @@ def test_a_scan_finds_what_brute_force_finds() -> None:
         assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
 
 
+def test_a_scan_tells_adapters_apart() -> None:
+    """Where there are none, their targets are one configuration; where there are, each trains and holds something else."""
+    pins = {
+        **SMALL,
+        "context_parallel_size": "1",
+        "pipeline_parallel_size": "1",
+        "lora_rank": "0,16",
+        "lora_targets": "attention,mlp",
+    }
+    question = asked(cluster="dgx-h100:1", pins=pins)
+    fitting = brute(question)
+    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    assert scanned.fitting == len(fitting)
+    assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
+    assert {config.lora_rank for _, _, config in fitting} == {0, 16}
+    by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
+    for leader in scanned.leaders:
+        assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
+
+
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
     fitting = fitting_when_asked()

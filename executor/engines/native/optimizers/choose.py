@@ -32,7 +32,8 @@ def block_matrices(part: ModelPart) -> frozenset[str]:
     Raises:
         EngineRefusalError: there is none, so that muon would be AdamW by another name.
     """
-    inside = {id(parameter) for block in part.blocks for parameter in block.parameters() if parameter.dim() == 2}
+    trained = (parameter for block in part.blocks for parameter in block.parameters() if parameter.requires_grad)
+    inside = {id(parameter) for parameter in trained if parameter.dim() == 2}
     names = frozenset(name for name, parameter in part.module.named_parameters() if id(parameter) in inside)
     if not names:
         raise EngineRefusalError(

@@ -129,6 +129,14 @@ def test_the_master_itself_as_shard_is_cast_when_it_is_read() -> None:
     assert MasterShard(master, torch.bfloat16).read([(0, 10)]).values.dtype == torch.bfloat16
 
 
+def test_frozen_parameters_follow_the_master_and_are_not_cast() -> None:
+    master, frozen = drawn(10, torch.float32, 0), drawn(6, torch.bfloat16, 1)
+    shard = MasterShard(master, torch.bfloat16, frozen)
+    assert torch.equal(shard.read([(8, 13), (15, 16)]).values, torch.cat((master[8:].bfloat16(), frozen[:3], frozen[5:])))
+    assert shard.read([(11, 13)]).values.data_ptr() == frozen[1:].data_ptr()
+    assert [*shard.tensors()] == [frozen]
+
+
 def test_a_step_takes_no_host_memory_beyond_the_pool() -> None:
     """On a CPU all allocations of the step are seen: none but what the device's share needs."""
     if DEVICE.type != "cpu":

@@ -1,0 +1,81 @@
+"""Low-rank adapters in the words of PEFT (0.21) and of Megatron-Bridge: what a program does that wraps its model."""
+
+from collections.abc import Mapping
+
+from autotune.exports.winner import Winner
+from search_spaces.adapters import ALPHA_PER_RANK, TARGETS
+
+KNOBS = frozenset({"lora_rank", "lora_targets"})
+"""What the notes below tell of."""
+_LLAMA = {
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
+    "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
+}  # fmt: skip
+TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "gpt2": {
+        "query": "attn.c_attn", "key": "attn.c_attn", "value": "attn.c_attn", "output": "attn.c_proj",
+        "up": "mlp.c_fc", "down": "mlp.c_proj",
+    },
+    "opt": {
+        "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj", "up": "fc1", "down": "fc2",
+    },
+    "gpt_neox": {
+        "query": "query_key_value", "key": "query_key_value", "value": "query_key_value", "output": "attention.dense",
+        "up": "dense_h_to_4h", "down": "dense_4h_to_h",
+    },
+    "mixtral": {
+        **_LLAMA, "gate": "experts.gate_up_proj", "up": "experts.gate_up_proj", "down": "experts.down_proj",
+    },
+}  # fmt: skip
+"""Family -> matrix -> what its module is called in Transformers; several matrices under one name are one there."""
+PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})
+"""Names that are of a parameter of all experts, not of a module."""
+MEGATRON = {
+    "query": "linear_q", "key": "linear_k", "value": "linear_v", "output": "linear_proj",
+    "gate": "linear_fc1_gate", "up": "linear_fc1_up", "down": "linear_fc2",
+}  # fmt: skip
+
+
+def peft_notes(winner: Winner) -> list[str]:
+    """How a Transformers model gets the adapters, where the configuration has some."""
+    config, shape = winner.config, winner.shape
+    if not config.lora_rank:
+        return []
+    matrices = _matrices(winner)
+    names = TRANSFORMERS.get(shape.family, {}) if shape is not None else {}
+    called = [names[matrix] for matrix in matrices if matrix in names]
+    words = {"target_modules": [*dict.fromkeys(name for name in called if name not in PARAMETERS)]}
+    if parameters := [*dict.fromkeys(name for name in called if name in PARAMETERS)]:
+        words["target_parameters"] = parameters
+    targets = ", ".join(f"{word}={values}" for word, values in words.items()) if called else "target_modules=[…]"
+    one = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
+    rank = config.lora_rank
+    made = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
+    return [f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}"]
+
+
+def megatron_bridge_notes(winner: Winner) -> list[str]:
+    """How a Megatron model gets the adapters, where the configuration has some."""
+    if not winner.config.lora_rank:
+        return []
+    rank, targets = winner.config.lora_rank, [MEGATRON[matrix] for matrix in _matrices(winner)]
+    experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
+    made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
+    return [f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"]
+
+
+def _matrices(winner: Winner) -> list[str]:
+    gated = winner.shape is None or winner.shape.gated_mlp
+    return [matrix for matrix in TARGETS[winner.config.lora_targets] if matrix != "gate" or gated]
+
+
+def _fused(called: list[str]) -> str:
+    """The first name that stands for several matrices; empty: none does."""
+    return next((name for place, name in enumerate(called) if name in called[:place]), "")
+
+
+def _told(winner: Winner) -> str:
+    return f"lora_rank={winner.config.lora_rank}, lora_targets={winner.config.lora_targets}"

@@ -1,0 +1,32 @@
+"""How adapters are told to those who train by PEFT or by Megatron-Bridge."""
+
+from pathlib import Path
+from typing import Any
+
+import exported
+import pytest
+
+from autotune.exports import EXPORTERS
+from autotune.exports.torch_code import TARGET as TORCH
+
+
+def note(name: str, session: Any, **knobs: Any) -> str:
+    made = EXPORTERS[name](exported.document(session, lora_rank=8, **knobs))
+    (told,) = [note for note in made.notes if note.startswith("lora_rank=8")]
+    return told
+
+
+@pytest.mark.parametrize("name", ["transformers", "accelerate-fsdp", "accelerate-deepspeed", "deepspeed"])
+def test_transformers_models_get_them_from_peft(tmp_path: Path, name: str) -> None:
+    told = note(name, exported.small(tmp_path), lora_targets="all")
+    assert "peft.LoraConfig(r=8, lora_alpha=16, target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj', " in told
+    assert "['q_proj', 'k_proj', 'v_proj', 'o_proj']" in note(name, exported.small(tmp_path))
+
+
+def test_megatron_is_left_for_its_bridge(tmp_path: Path) -> None:
+    told = note("megatron", exported.small(tmp_path), lora_targets="mlp")
+    assert told.endswith("CanonicalLoRA(target_modules=['linear_fc1_gate', 'linear_fc1_up', 'linear_fc2'], dim=8, alpha=16)")
+
+
+def test_others_say_that_they_have_none(tmp_path: Path) -> None:
+    assert note("torch", exported.small(tmp_path)).startswith(f"lora_rank=8: not part of {TORCH.name}; freeze the model")
