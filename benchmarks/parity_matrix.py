@@ -326,6 +326,9 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
         model = models[(turn + turn // len(models)) % len(models)]
         yield draw.case({**knobs, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
         yield draw.case({**knobs, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
+    for stage, name in product(_stages(engine), (name for name in KNOBS["optimizer"].choices if name != "adamw")):
+        knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": stage, "optimizer": name}
+        yield draw.case(knobs, [WIDE] if name == "adamw8bit" else [*MODELS])
     adapters: Knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": 3}
     yield draw.case({**adapters, "hsdp_shard_size": ranks // 2})
     for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():

@@ -33,7 +33,7 @@ def reference_optimizers(name: str, module: nn.Module, workload: Workload) -> li
             matrices = _matrices(module)
             rest = [parameter for parameter in parameters if id(parameter) not in {id(matrix) for matrix in matrices}]
             muon = torch.optim.Muon(matrices, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw", **rates)
-            return [muon, torch.optim.AdamW(rest, **rates)]
+            return [muon, torch.optim.AdamW(rest, **rates)] if rest else [muon]
         case _:
             return [torch.optim.AdamW(parameters, **rates)]
 
