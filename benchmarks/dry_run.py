@@ -74,8 +74,8 @@ no code with the measurement (allocator events, the engine's counts, the trial's
 - For CUDA clusters allocations are rounded to 512 bytes, and operators are those of the CPU: attention keeps its result and
   the log-sum-exp as CUDA's flash attention does; RMSNorm keeps more than CUDA's fused kernel, so that Llama-like models are
   foretold too high. How far a GPU is off is not measured here: `make gpu` measures it where there is one.
-- A mixture of experts is taken as evenly routed. A user's module that asks for a tensor's value (`.item()`, `nonzero`) is
-  refused in one line.
+- A mixture of experts is taken as evenly routed (with a capacity nothing depends on the routing). A user's module that asks
+  for a tensor's value (`.item()`, `nonzero`) is refused in one line.
 """
 
 

@@ -53,6 +53,15 @@ WIDE = "wide"
 WIDE_SHAPE = {
     **MODELS["llama"], "hidden_size": 66, "head_dim": 8, "ffn_hidden_size": 70, "vocab_size": 64,
 }  # fmt: skip
+EXPERTS: Mapping[str, Mapping[str, object]] = {
+    "experts": MODELS["experts"],
+    "capped": {
+        "family": "mixtral", "num_key_value_heads": 4, "ffn_hidden_size": 24, "num_experts": 4, "experts_per_token": 2,
+        "capacity_factor": 1.25, "load_balance": 0.5, "norm": Norm.LAYERNORM, "gated_mlp": False, "activation": "gelu",
+        "mlp_bias": True,
+    },
+}  # fmt: skip
+"""Models whose experts ranks can divide: without a limit, and with full experts, a balance loss and biases."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,
@@ -129,6 +138,8 @@ class Case:
         names = [f"{name}{size}" for name, size in sizes.items() if size > 1]
         if config.sequence_parallel:
             names[0] += "+sp"
+        if config.expert_parallel_size > 1:
+            names.append(f"ep{config.expert_parallel_size}")
         if config.hsdp_shard_size:
             names.append(f"hsdp{config.hsdp_shard_size}")
         return " ".join(names)
@@ -174,7 +185,7 @@ def make_model(name: str, layers: int) -> Model:
             reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,
             tensor_divisor=user_model.HEADS, pipeline_stages=user_model.BLOCKS,
         )  # fmt: skip
-    shape = WIDE_SHAPE if name == WIDE else MODELS[name]
+    shape = WIDE_SHAPE if name == WIDE else {**MODELS, **EXPERTS}[name]
     return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **shape})  # type: ignore[arg-type]
 
 

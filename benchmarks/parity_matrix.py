@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, WIDE, Case
+from benchmarks.parity_cases import BRANCH, CAPABILITIES, EXPERTS, GLOBAL_BATCH, MODELS, USER, WIDE, Case
 from benchmarks.parity_layouts import layout_in_turn
 from search_spaces.canonical import canonical
 from search_spaces.knobs import KNOBS
@@ -28,6 +28,7 @@ MENDED = (
     "batch-divides",
     "pipeline-micro-batches",
     "zero-bubble-reshard",
+    "experts-context",
 )
 """Rules that another model, micro-batch size or reshard_after_forward may satisfy."""
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -142,6 +143,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
+            sections += [_experts(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
@@ -260,6 +262,19 @@ def _written(engine: str, ranks: int) -> Iterator[Case | None]:
             if case is not None and (ranks == 2 or turn % 2):
                 text = layout_in_turn(stages, turn, offloads=int(stage) >= 1 and turn % 3 == 0)
                 yield draw.case({**layout, **run, "zero_stage": stage, "pipeline_layout": text}, [*MODELS])
+
+
+def _experts(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Experts on different ranks: each layout, degree and stage; schedules, checkpointing, offloads and optimizers in turn."""
+    draw = Draw(engine, ranks, "experts")
+    for turn, (layout, size, stage) in enumerate(product(layouts(ranks), (2, 4), _stages(engine))):
+        knobs = {**layout, "expert_parallel_size": size, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, [*EXPERTS])]
+        if runs:
+            knobs = {**knobs, **draw.choose(runs), **draw.choose(CHECKPOINTING)}
+            yield draw.case(knobs, [*EXPERTS])
+            besides: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
+            yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
 
 
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:

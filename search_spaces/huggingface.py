@@ -100,11 +100,26 @@ def _qwen2(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _mixtral(keys: ConfigKeys, name: str) -> ModelSpec:
+    """`expert_capacity_factor` is no key of Hugging Face, whose Mixtral drops no token."""
+    experts_per_token = keys.size("num_experts_per_tok", default=2)
     return _rotary_decoder(
         keys, name, "mixtral", kv_heads=8, epsilon=1e-5, rope_theta=1e6, sliding_window=_window(keys, 0),
         num_experts=keys.size("num_local_experts", default=8),
-        experts_per_token=keys.size("num_experts_per_tok", default=2),
+        experts_per_token=experts_per_token,
+        capacity_factor=keys.number("expert_capacity_factor", default=1.0) if keys.has("expert_capacity_factor") else 0.0,
+        load_balance=_load_balance(keys, experts_per_token),
     )  # fmt: skip
+
+
+def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
+    """The weight, on each layer's loss, that pulls as hard as Hugging Face's on one loss over all layers.
+
+    That is k where all experts get alike, and a mean over the layers; ours is 1 for each layer. Without
+    `output_router_logits` there is none.
+    """
+    if not keys.flag("output_router_logits", False):
+        return 0.0
+    return keys.number("router_aux_loss_coef", default=1e-3) * experts_per_token / keys.size("num_hidden_layers")
 
 
 def _window(keys: ConfigKeys, default: int) -> int:

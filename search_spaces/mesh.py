@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from search_spaces.trial_config import TrialConfig
 
 TENSOR, CONTEXT, DATA, PIPELINE = "tensor", "context", "data", "pipeline"
+EXPERT, EXPERT_DATA = "expert", "expert_data"
+"""Ranks that divide the experts, and those that hold the same ones: both out of data x context, no dimensions of their own."""
 DIMENSIONS = (TENSOR, CONTEXT, DATA, PIPELINE)
 """Names of the mesh dimensions, as they are reported."""
 ABBREVIATIONS = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
@@ -23,6 +25,8 @@ class Mesh:
     """Innermost first: ranks that differ in the first dimension alone are neighbours, so tensor ranks share a node."""
     shard: int = 0
     """Ranks that share one copy of the sharded states, out of data x context; 0: all of them."""
+    expert: int = 1
+    """Data ranks that divide the experts among them: neighbours along data, with the same tokens' context rank."""
 
     @property
     def world_size(self) -> int:
@@ -74,6 +78,19 @@ class Mesh:
         size = self.shard_ranks
         return [group[first::size] for group in self._zero_groups() for first in range(size)]
 
+    def expert_groups(self) -> list[list[int]]:
+        """Ranks that hold different experts and exchange tokens: neighbours along the data dimension alone."""
+        size = self.expert
+        return [group[first : first + size] for group in self.groups((DATA,)) for first in range(0, len(group), size)]
+
+    def expert_data_groups(self) -> list[list[int]]:
+        """Ranks that hold the same experts, whose gradients are summed and whose states are divided."""
+        return [
+            [rank for rank in group if self.coordinates(rank)[DATA] % self.expert == place]
+            for group in self._zero_groups()
+            for place in range(self.expert)
+        ]
+
     def _zero_groups(self) -> list[list[int]]:
         return self.groups((CONTEXT, DATA))
 
@@ -87,4 +104,5 @@ def make_mesh(config: TrialConfig, world_size: int) -> Mesh:
         pipeline=config.pipeline_parallel_size,
         order=config.rank_order,
         shard=config.hsdp_shard_size if config.zero_stage == 3 else 0,
+        expert=config.expert_parallel_size,
     )

@@ -1,5 +1,6 @@
 """What is trained: decoder-only transformers by their shape, a module of the user's own, or a script of the user's own."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -77,6 +78,10 @@ class ModelSpec:
     num_experts: int = 0
     """Experts a layer; 0: a dense MLP."""
     experts_per_token: int = 0
+    capacity_factor: float = 0.0
+    """Tokens of a sequence that an expert takes at most, as a multiple of its even share; 0: all, none is dropped."""
+    load_balance: float = 0.0
+    """Weight of each router's load-balance loss, which gradients have and the loss that is told has not; 0: none."""
     sliding_window: int = 0
     """Tokens that attention looks back; 0: all."""
     lora_rank: int = 0
@@ -111,6 +116,13 @@ class ModelSpec:
                 "route each token to at least one and at most every expert",
             )
 
+        for field in ("capacity_factor", "load_balance"):
+            value = getattr(self, field)
+            if not 0 <= value < math.inf:
+                raise ModelFormatError(field, f"{value} is negative or not finite", "give a positive number, or 0 for none")
+            if value and not self.num_experts:
+                raise ModelFormatError(field, "is of a router, and there are no experts", "leave it at 0, or give num_experts")
+
         self._check_adapters()
 
     def _check_adapters(self) -> None:
@@ -127,6 +139,14 @@ class ModelSpec:
     def _require_at_most(self, field: str, most: int) -> None:
         if getattr(self, field) > most:
             raise ModelFormatError(field, "is larger than that of any model", f"give at most {most:,}")
+
+    def expert_capacity(self, tokens: int) -> int:
+        """Places that an expert has for a sequence of so many tokens: its even share x `capacity_factor`; 0: no limit.
+
+        [Lepikhin et al. 2021, GShard, 2.2]
+        """
+        even = tokens * self.experts_per_token / max(self.num_experts, 1)
+        return min(math.ceil(even * self.capacity_factor), tokens)
 
     @property
     def input_embedding_parameters(self) -> int:
@@ -151,6 +171,12 @@ class ModelSpec:
             + (self._norm_parameters if self.pre_norm else 0)
             + (0 if self.tied_embeddings else self.vocab_size * (self.embedding_size or self.hidden_size))
         )
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts, routers not counted."""
+        routers = self.num_experts * self.hidden_size
+        return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
 
     @property
     def active_parameter_count(self) -> int:

@@ -167,6 +167,17 @@ def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or not replicas else None
 
 
+def _experts_context(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What is counted over a whole sequence no rank knows that has a part of it."""
+    model, ranks = context.model, config.context_parallel_size
+    if ranks == 1 or not isinstance(model, ModelSpec):
+        return None
+    counted = [name for name in ("capacity_factor", "load_balance") if model.num_experts and getattr(model, name)]
+    if not counted:
+        return None
+    return f"the {' and the '.join(counted)} of {model.name} hold for whole sequences, which {ranks} context ranks divide"
+
+
 def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     size, ranks = config.hsdp_shard_size, config.zero_ranks(context.world_size)
     if size == 0:
@@ -259,6 +270,7 @@ RULES: tuple[Rule, ...] = (
     Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
     Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),
     Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
+    Rule("experts-context", (CP,), "set context_parallel_size=1, or use a model without them", _experts_context),
     Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
     Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),

@@ -84,6 +84,9 @@ class SearchSpace:
         place = to_plain(dataclasses.replace(self.context, capability=None))
         if not self.cluster.groups:
             del place["cluster"]["groups"]  # a field that came later: what was hashed keeps its hash
+        for name in ("capacity_factor", "load_balance"):  # as that
+            if not place["model"].get(name):
+                place["model"].pop(name, None)
         engine = self.capability.plain() if self.capability else None
         return stable_hash([place, engine, to_plain(self.domains), to_plain(self.base)])
 

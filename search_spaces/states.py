@@ -17,10 +17,12 @@ MASTER_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8, "fp8": 4}
 def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int, capability: Capability | None = None) -> int:
     """Device bytes that the rank with the most states holds at least at the peak of a step; never above the true peak.
 
-    1. A rank has P = parameters / (tensor x pipeline x expert degree): the fullest rank has at least the mean.
+    1. A rank has P = parameters / (tensor x pipeline degree), of experts 1 / expert degree of that: the fullest rank has at
+       least the mean.
     2. Master and the gradient at rest take M bytes each per element, the optimizer's moments what `moment_bytes` says (2 M
        for AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, S being the ranks that shard (data x
-       context, or hsdp_shard_size where `capability` divides the states by it).
+       context, or hsdp_shard_size where `capability` divides the states by it); of experts S / expert degree, since so many
+       hold the same.
     3. Stages 0-2 have whole parameters too. Where nothing is divided (S = 1) and the precision is the master's own, the
        master is these. They count beside the gradients where `capability` says so, else only the larger of the two does: the
        one stands at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
@@ -42,32 +44,37 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     trainable, frozen = _elements(config, model)
     frozen *= _frozen_bytes(config, model)
     shards = _shards(config, world_size, capability)
+    owned = _owned(config, model, shards)
     whole, master = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
     offloaded = 0.0 if config.offload_optimizer == "none" else config.offload_ratio
     if marks_offloading(config):
         offloaded = 1.0
-    state = master * (1.0 - offloaded) / shards
-    gradients, moments = state, _moments(config, model) * (1.0 - offloaded) / shards
+    state = master * (1.0 - offloaded)
+    gradients, moments = state, _moments(config, model) * (1.0 - offloaded)
     if config.zero_stage == 3:
         kept = 0.0 if config.offload_param != "none" else 1.0
-        parameters = kept * (state + whole * offloaded / shards)
-        return int(trainable * (parameters + moments + gradients) + kept * frozen / shards)
+        parameters = kept * (state + whole * offloaded)
+        return int(owned * (parameters + moments + gradients) + kept * frozen / shards)
     is_master = shards == 1 and whole == master
     if is_master:
         return int(trainable * (whole + moments + gradients) + frozen)
     beside = capability is not None and capability.keeps_copy_beside_gradients
-    copy_and_gradients = whole + gradients if beside else max(whole, gradients)
-    return int(trainable * (state + moments + copy_and_gradients) + frozen)
+    copy, gradients = trainable * whole, owned * gradients
+    return int(owned * (state + moments) + (copy + gradients if beside else max(copy, gradients)) + frozen)
 
 
 def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
     """Trainable and frozen parameters of a rank before sharding."""
     if isinstance(model, CommandModel):
         return 0.0, 0.0
-    parts = config.tensor_parallel_size * config.pipeline_parallel_size * config.expert_parallel_size
+    parts = config.tensor_parallel_size * config.pipeline_parallel_size
     if isinstance(model, ModelSpec) and model.lora_rank:
+        parts *= config.expert_parallel_size
         return model.adapter_parameters / parts, model.parameter_count / parts
-    frozen = 0 if isinstance(model, ModelSpec) else model.frozen_parameter_count
+    if isinstance(model, ModelSpec):
+        elsewhere = model.expert_parameters * (1 - 1 / config.expert_parallel_size)
+        return (model.parameter_count - elsewhere) / parts, 0.0
+    frozen = model.frozen_parameter_count
     return (model.parameter_count - frozen) / parts, frozen / parts
 
 
@@ -79,6 +86,16 @@ def _moments(config: TrialConfig, model: Model) -> float:
     outputs = 0 if model.tied_embeddings else model.vocab_size * (model.embedding_size or model.hidden_size)
     tables = (model.input_embedding_parameters + outputs) / model.parameter_count
     return matrix * (1 - tables) + other * tables
+
+
+def _owned(config: TrialConfig, model: Model, shards: int) -> float:
+    """Trainable parameters whose states a rank has, where `shards` ranks divide them."""
+    trainable, _ = _elements(config, model)
+    if shards == 1 or not isinstance(model, ModelSpec) or model.lora_rank:
+        return trainable / shards
+    ranks = config.expert_parallel_size
+    experts = model.expert_parameters / (config.tensor_parallel_size * config.pipeline_parallel_size * ranks)
+    return (trainable - experts) / shards + experts / max(shards / ranks, 1.0)
 
 
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:

@@ -31,6 +31,7 @@ TARGET = Target(
         "pipeline_split": "set the partition_method of the PipelineModule",
         "pipeline_layout": "give the PipelineModule these layers; it recomputes on every stage alike",
         "context_parallel_size": "DeepSpeed divides sequences by heads instead (Ulysses, deepspeed.sequence)",
+        "expert_parallel_size": "build the experts as deepspeed.moe.layer.MoE with this ep_size",
         "rank_order": "give the PipelineModule a topology with these axes",
         "checkpoint_every_k": "set it in the model (activation_checkpoint_interval of a PipelineModule)",
         "defer_gradient_reduction": "DeepSpeed reduces after every micro-batch at stage 2",

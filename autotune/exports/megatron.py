@@ -35,7 +35,7 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> the strategy of Megatron-FSDP."""
 ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
 """Kernel -> what Transformer Engine, which runs attention there, calls it."""
-BUILT_IN = ("experts", "tied embeddings")
+BUILT_IN = ("experts", "a capacity of experts", "a load-balance loss", "tied embeddings")
 LOOPED = ("1f1b", "interleaved_1f1b")
 """Schedules that Megatron-LM has."""
 
@@ -176,6 +176,9 @@ def _kinds(shape: ModelSpec) -> list[str]:
         "--disable-bias-linear": not (shape.mlp_bias or shape.attention_output_bias),
         "--add-qkv-bias": shape.qkv_bias and not shape.attention_output_bias,
         f"--num-experts {shape.num_experts} --moe-router-topk {shape.experts_per_token}": shape.num_experts > 0,
+        f"--moe-expert-capacity-factor {shape.capacity_factor} --moe-pad-expert-input-to-capacity "
+        "--moe-token-drop-policy position": shape.capacity_factor > 0,
+        f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {shape.load_balance}": shape.load_balance > 0,
     }
     return [line for line, holds in wanted.items() if holds]
 
@@ -219,6 +222,8 @@ def _shape_notes(shape: ModelSpec) -> list[str]:
     missing, notes = lacking(shape, BUILT_IN), []
     if missing:
         notes.append(f"pretrain_gpt.py's model is written without {', '.join(missing)}: add them")
+    if shape.capacity_factor:
+        notes.append("Megatron-LM fills its experts by micro-batch, not by sequence: other tokens may be dropped")
     if not _has_activation(shape):
         notes.append(f"the model's activation {shape.activation} is not one of pretrain_gpt.py's")
     if shape.mlp_bias != shape.attention_output_bias or (shape.attention_output_bias and not shape.qkv_bias):

@@ -6,6 +6,8 @@ from search_spaces.model import ModelSpec
 
 PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda shape: shape.num_experts > 0,
+    "a capacity of experts": lambda shape: shape.capacity_factor > 0,
+    "a load-balance loss": lambda shape: shape.load_balance > 0,
     "tied embeddings": lambda shape: shape.tied_embeddings,
     "norms after the sub-layers": lambda shape: not shape.pre_norm,
     "parallel residuals": lambda shape: shape.parallel_residual,

@@ -49,6 +49,7 @@ class Shapes:
     experts: Array
     """Experts a layer; 0: a dense MLP."""
     experts_per_token: Array
+    """Rows that go to experts for each token."""
     adapter: Array
     """Trainable parameters of low-rank adapters in a layer that each tensor-parallel rank has whole."""
     adapter_divided: Array

@@ -64,6 +64,17 @@ def shard_group(cases: Cases) -> Group:
     return group_of(cases, cases.layouts.shard, cases.layouts.tensor)
 
 
+def expert_group(cases: Cases) -> Group:
+    """The data-parallel ranks that divide the experts: neighbours along data."""
+    return group_of(cases, cases.layouts.expert, cases.layouts.tensor * cases.layouts.context)
+
+
+def expert_data_group(cases: Cases) -> Group:
+    """The ranks that hold the same experts and divide their states."""
+    layouts = cases.layouts
+    return group_of(cases, np.maximum(layouts.shard / layouts.expert, 1.0), layouts.tensor * layouts.expert)
+
+
 def replica_group(cases: Cases) -> Group:
     """With hybrid sharding, the ranks that hold the same share."""
     layouts = cases.layouts

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, group_of, tensor_group
+from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 
 _SHARP = 4.0
 
@@ -126,7 +126,8 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
 
     Sequence parallelism that gathers its inputs again moves 10 units for 8. Full recomputation runs the forward ones again but
-    the last. Context: gathered keys and values forward, scattered backward. Experts: tokens out and back, forward and backward.
+    the last. Context: gathered keys and values forward, scattered backward. Experts: tokens out and back, forward and backward,
+    and forward again where all is computed again.
     """
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes
@@ -142,5 +143,6 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     context = collective_seconds(cases, context_group(cases), passes * keys * share, passes, rates)
     e = layouts.expert
     routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
-    expert = collective_seconds(cases, group_of(cases, e, n), 4 * routed, 4.0 + 0 * e, rates)
+    travels = 2 * (passes + 0 * e)
+    expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
     return tensor + context + expert

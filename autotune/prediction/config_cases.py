@@ -59,7 +59,7 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         window=scalar(model.sliding_window or sequence_length),
         tied=scalar(float(model.tied_embeddings)),
         experts=scalar(model.num_experts),
-        experts_per_token=scalar(model.experts_per_token),
+        experts_per_token=scalar(_rows_per_token(model, sequence_length)),
         adapter=scalar(model.adapter_parameters / model.num_layers),
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(model.frozen_bytes),
@@ -108,3 +108,10 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         update_bytes=column([MOVED[config.optimizer] for config in configs]),
         orthogonalizes=column([config.optimizer == "muon" for config in configs]),
     )
+
+
+def _rows_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """Rows that go to experts for each token: its choices, or every place of experts with a capacity, empty ones too."""
+    if not model.capacity_factor:
+        return model.experts_per_token
+    return model.num_experts * model.expert_capacity(sequence_length) / sequence_length

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.parameters import StageParameters, layer_parameters, persistent_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, divided, layer_parameters, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import in_flight, split_layers
 from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
 
@@ -197,55 +197,62 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
     on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
-    own = _local(cases, held, by_state)
+    own = divided(cases, held, by_state)
+    here = divided(cases, held, by_parameter) * layouts.parameter_bytes
     return {
-        "parameters": on_device
-        * (_local(cases, held, by_parameter) * layouts.parameter_bytes + (held.frozen * width + tables) / by_parameter + whole),
+        "parameters": on_device * (here + (held.frozen * width + tables) / by_parameter + whole),
         "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
         "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
     }
-
-
-def _local(cases: Cases, held: StageParameters, ranks: Array) -> Array:
-    """Trained parameters of which so many ranks have a share each; experts are shared by fewer."""
-    experts = held.expert_trained
-    fewer = np.maximum(cases.layouts.shard / cases.layouts.expert, 1.0)
-    return (held.trained - experts) / ranks + experts / np.where(ranks > 1, fewer, 1.0)
 
 
 def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
     """Bytes of gradients that stay from one micro-batch to the next, in the type in which these are summed."""
     layouts, own = cases.layouts, cases.software.gradient_bytes
     width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
-    return _local(cases, held, shares(cases)[1]) * width
+    return divided(cases, held, shares(cases)[1]) * width
 
 
 def _host(cases: Cases, held: StageParameters) -> Array:
     layouts = cases.layouts
     by_parameter, _, by_state = shares(cases)
     state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
-    states = held.trained / by_state * state * layouts.offload_optimizer
-    return states + (held.trained + held.frozen) / by_parameter * layouts.parameter_bytes * layouts.offload_parameters
+    states = divided(cases, held, by_state) * state * layouts.offload_optimizer
+    parameters = divided(cases, held, by_parameter) + held.frozen / by_parameter
+    return states + parameters * layouts.parameter_bytes * layouts.offload_parameters
 
 
 def _gathered(cases: Cases, held: StageParameters) -> Array:
-    """At stage 3 what is gathered: the layer that runs and what is gathered ahead."""
+    """At stage 3 what is gathered: the layer that runs and what is gathered ahead; experts by themselves where ranks divide
+    them.
+    """
     layouts = cases.layouts
-    whole = held.trained + held.frozen
-    layer = layer_parameters(cases)
-    unit = (layer.attention + layer.dense + layer.experts / layouts.expert) / layouts.tensor
-    ahead = np.minimum(layouts.prefetch_bucket + unit, np.maximum(layouts.max_live, unit))
+    layer, apart = layer_parameters(cases), layouts.expert > 1
+    experts = layer.experts / layouts.expert / layouts.tensor
+    common = (layer.attention + layer.dense) / layouts.tensor + np.where(apart, 0.0, experts)
+    of_experts = np.where(apart, held.expert_trained, 0.0)
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor
-    kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
-    live = np.minimum(kept, whole) * layouts.parameter_bytes * (1 - 1 / layouts.shard)
-    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live)
+    live = _live(cases, common, table, held.trained + held.frozen - of_experts) * (1 - 1 / layouts.shard)
+    alike = np.maximum(layouts.shard / layouts.expert, 1.0)
+    live = live + np.where(apart, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
+    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * layouts.parameter_bytes)
     return np.where(layouts.zero_stage >= 3, live, 0.0)
+
+
+def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
+    """Elements of `whole` that stand gathered: the unit that runs, or the table, and what is gathered ahead."""
+    layouts = cases.layouts
+    ahead = np.minimum(layouts.prefetch_bucket + unit, np.maximum(layouts.max_live, unit))
+    kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
+    return np.minimum(kept, whole)
 
 
 def _reducing(cases: Cases, held: StageParameters) -> Array:
     """Buckets that are filled and reduced, where gradients do not stay whole."""
     layouts = cases.layouts
-    buckets = np.minimum(layouts.reduce_bucket * cases.software.buckets, held.trained)
+    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
+    filled = layouts.reduce_bucket * cases.software.buckets
+    buckets = np.minimum(filled, held.trained - of_experts) + np.minimum(filled, of_experts)
     own = np.where(layouts.data * layouts.context > 1, buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes), 0.0)
     _, by_gradient, _ = shares(cases)
     return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, _sent_otherwise(cases, held))

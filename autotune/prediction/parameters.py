@@ -60,6 +60,12 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
     return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
 
 
+def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:
+    """Trained parameters of one rank where `ranks` share them out; of experts, only those ranks that hold the same ones do."""
+    alike = np.where(ranks > 1, np.maximum(ranks / cases.layouts.expert, 1.0), 1.0)
+    return (held.trained - held.expert_trained) / ranks + held.expert_trained / alike
+
+
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
     """What a rank of a stage with so many `layers` holds; `first` and `last` are 1 where the stage has the tables."""
     shapes, layouts = cases.shapes, cases.layouts

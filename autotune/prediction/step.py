@@ -8,15 +8,17 @@ import numpy as np
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import (
+    Group,
     boundary_bandwidth,
     collective_seconds,
+    expert_data_group,
     replica_group,
     shard_group,
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.optimizer import update_seconds
-from autotune.prediction.parameters import StageParameters, persistent_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, divided, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 from autotune.prediction.uneven import (
     RankShare,
@@ -199,18 +201,21 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
-    gone_round = held.trained + np.where(at_three, held.frozen, 0.0)
+    experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
+    gone_round = held.trained - experts + np.where(at_three, held.frozen, 0.0)
     moved = gone_round - np.minimum(persistent_parameters(cases, np.maximum(split.first, split.most)), gone_round)
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
-    reduced = held.trained * layouts.reduce_bytes * reduce_times
-    gathered = moved * np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
+    reduced_bytes = layouts.reduce_bytes * reduce_times
+    gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
     buckets = np.ceil(held.trained / layouts.reduce_bucket)
     pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
-    group, share = shard_group(cases), (n - 1) / n
     sent = np.where(cases.software.waits_for_bucket > 0, buckets, pieces)
-    scatter = collective_seconds(cases, group, reduced * share, reduce_times * sent, rates)
-    gather = collective_seconds(cases, group, gathered * share, gather_times * pieces, rates)
+    common, alike = shard_group(cases), expert_data_group(cases)
+    scatter = _along(cases, rates, common, (held.trained - experts) * reduced_bytes, reduce_times * sent)
+    scatter = scatter + _along(cases, rates, alike, experts * reduced_bytes, reduce_times * sent)
+    gather = _along(cases, rates, common, moved * gathered_bytes, gather_times * pieces)
+    gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * pieces)
     copies = replica_group(cases)
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
     replicas = collective_seconds(cases, copies, between * reduce_times, reduce_times * pieces, rates)
@@ -227,6 +232,12 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
     exposed: Array = covered + open_part
     return exposed
+
+
+def _along(cases: Cases, rates: Coefficients, group: Group, message: Array, count: Array) -> Array:
+    """Seconds of gathers or scatters of so many bytes in all over a group; none where nothing is sent."""
+    count = np.where(message > 0, count, 0.0)
+    return collective_seconds(cases, group, message * (group.ranks - 1) / group.ranks, count, rates)
 
 
 def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
@@ -256,7 +267,7 @@ def _held(cases: Cases, split: Split) -> StageParameters:
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:
-    return _held(cases, split).trained / np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0)
+    return divided(cases, _held(cases, split), np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0))
 
 
 def _world(cases: Cases) -> Array:

@@ -78,6 +78,11 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """See `Onlooker`."""
         self.ledger.mark(tag, value)
 
+    def rows(self, counts: Tensor, total: int) -> list[int]:
+        """Every expert gets as many of the `total` rows as any other."""
+        shares = counts.numel()
+        return [(share + 1) * total // shares - share * total // shares for share in range(shares)]
+
     def started(self) -> object:
         """What the backend has allocated for the collective that was started just now."""
         copy, self._copy = self._copy, None

@@ -19,6 +19,8 @@ class ModelPart:
     """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
     summands: frozenset[str] = frozenset()
     """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there."""
+    experts: frozenset[str] = frozenset()
+    """Parameters of experts of which other ranks hold others (`expert_parallel_size`)."""
     tied: frozenset[str] = frozenset()
     """Names of the weight that another stage holds too; empty: none."""
     shards_frozen: bool = False

@@ -12,6 +12,7 @@ from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import ContextParallel
+from executor.engines.native.experts import tell_loss_scale
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.loss_scaling import LossScaler
 from executor.engines.native.pipeline import Pipeline, precise
@@ -103,6 +104,7 @@ class ParallelSession(EngineSession):
 
     def run_step(self) -> tuple[Tensor | None, Update]:
         """`train_step`, whose loss and gradient norm are left where they are."""
+        tell_loss_scale([part.module for part in self.parts], self._scale(self._prepared))
         loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0], self._prepared)
         return loss, self._update()
 

@@ -91,7 +91,14 @@ class _Shape(Source):
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         return [
             self._part(
-                Part(layers=layers[stage], first=stage == 0, last=stage == len(layers) - 1, tensor=tensor, context=context),
+                Part(
+                    layers=layers[stage],
+                    first=stage == 0,
+                    last=stage == len(layers) - 1,
+                    tensor=tensor,
+                    context=context,
+                    expert=groups.expert,
+                ),
                 stage,
             )
             for stage in stages
@@ -102,9 +109,9 @@ class _Shape(Source):
         module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         return ModelPart(
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
-            summands=frozenset(module.summand_parameters()), tied=TIED_NAMES if self.is_tied else frozenset(),
-            shards_frozen=True, enters="tokens", reads=("labels",) if part.last else (), entry=self._entry(module),
-            hidden=self._hidden(module), stage=stage,
+            summands=frozenset(module.summand_parameters()), experts=frozenset(module.expert_parameters()),
+            tied=TIED_NAMES if self.is_tied else frozenset(), shards_frozen=True, enters="tokens",
+            reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 
     def _entry(self, module: Transformer) -> Tensor:

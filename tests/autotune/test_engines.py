@@ -1,5 +1,6 @@
 """What the engines honour and refuse: well-formed, refused in their spaces with the remedy, and on the page that tells it."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ REFUSED: dict[str, dict[str, Any]] = {
         "compile_blocks": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2,
         "pipeline_schedule": "interleaved_zero_bubble",
     },
+    "experts-copies": {"expert_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 2},
+    "experts-compiled": {"expert_parallel_size": 2, "compile_blocks": True},
+    "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -70,13 +74,17 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "optimizer-on-device": {"optimizer": "adamw"},
+    "experts-copies": {"hsdp_shard_size": 0},
+    "experts-compiled": {"compile_blocks": False},
+    "experts-adapters": {"lora_rank": 0},
 }
 """What its remedy makes of that."""
 
 
-def context(engine: Capability) -> SpaceContext:
+def context(engine: Capability, experts: int = 0) -> SpaceContext:
     cluster = resolve_cluster("local", ranks=4)
-    return SpaceContext(model=resolve_model("llama-tiny"), cluster=cluster, workload=WORK, world_size=4, capability=engine)
+    model = dataclasses.replace(resolve_model("llama-tiny"), num_experts=experts, experts_per_token=min(experts, 1))
+    return SpaceContext(model=model, cluster=cluster, workload=WORK, world_size=4, capability=engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
@@ -90,11 +98,12 @@ def test_values_that_are_honoured_are_values_of_the_knob(engine: Capability) -> 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_is_refused_by_its_name_and_its_remedy_helps(engine: Capability, item: Combination) -> None:
     config = TrialConfig().replace({**engine.starting_values(), **REFUSED[item.rule]})
-    (refusal,) = check_config(config, context(engine))
+    place = context(engine, experts=4 if config.expert_parallel_size > 1 else 0)
+    (refusal,) = check_config(config, place)
     assert (refusal.rule, refusal.message, refusal.remedy) == (item.rule, item.problem, item.remedy)
     assert "\n" not in str(refusal)
     assert engine.refusals(config, 4) == [refusal]
-    assert check_config(config.replace(REMEDIED[item.rule]), context(engine)) == []
+    assert check_config(config.replace(REMEDIED[item.rule]), place) == []
 
 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))

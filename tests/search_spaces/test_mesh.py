@@ -1,5 +1,6 @@
 """The mesh: groups partition the ranks, and neighbours are the ranks that talk most."""
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -49,6 +50,22 @@ def test_ranks_of_a_group_differ_in_its_dimensions_alone(mesh: Mesh, dimensions:
 def test_coordinates_name_each_rank_once(mesh: Mesh) -> None:
     places = [tuple(mesh.coordinates(rank)[name] for name in DIMENSIONS) for rank in range(mesh.world_size)]
     assert set(places) == set(product(*(range(mesh.size(name)) for name in DIMENSIONS)))
+
+
+@given(meshes(), st.data())
+def test_expert_groups_cross_those_of_ranks_with_the_same_experts(mesh: Mesh, data: st.DataObject) -> None:
+    ranks = data.draw(st.sampled_from([size for size in range(1, mesh.data + 1) if mesh.data % size == 0]))
+    mesh = dataclasses.replace(mesh, expert=ranks)
+    different, alike = mesh.expert_groups(), mesh.expert_data_groups()
+    for groups, size in ((different, ranks), (alike, mesh.zero_ranks // ranks)):
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+        assert {len(group) for group in groups} == {size}
+    zero = mesh.groups((CONTEXT, DATA))
+    for one, other in product(different, alike):
+        of_one_model = any({*one, *other} <= {*group} for group in zero)
+        assert len({*one} & {*other}) <= 1 or not of_one_model
+    for group in different:
+        assert len({mesh.coordinates(rank)[CONTEXT] for rank in group}) == 1
 
 
 @given(meshes())

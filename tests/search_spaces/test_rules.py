@@ -10,6 +10,7 @@ import pytest
 from search_spaces.capability import Capability, Combination
 from search_spaces.clusters import resolve_cluster
 from search_spaces.context import SpaceContext
+from search_spaces.huggingface import resolve_model
 from search_spaces.knob import Kind
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
 from search_spaces.model import FactoryModel
@@ -34,6 +35,9 @@ PICKY = Capability(
     ),
 )
 PICKY_RULES = {rule.name: rule for rule in rules_of(PICKY)}
+
+EXPERTS = resolve_model("mixtral-8x7b")
+CAPPED, BALANCED = dataclasses.replace(EXPERTS, capacity_factor=1.25), dataclasses.replace(EXPERTS, load_balance=0.01)
 
 REFUSED = [
     ("world-divides", {"pipeline_parallel_size": 3}, {}),
@@ -81,6 +85,8 @@ REFUSED = [
     ("experts-divide", {"expert_parallel_size": 2}, {}),
     ("experts-divide", {"expert_parallel_size": 3}, {"model": "mixtral-8x7b"}),
     ("experts-divide", {"expert_parallel_size": 8, "tensor_parallel_size": 2}, {"model": "mixtral-8x7b"}),
+    ("experts-context", {"context_parallel_size": 2}, {"model": CAPPED}),
+    ("experts-context", {"context_parallel_size": 2}, {"model": BALANCED}),
     ("hsdp-shards", {"hsdp_shard_size": 2}, {}),
     ("hsdp-shards", {"hsdp_shard_size": 3, "zero_stage": 3}, {}),
     ("hsdp-shards", {"hsdp_shard_size": 16, "zero_stage": 3}, {}),
@@ -139,6 +145,8 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ),
         ({"zero_stage": 3}, {"capability": PICKY}),
         ({"expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
+        ({"expert_parallel_size": 8}, {"model": CAPPED}),
+        ({"context_parallel_size": 2}, {"model": EXPERTS}),
         ({"hsdp_shard_size": 4, "zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"}, {}),
         ({"precision": "bf16"}, {"cluster": "local"}),
         ({"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"}, {"cluster": "local"}),

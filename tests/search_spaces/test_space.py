@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 import search_spaces
 from search_spaces.capability import Capability, Combination
 from search_spaces.errors import KnobValueError, SpaceTooLargeError, UnknownNameError
+from search_spaces.huggingface import resolve_model
 from search_spaces.lattice import POSITION
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules import check_config, rules_of
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial_config import TrialConfig, stable_hash
 
 MakeSpace = Callable[..., SearchSpace]
 
@@ -303,6 +304,17 @@ space = resolve_space("full", resolve_model("mixtral-8x7b"), resolve_cluster("dg
 config = space.sample(random.Random(7))
 print(json.dumps([space.hash, space.count(), config.hash, [move.hash for move in space.neighbours(config)]]))
 """
+
+
+def test_a_field_of_models_that_came_later_leaves_the_hash_of_models_without_it(make_space: MakeSpace) -> None:
+    model = resolve_model("mixtral-8x7b")
+    plain, capped = make_space({}, model=model), make_space({}, model=dataclasses.replace(model, capacity_factor=1.0))
+    assert plain.hash != capped.hash
+    later = {"capacity_factor", "load_balance"}
+    place = to_plain(dataclasses.replace(plain.context, capability=None))
+    del place["cluster"]["groups"]
+    place["model"] = {name: value for name, value in place["model"].items() if name not in later}
+    assert plain.hash == stable_hash([place, None, to_plain(plain.domains), to_plain(plain.base)])
 
 
 def test_hashes_and_draws_are_the_same_in_every_process() -> None:

@@ -53,6 +53,23 @@ def test_an_engine_that_drops_the_copy_before_the_gradients_are_whole(precision:
     assert states_lower_bound_bytes(config, MODEL, 4) == int(COUNT * per_parameter)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_have_all_that_is_common_and_their_own_experts(ranks: int) -> None:
+    model = resolve_model("mixtral-8x7b")
+    own = model.parameter_count - model.expert_parameters * (1 - 1 / ranks)
+    share = model.parameter_count / 8  # whatever ranks divide the experts: as many fewer hold the same
+    expected = [16 * own, 4 * own + 16 * share, 16 * share]
+    for stage, size in zip((0, 1, 3), expected, strict=True):
+        config = TrialConfig(zero_stage=stage, expert_parallel_size=ranks)
+        assert states_lower_bound_bytes(config, model, 8, BOTH) == pytest.approx(size)
+
+
+def test_experts_are_most_of_a_mixture() -> None:
+    model = resolve_model("mixtral-8x7b")
+    assert model.expert_parameters == 32 * 8 * 3 * 4096 * 14336
+    assert MODEL.expert_parameters == 0
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_on_one_rank_no_stage_needs_more(stage: int) -> None:
     assert states_lower_bound_bytes(TrialConfig(zero_stage=stage), MODEL, 1) == 16 * COUNT

@@ -1,6 +1,7 @@
 """What the native engine honours and refuses. Imports no torch: the search reads it."""
 
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
+from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
@@ -47,6 +48,7 @@ NATIVE = Capability(
         "pipeline_schedule": None,
         "pipeline_split": None,
         "context_parallel_size": None,
+        "expert_parallel_size": None,
         "activation_checkpointing": None,
         "checkpoint_every_k": None,
         "attention_backend": None,
@@ -73,6 +75,9 @@ NATIVE = Capability(
             holds=_compiles_selective_stages,
         ),
         COMPILE_ZERO_BUBBLE,
+        EXPERTS_COPIES,
+        EXPERTS_ADAPTERS,
+        EXPERTS_COMPILED,
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),

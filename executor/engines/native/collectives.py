@@ -34,6 +34,9 @@ class Onlooker(Protocol):
     def started(self) -> object:
         """A collective was started. What is returned is kept until it has been waited for."""
 
+    def rows(self, counts: Tensor, total: int) -> list[int]:
+        """What `counts`, which sum to `total`, are taken for where tensors hold no data."""
+
 
 _onlooker: ContextVar[Onlooker | None] = ContextVar("onlooker", default=None)
 
@@ -46,6 +49,12 @@ def watched_by(onlooker: Onlooker) -> Iterator[None]:
         yield
     finally:
         _onlooker.reset(token)
+
+
+def rows_of(counts: Tensor, total: int) -> list[int]:
+    """Numbers of rows that a tensor holds, on the host; they sum to `total`."""
+    onlooker = _onlooker.get()
+    return counts.flatten().tolist() if onlooker is None else onlooker.rows(counts, total)
 
 
 class InFlight:
@@ -149,15 +158,18 @@ class Group:
         send = partial(all_gather_single, flat, alias, group=self.group, async_op=True)
         return InFlight(send, flat, alias, clock=self.clock)
 
-    def all_to_all(self, output: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> InFlight:
-        """Send each rank its part of `parts` [n], `sent` elements one after the other; asynchronously.
+    def all_to_all(
+        self, output: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int], returns: bool = False
+    ) -> InFlight:
+        """Send each rank its part of `parts` [n, …], `sent` rows one after the other; asynchronously.
 
-        What the ranks have for this one lands in `output` in their order, `received` elements each.
+        What the ranks have for this one lands in `output` in their order, `received` rows each. A message is counted as large
+        as it is for the rank whose rows they are: what it sends or, where rows come back to it (`returns`), what it gets.
         """
         if self.size == 1:
             output.copy_(parts)
             return InFlight(lambda: None)
-        self.count("all_to_all", parts)
+        self.count("all_to_all", output if returns else parts)
         alias, source = output.view_as(output), parts.view_as(parts)
         send = partial(dist.all_to_all_single, alias, source, list(received), list(sent), group=self.group, async_op=True)
         return InFlight(send, alias, source, clock=self.clock)

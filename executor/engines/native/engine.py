@@ -4,6 +4,7 @@ from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.zero import ShardedModel
+from executor.engines.native.zero_experts import ShardedExperts
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
@@ -22,6 +23,9 @@ class NativeEngine(Engine):
         refuse(NATIVE, context, config, workload)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
-            return ShardedModel(part, stage_config(config, part.stage), workload, groups, context.device)
+            own = stage_config(config, part.stage)
+            if part.experts:
+                return ShardedExperts(part, own, workload, groups, context.device)
+            return ShardedModel(part, own, workload, groups.common, context.device)
 
         return ParallelSession(context, model, config, workload, make_replica)

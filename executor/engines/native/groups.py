@@ -1,15 +1,26 @@
 """The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from executor.engine import RankContext
 from executor.engines.native.collectives import Clock, Group
-from search_spaces.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
 """Name under which traffic between copies of the sharded states is reported (HSDP)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The groups over which parameters that the same ranks hold are reduced and divided."""
+
+    mesh: Mesh
+    tensor: Group
+    shard: Group
+    replica: Group
 
 
 class ParallelGroups:
@@ -30,6 +41,18 @@ class ParallelGroups:
         self.shard = self._group(DATA, mesh.shard_groups())
         self.replica = self._group(REPLICA, mesh.replica_groups())
         self.tied = self._tied_group(tied_ranks)
+        self.expert = self._group(EXPERT, mesh.expert_groups())
+        self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
+
+    @property
+    def common(self) -> Sharing:
+        """Of parameters that every data-parallel rank holds."""
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica)
+
+    @property
+    def of_experts(self) -> Sharing:
+        """Of experts: other ranks hold other ones."""
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=Group(None, 1, 0))
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
+from executor.engines.native.experts import Experts
 from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.tensor import (
     ColumnLinear,
@@ -35,6 +36,8 @@ class Part:
     """Whether the head comes after them."""
     tensor: TensorParallel
     context: ContextParallel
+    expert: Group = field(default_factory=lambda: Group(None, 1, 0))
+    """The ranks that divide the experts."""
 
 
 def whole(spec: ModelSpec) -> Part:
@@ -129,31 +132,8 @@ class FeedForward(nn.Module):
         return result
 
 
-class Experts(nn.Module):
-    """Each token goes to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1].
-
-    Every rank holds every expert (tensor ranks a slice of each); which experts a rank's tokens meet differs by rank and
-    micro-batch. Between `enter` and `leave` each tensor rank has a summand of the result, so that the router's gradient is one
-    too.
-    """
-
-    def __init__(self, spec: ModelSpec, part: Part) -> None:
-        super().__init__()
-        self.chosen, self.tensor = spec.experts_per_token, part.tensor
-        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=False)
-        self.experts = nn.ModuleList(FeedForward(spec, part, expert=True) for _ in range(spec.num_experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.tensor.enter(x)
-        tokens = x.flatten(0, -2)
-        scores, chosen = self.router(tokens).topk(self.chosen, dim=-1)
-        weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
-        mixed = torch.zeros_like(tokens)
-        for index, expert in enumerate(self.experts):
-            # Also for no rows at all: every rank then has the same graph, and its gradients come in the same order.
-            rows, place = torch.where(chosen == index)
-            mixed = mixed.index_add(0, rows, expert(tokens[rows]) * weights[rows, place, None])
-        return self.tensor.leave(mixed.view_as(x))
+def _experts(spec: ModelSpec, part: Part) -> Experts:
+    return Experts(spec, part.tensor, part.expert, lambda: FeedForward(spec, part, expert=True))
 
 
 class Block(nn.Module):
@@ -165,7 +145,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec, part)
         self.mlp_norm = make_norm(spec)
-        self.mlp: nn.Module = Experts(spec, part) if spec.num_experts else FeedForward(spec, part)
+        self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         if not self.pre_norm:
@@ -315,6 +295,12 @@ class Transformer(nn.Module):
         if self.part.tensor.sequence_parallel:
             return whole_ones
         return {name for name in whole_ones if any(part in name for part in (".router.", ".experts.", ".adapter."))}
+
+    def expert_parameters(self) -> set[str]:
+        """Parameters of experts, where other ranks hold other ones."""
+        if self.part.expert.size == 1:
+            return set()
+        return {name for name, _ in self.named_parameters() if ".experts." in name}
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         x = tokens if self.embedding is None else self.embedding(tokens, self.places)

@@ -1,7 +1,7 @@
 """ZeRO 0-3 around any module: sharding, the hooks of a micro-batch, and the update."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from executor.engine import HOST
 from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
 from executor.engines.native.collectives import InFlight, mark
 from executor.engines.native.copies import CopyEngine, Staging
-from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.groups import Sharing
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
 from executor.engines.native.offload import Hyperparameters, SplitAdamW
@@ -54,15 +54,22 @@ class ShardedModel(Replica):
     tells_waits = True
 
     def __init__(
-        self, part: ModelPart, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
+        self,
+        part: ModelPart,
+        config: TrialConfig,
+        workload: Workload,
+        groups: Sharing,
+        device: torch.device,
+        has: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`has`: whether a parameter of this name is shared out here; others have a sharding of their own."""
         self.part, self.module = part, part.module
         self.config, self.group, self.device = config, groups.shard, device
         self.tensor = groups.tensor
         self.sharded = config.zero_stage > 0
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
-        trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad]
+        trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad and has(name)]
         blocks = share_block if config.optimizer == "adamw8bit" else (lambda _: 1)
         self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]

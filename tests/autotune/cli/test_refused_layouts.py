@@ -33,7 +33,8 @@ EXPERTS = CONFIG | {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
-MODELS = {"config.json": CONFIG, "experts.json": EXPERTS}
+CAPPED = EXPERTS | {"expert_capacity_factor": 1.25, "output_router_logits": True, "router_aux_loss_coef": 0.01}
+MODELS = {"config.json": CONFIG, "experts.json": EXPERTS, "capped.json": CAPPED}
 
 Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 """The rule, the knobs, and the other words of the command (in place of `config.json`)."""
@@ -120,7 +121,29 @@ CASES: dict[str, Case] = {
     "adapters wider than their matrix": ("adapters", {"lora_rank": 4096}, ()),
     "adapters of a module of the user's": ("adapters", {"lora_rank": 4}, ("factory:build",)),
     "adapters of ddp": ("engine-honours", {"lora_rank": 4}, ("config.json", "--engine", "ddp")),
-    "experts across ranks": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json",)),
+    "experts across ranks of ddp": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json", "--engine", "ddp")),
+    "experts across more ranks than hold copies": (
+        "experts-divide",
+        {"expert_parallel_size": 4, "tensor_parallel_size": 2},
+        ("experts.json",),
+    ),
+    "experts of a dense model": ("experts-divide", {"expert_parallel_size": 2}, ()),
+    "full experts across context ranks": ("experts-context", {"context_parallel_size": 2}, ("capped.json",)),
+    "copies of shards of experts": (
+        "experts-copies",
+        {"expert_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 2},
+        ("experts.json",),
+    ),
+    "adapters with experts across ranks": (
+        "experts-adapters",
+        {"expert_parallel_size": 2, "lora_rank": 4},
+        ("experts.json",),
+    ),
+    "compiled blocks with experts across ranks": (
+        "experts-compiled",
+        {"expert_parallel_size": 2, "compile_blocks": True},
+        ("experts.json",),
+    ),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
     "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),

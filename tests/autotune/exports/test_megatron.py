@@ -1,5 +1,7 @@
 """Megatron-LM's arguments: every name is one of a committed list, and the layout is spelled as it reads it."""
 
+import dataclasses
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +12,7 @@ import exported
 import pytest
 
 from autotune.exports import exporter
-from autotune.exports.megatron import pipeline_layout
+from autotune.exports.megatron import _kinds, pipeline_layout
 from search_spaces.trial_config import TrialConfig
 
 LISTED = Path(__file__).parent / "megatron_arguments.txt"
@@ -114,3 +116,14 @@ def test_a_schedule_that_it_has_not_is_told() -> None:
     made = exporter("megatron")(best)
     assert "--pipeline-model-parallel-layout" not in made.text
     assert any(note.startswith("pipeline_schedule=zbv: ") for note in made.notes)
+
+
+def test_experts_are_carried_with_what_fills_and_balances_them() -> None:
+    shape = dataclasses.replace(
+        exported.large().model, num_experts=8, experts_per_token=2, capacity_factor=1.25, load_balance=0.01
+    )
+    words = " ".join(_kinds(shape)).split()
+    said = dict(itertools.pairwise(words))
+    assert (said["--moe-expert-capacity-factor"], said["--moe-aux-loss-coeff"]) == ("1.25", "0.01")
+    assert (said["--moe-token-drop-policy"], said["--moe-router-load-balancing-type"]) == ("position", "seq_aux_loss")
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--\S+", LISTED.read_text(encoding="utf-8")))

@@ -60,6 +60,13 @@ def test_experts_are_foretold_as_evenly_used(ranks: LocalRunner) -> None:
     require_foretold(ranks, EXPERTS, config, workload, exact_memory=False)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_experts_with_a_capacity_are_foretold_exactly_whatever_ranks_divide_them(ranks: LocalRunner, stage: int) -> None:
+    spec = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
+    config = TrialConfig(micro_batch_size=4, expert_parallel_size=2, zero_stage=stage).replace({} if stage < 3 else GATHERS)
+    require_foretold(ranks, spec, config, Workload(global_batch_size=16, sequence_length=32), exact_memory=True)
+
+
 def require_foretold(runner: LocalRunner, spec: ModelSpec, config: TrialConfig, workload: Workload, exact_memory: bool) -> None:
     request = TrialRequest(
         attempt=config.hash, model=spec, config=config, workload=workload, world_size=RANKS, fidelity=QUICK, timeout_seconds=60

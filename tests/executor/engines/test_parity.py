@@ -17,6 +17,7 @@ from search_spaces.rules import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
 EVERY = {2: 41, 4: 47}
+EXPERTS_EVERY = 5
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,9 @@ def cases() -> dict[int, list[Case]]:
 @pytest.mark.parametrize("ranks", EVERY)
 def test_losses_norms_and_weights_equal_one_process(cases: dict[int, list[Case]], ranks: int) -> None:
     """Odd strides go through layouts, schedules, stages, checkpointing and settings in turn."""
+    across = [case for case in cases[ranks] if case.config.expert_parallel_size > 1]
     with Gang(ranks, compare) as gang:
-        rows = [*run(gang, some(cases[ranks], EVERY[ranks]))]
+        rows = [*run(gang, list(dict.fromkeys([*some(cases[ranks], EVERY[ranks]), *across[::EXPERTS_EVERY]])))]
     assert len(rows) > 20
     assert [f"{row.case.label()}: {row.error or row.off}" for row in rows if not row.right] == []
 

@@ -143,6 +143,35 @@ def native_updates_adamw_alone_on_the_host(_: Gang, rule: str) -> None:
             refused_alone(rule, tried)
 
 
+def copies_of_shards_leave_experts_out(gang: Gang, rule: str) -> None:
+    """The norm then counts experts that other ranks hold too seldom, and clips too little."""
+    knobs: dict[str, Value] = {"precision": "fp64", "zero_stage": 3, "expert_parallel_size": 2, "micro_batch_size": 4}
+    control = dataclasses.replace(case("native", knobs), model="capped")
+    assert off(gang, control) <= FLOAT64_BOUND
+    tried = dataclasses.replace(case("native", {**knobs, "hsdp_shard_size": 2}), model="capped")
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "copies of shards go with experts across ranks now: let them run"
+
+
+def compiled_blocks_do_not_send_what_depends_on_data(gang: Gang, rule: str) -> None:
+    knobs: dict[str, Value] = {"precision": "fp64", "expert_parallel_size": 2, "micro_batch_size": 4, "compile_blocks": True}
+    tried = dataclasses.replace(case("native", knobs), model="experts")
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "compiled blocks take rows as they come now: let them run"
+
+
+def frozen_experts_are_shared_with_ranks_that_hold_others(gang: Gang, rule: str) -> None:
+    """Beside adapters of attention no expert is trained, and of those of the MLP the frozen part is gathered from every rank."""
+    for targets in ("attention", "all"):
+        knobs: dict[str, Value] = {"precision": "fp64", "zero_stage": 3, "micro_batch_size": 4, "lora_rank": 4}
+        knobs = {**knobs, "lora_targets": targets, "param_persistence_threshold": 0}
+        control = dataclasses.replace(case("native", knobs), model="experts")
+        assert off(gang, control) <= FLOAT64_BOUND
+        tried = dataclasses.replace(case("native", {**knobs, "expert_parallel_size": 2}), model="experts")
+        refused_alone(rule, tried)
+        assert off(gang, tried) > WRONG, "adapters go with experts across ranks now: let them run"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -153,6 +182,9 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "compile-selective-stages": stages_computed_again_selectively_compile_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
+    "experts-copies": copies_of_shards_leave_experts_out,
+    "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,
+    "experts-compiled": compiled_blocks_do_not_send_what_depends_on_data,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]

@@ -59,7 +59,7 @@ class Layout:
         """What a rank sends in a step."""
         place = self.mesh.coordinates(rank)[PIPELINE]
         total: Traffic = {}
-        for forms in (self._tensor, self._context, self._pipeline, self._data):
+        for forms in (self._tensor, self._context, self._expert, self._pipeline, self._data):
             for operation, dimension, count, elements in forms(place):
                 before = total.get((operation, dimension), (0, 0))
                 total[operation, dimension] = (before[0] + count, before[1] + count * elements)
@@ -101,6 +101,22 @@ class Layout:
         yield "all_gather", "context", layers + again, message
         yield "reduce_scatter", "context", layers, message
 
+    def _expert(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        if self.mesh.expert == 1:
+            return
+        stages, times = self.stages(place), self.micro_batches
+        layers = times * sum(stage.layers for stage in stages)
+        again = times * sum(self._runs_again(stage) for stage in stages)
+        # Rows go and come back, in forward and in backward. Without a capacity ranks tell each other first how many.
+        rows, counts = self.tokens * self.spec.experts_per_token, 2 * self.spec.num_experts  # of eight bytes each
+        if self.spec.capacity_factor:
+            places = self.spec.expert_capacity(self.workload.sequence_length)
+            rows, counts = self.config.micro_batch_size * self.spec.num_experts * places, 0
+        yield "all_to_all", "expert", 4 * layers + 2 * again, rows * self.spec.hidden_size
+        yield "all_to_all", "expert", (layers + again) * (counts > 0), counts
+        if self.config.zero_stage == 0:
+            yield "all_reduce", "expert", len(stages), 1  # the squared norm of each rank's own
+
     def _pipeline(self, place: int) -> Iterator[tuple[str, str, int, int]]:
         if self.mesh.pipeline == 1:
             return
@@ -120,6 +136,7 @@ class Layout:
             return
         for index, stage in enumerate(self.stages(place)):
             units = self._units(stage)
+            yield from self._experts_data(place, index, stage)
             if zero == 0:
                 yield "all_reduce", "data", 1, sum(units)
                 continue
@@ -134,6 +151,19 @@ class Layout:
                 yield "all_reduce", "replica", 1, sum(units) // self._owners
         if zero:
             yield "all_reduce", "data", 1, 1  # the squared norm
+
+    def _experts_data(self, place: int, index: int, stage: Stage) -> Iterator[tuple[str, str, int, int]]:
+        """The experts that ranks divide, over the ranks that hold the same ones."""
+        zero, times = self.config.zero_stage, self.micro_batches
+        if self.mesh.expert == 1 or self.mesh.zero_ranks == self.mesh.expert:
+            return
+        own = stage.layers * self._own_experts
+        if zero == 0:
+            yield "all_reduce", "expert_data", 1, own
+            return
+        yield "reduce_scatter", "expert_data", 1 if zero == 1 or self.config.defer_gradient_reduction else times, own
+        gathers = [self._uses(place, index, False, number == stage.layers - 1) for number in range(stage.layers)]
+        yield "all_gather", "expert_data", sum(gathers) if zero == 3 else 1, self._own_experts if zero == 3 else own
 
     def _runs_again(self, stage: Stage) -> int:
         """Blocks of a stage that run again in backward, each time counted, for a micro-batch.
@@ -164,10 +194,19 @@ class Layout:
         norm = self.spec.hidden_size if self.spec.pre_norm else 0
         whole = 2 * self.spec.hidden_size + self._router
         block = (self.spec.layer_parameters - whole) // self.mesh.tensor + whole
+        if self.mesh.expert > 1:
+            block -= self._own_experts * self.mesh.expert
         return [*[self._table] * stage.first, *[block] * stage.layers, *[self._table + norm] * stage.last]
 
     def _norms(self, stage: Stage) -> int:
         return (2 * stage.layers + stage.last * self.spec.pre_norm) * self.spec.hidden_size
+
+    @property
+    def _own_experts(self) -> int:
+        """Elements of a layer's experts on a rank."""
+        matrices = 3 if self.spec.gated_mlp else 2
+        each = matrices * self.spec.hidden_size * self.spec.ffn_hidden_size // self.mesh.tensor
+        return each * self.spec.num_experts // self.mesh.expert
 
     @property
     def _router(self) -> int:

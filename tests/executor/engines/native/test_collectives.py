@@ -13,6 +13,7 @@ Count = Callable[..., TrialResult]
 SHORT_TIED = dataclasses.replace(SHORT, tied_embeddings=True)
 LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
 EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
+CAPPED = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
 POST_NORM = dataclasses.replace(SHORT, pre_norm=False)
 
 PP2 = {"pipeline_parallel_size": 2, "micro_batch_size": 1}
@@ -33,6 +34,7 @@ WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 TP2, TP4 = {"tensor_parallel_size": 2, "micro_batch_size": 4}, {"tensor_parallel_size": 4, "micro_batch_size": 4}
 CP2, CP4 = {"context_parallel_size": 2, "micro_batch_size": 4}, {"context_parallel_size": 4, "micro_batch_size": 4}
 SP = {"sequence_parallel": True}
+EP2, EP4 = {"expert_parallel_size": 2, "micro_batch_size": 1}, {"expert_parallel_size": 4, "micro_batch_size": 1}
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
 HELD = {"zero_stage": 3, "reshard_after_forward": False}
 HSDP = {"zero_stage": 3, "hsdp_shard_size": 2}
@@ -93,6 +95,18 @@ LAYOUTS = {
     "hsdp": Layout(SHORT, **HSDP, micro_batch_size=2),
     "hsdp held": Layout(SHORT, **HSDP, micro_batch_size=2, reshard_after_forward=False),
     "hsdp cp2": Layout(SHORT, **HSDP, **CP2),
+    # Experts on different ranks: two or all that hold different ones.
+    **{f"ep2 zero{stage}": Layout(EXPERTS, **EP2, zero_stage=stage) for stage in range(4)},
+    **{f"ep4 zero{stage}": Layout(EXPERTS, **EP4, zero_stage=stage) for stage in (0, 3)},
+    **{f"ep2 capped zero{stage}": Layout(CAPPED, **EP2, zero_stage=stage) for stage in (0, 2)},
+    "ep2 full": Layout(EXPERTS, **EP2, **FULL),
+    "ep2 selective": Layout(EXPERTS, **EP2, **SELECTIVE),
+    "ep2 capped full": Layout(CAPPED, **EP2, **FULL),
+    "ep2 tp2 zero3": Layout(EXPERTS, **EP2, tensor_parallel_size=2, zero_stage=3),
+    "ep2 tp2 sp": Layout(EXPERTS, **EP2, tensor_parallel_size=2, **SP),
+    "ep2 cp2 zero2": Layout(EXPERTS, **EP2, context_parallel_size=2, zero_stage=2),
+    "ep2 pp2 zero1": Layout(EXPERTS, **PP2, expert_parallel_size=2, zero_stage=1),
+    "ep2 held": Layout(EXPERTS, **EP2, **HELD),
     # Data parallelism alone, with accumulation.
     **{f"dp4 zero{stage}": Layout(SHORT, zero_stage=stage) for stage in range(4)},
     "dp4 zero2 deferred": Layout(SHORT, zero_stage=2, defer_gradient_reduction=True),

@@ -1,0 +1,94 @@
+"""ZeRO 0-3 where ranks divide the experts: two shardings of one module side by side."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.zero import ShardedModel
+from executor.engines.part import ModelPart
+from executor.engines.replica import Replica
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+
+class ShardedExperts(Replica):
+    """What all data-parallel ranks hold is shared out over all of them; experts over the ranks that hold the same ones.
+
+    A rank's expert meets the tokens of all ranks that divide the experts, so that its gradient is their sum already: it is
+    reduced over the other ranks alone [Rajbhandari et al. 2022, DeepSpeed-MoE, 5.2]. Bucket and prefetch sizes hold for each
+    of the two by itself.
+    """
+
+    tells_waits = True
+
+    def __init__(
+        self, part: ModelPart, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
+    ) -> None:
+        def is_expert(name: str) -> bool:
+            return name in part.experts
+
+        self.module, self._ranks = part.module, groups.expert
+        common = ShardedModel(part, config, workload, groups.common, device, lambda name: not is_expert(name))
+        experts = ShardedModel(part, config, workload, groups.of_experts, device, is_expert)
+        self._common, self._experts, self._both = common, experts, (common, experts)
+        self.sharded = common.sharded
+
+    def begin_step(self) -> None:
+        for shards in self._both:
+            shards.begin_step()
+
+    def begin_micro_batch(self, last: bool) -> None:
+        for shards in self._both:
+            shards.begin_micro_batch(last)
+
+    def gradients_written(self) -> None:
+        for shards in self._both:
+            shards.gradients_written()
+
+    def end_micro_batch(self) -> None:
+        for shards in self._both:
+            shards.end_micro_batch()
+
+    def end_step(self) -> None:
+        for shards in self._both:
+            shards.end_step()
+
+    def finish_gradients(self) -> None:
+        for shards in self._both:
+            shards.finish_gradients()
+
+    def tied_gradient(self) -> Tensor | None:
+        return self._common.tied_gradient()
+
+    @torch.no_grad()
+    def squared_norm(self, counts_tied: bool) -> Tensor:
+        """Where nothing is sharded, ranks have all of what is common, but of the experts each its own."""
+        experts = self._experts.squared_norm(counts_tied)
+        if not self.sharded:
+            self._ranks.all_reduce(experts).wait()
+        return self._common.squared_norm(counts_tied) + experts
+
+    def update(self, scale: Tensor | None) -> None:
+        for shards in self._both:
+            shards.update(scale)
+
+    def skip_update(self) -> None:
+        for shards in self._both:
+            shards.skip_update()
+
+    def settled(self) -> bool:
+        return all(shards.settled() for shards in self._both)
+
+    def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
+        for shards in self._both:
+            yield from shards.tagged_storages()
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """This rank's experts and what is common, by name."""
+        return {name: value for shards in self._both for name, value in shards.full_parameters().items()}
+
+    def close(self) -> None:
+        for shards in self._both:
+            shards.close()

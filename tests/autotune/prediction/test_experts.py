@@ -1,0 +1,75 @@
+"""Experts on different ranks: what the equations say of memory and of communication, against counts of parameters."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from autotune.prediction.cases import Cases
+from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.step import Prediction, predict
+from executor.dry.dry_run import dry_run
+from search_spaces.clusters import resolve_cluster
+from search_spaces.huggingface import resolve_model
+from search_spaces.states import states_lower_bound_bytes
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+MODEL = dataclasses.replace(resolve_model("mixtral-8x7b"), num_layers=2)
+CLUSTER = resolve_cluster("dgx-a100:4")
+RANKS = CLUSTER.world_size
+WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
+EXPERTS = MODEL.num_layers * MODEL.num_experts * 3 * MODEL.hidden_size * MODEL.ffn_hidden_size
+COMMON = MODEL.parameter_count - EXPERTS
+
+
+def cases(model: object = MODEL, **knobs: Value) -> Cases:
+    return cases_of(model, CLUSTER, WORKLOAD, [TrialConfig(precision="bf16").replace(knobs)], "native")
+
+
+def predicted(**knobs: Value) -> Prediction:
+    return predict(cases(**knobs), Coefficients())
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_states_of_a_rank_are_its_share_of_what_is_common_and_of_its_own_experts(stage: int, ranks: int) -> None:
+    tags = predicted(zero_stage=stage, expert_parallel_size=ranks, param_persistence_threshold=0).memory.by_tag
+    whole, share = COMMON + EXPERTS / ranks, COMMON / RANKS + EXPERTS / ranks / (RANKS / ranks)
+    expected = {
+        "parameters": 2 * (share if stage == 3 else whole),
+        "gradients": 4 * (share if stage >= 2 else whole),
+        "optimizer_state": 12 * (share if stage >= 1 else whole),
+    }
+    for tag, size in expected.items():
+        assert float(tags[tag][0]) == pytest.approx(size, rel=1e-3), tag
+
+
+@pytest.mark.parametrize(
+    ("knobs", "within"),
+    [
+        ({"zero_stage": 0, "expert_parallel_size": 2}, 0.06),
+        ({"zero_stage": 1, "expert_parallel_size": 8}, 0.08),
+        ({"zero_stage": 2, "expert_parallel_size": 4}, 0.10),
+        ({"zero_stage": 3, "expert_parallel_size": 8}, 0.15),
+        ({"zero_stage": 1, "expert_parallel_size": 8, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
+    ],
+    ids=str,
+)
+def test_memory_is_what_the_engine_takes_on_tensors_without_data(knobs: dict[str, Value], within: float) -> None:
+    config = TrialConfig(precision="bf16").replace(knobs)
+    real = dry_run(MODEL, config, WORKLOAD, RANKS, backend="nccl").peak_memory_bytes
+    assert float(predicted(**knobs).memory.allocated[0]) == pytest.approx(real, rel=within)
+    assert states_lower_bound_bytes(config, MODEL, RANKS) <= real
+
+
+def test_more_expert_ranks_move_more_tokens_and_reduce_less() -> None:
+    found = [predicted(zero_stage=1, expert_parallel_size=ranks) for ranks in (1, 2, 4, 8)]
+    assert np.all(np.diff([float(each.parts["tensor"][0]) for each in found]) > 0)
+    assert np.all(np.diff([float(each.parts["data"][0]) for each in found]) < 0)
+
+
+def test_empty_places_of_experts_are_computed_too() -> None:
+    rows = [cases(dataclasses.replace(MODEL, capacity_factor=factor)).shapes.experts_per_token for factor in (0.0, 1.0, 1.5)]
+    assert [float(each[0]) for each in rows] == [2.0, 2.0, 3.0]

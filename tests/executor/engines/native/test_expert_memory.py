@@ -1,0 +1,42 @@
+"""What a rank holds where ranks divide the experts, on four real ranks, against docs/closed-forms.md."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from closed_forms import BYTES, RANKS, SHORT, Layout
+
+from search_spaces.trial import TrialResult
+
+Count = Callable[..., TrialResult]
+
+SPEC = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
+EXPERTS = SPEC.expert_parameters
+COMMON = SPEC.parameter_count - EXPERTS
+LARGEST = SPEC.vocab_size * SPEC.hidden_size
+"""Elements of the largest parameter: the most that one gradient adds before it is moved into its bucket."""
+COUNTERS = 2
+"""Steps that AdamW counts: once for what is common, once for experts."""
+UNIT = SPEC.layer_parameters
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_its_share_of_what_is_common_and_of_its_own_experts(count: Count, stage: int, ranks: int) -> None:
+    layout = Layout(SPEC, zero_stage=stage, expert_parallel_size=ranks, micro_batch_size=2)
+    own = COMMON + EXPERTS // ranks
+    # So many hold the same experts, and divide them: of everything together each rank has its part of all.
+    share = (COMMON + EXPERTS) // RANKS if stage else own
+    moments = 2 if stage == 0 else 3  # at stage 0 the parameters are the master
+    for rank in count(layout, memory=True).ranks:
+        peaks = rank.tag_peak_bytes
+        assert peaks["optimizer_state"] == BYTES * (moments * share + COUNTERS)
+        if stage < 3:
+            assert peaks["parameters"] == BYTES * own
+        else:
+            gathered = UNIT - EXPERTS // SPEC.num_layers * (ranks - 1) // ranks
+            assert 0 < peaks["parameters"] <= BYTES * (gathered + LARGEST + SPEC.hidden_size)
+        held = own if stage < 2 else share
+        # Beside them a gradient that is being moved; what is reduced, at stage 1; those of the block that runs, from 2 on.
+        beside = LARGEST + (0, share, UNIT, UNIT)[stage]
+        assert BYTES * held <= peaks["gradients"] <= BYTES * (held + beside)
