@@ -62,6 +62,7 @@ OFFLOADS: tuple[Knobs, ...] = (
     {"offload_optimizer": "cpu", "offload_param": "cpu"},
     {"offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.4},
 )
+FROZEN: tuple[Knobs, ...] = ({"frozen_dtype": "same"}, {"frozen_dtype": "int8"}, {"frozen_dtype": "nf4"})
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},
     {"precision": "fp32", "fused_optimizer": False},
@@ -329,8 +330,8 @@ def _optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Low-rank adapters: each layout, stage and target, with checkpointing and what is offloaded in turn. Copies of the shards,
-    and on 2 ranks each schedule, once.
+    """Low-rank adapters: each layout, stage and target, with checkpointing, what is offloaded and what frozen matrices are kept
+    in by turns. Copies of the shards, and on 2 ranks each schedule, once.
     """
     draw = Draw(engine, ranks, "adapters")
     targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("all",), [*MODELS]
@@ -339,15 +340,20 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
         knobs = {**layout, **first, "zero_stage": stage, "lora_rank": 2, "lora_targets": target}
         # Targets come in turn too: shifted with each round of them, so that every model meets every target.
         model = models[(turn + turn // len(models)) % len(models)]
-        yield draw.case({**knobs, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
-        yield draw.case({**knobs, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
+        # Shifted with each round for the same reason.
+        kept, other = (FROZEN[(turn + turn // len(FROZEN) + shift) % len(FROZEN)] for shift in range(2))
+        yield draw.case({**knobs, **kept, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
+        yield draw.case({**knobs, **other, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
     for stage, name in product(_stages(engine), (name for name in KNOBS["optimizer"].choices if name != "adamw")):
         knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": stage, "optimizer": name}
         yield draw.case(knobs, [WIDE] if name == "adamw8bit" else [*MODELS])
     adapters: Knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": 3}
-    yield draw.case({**adapters, "hsdp_shard_size": ranks // 2})
+    for kept in FROZEN:
+        yield draw.case({**adapters, **kept, "hsdp_shard_size": ranks // 2})
+        if ranks == 2:
+            yield draw.case({**adapters, **kept, "compile_blocks": True}, ["llama"])
     for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
-        yield draw.case({**adapters, "pipeline_parallel_size": ranks, **run})
+        yield draw.case({**adapters, "pipeline_parallel_size": ranks, **draw.choose(FROZEN), **run})
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

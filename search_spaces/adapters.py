@@ -19,6 +19,10 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "all": LORA_TARGETS,
 }
 """Value of `lora_targets` -> the matrices of a layer that have an adapter; "gate" where the MLP has one."""
+FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}
+"""Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, of which 16 stands for the precision's own."""
+QUANTISED_BLOCK = 64
+"""Neighbouring values of a row that share a scale, an fp32 number, where frozen matrices are quantised."""
 ROWS = frozenset({"output", "down"})
 """Matrices of which tensor-parallel ranks divide the inputs; of the others they divide the outputs."""
 ADAPTERS_REMEDY = "give our own model a smaller lora_rank, or leave it at 0 for a module that brings its own (as PEFT's)"
@@ -28,7 +32,8 @@ def adapted(model: Trained, config: TrialConfig) -> Trained:
     """The model as the configuration trains it: with adapters and all else frozen where it says so."""
     if not config.lora_rank or not isinstance(model, ModelSpec):
         return model
-    return dataclasses.replace(model, lora_rank=config.lora_rank, lora_targets=TARGETS[config.lora_targets])
+    targets, bits = TARGETS[config.lora_targets], FROZEN_BITS[config.frozen_dtype]
+    return dataclasses.replace(model, lora_rank=config.lora_rank, lora_targets=targets, frozen_bits=bits)
 
 
 def adapters_problem(config: TrialConfig, model: Model) -> str | None:

@@ -43,6 +43,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "attention_backend",
     "lora_rank",
     "lora_targets",
+    "frozen_dtype",
     "loss_chunk_size",
     "fused_optimizer",
     "expandable_segments",

@@ -31,8 +31,8 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
        stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded. Where a layout
        offloads that of some stages, any rank may hold these.
     5. Frozen parameters have neither gradients nor optimizer state. Under low-rank adapters every parameter of the shape is
-       frozen, in as many bits as the model states (in the precision where the knob `lora_rank` asks for them), and the
-       adapters come on top.
+       frozen, in as many bits as the model states (where the knob `lora_rank` asks for them, as `frozen_dtype` says), and
+       the adapters come on top.
     6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
 
     Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
@@ -101,7 +101,8 @@ def _owned(config: TrialConfig, model: Model, shards: int) -> float:
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:
     """Bytes of a frozen parameter: the precision's, or fewer where its base weights are kept so."""
     whole = PARAMETER_BYTES[config.precision]
-    if not isinstance(model, ModelSpec) or not model.lora_rank or config.lora_rank:
+    in_precision = config.lora_rank > 0 and config.frozen_dtype == "same"
+    if not isinstance(model, ModelSpec) or not model.lora_rank or in_precision:
         return whole
     return min(whole, model.frozen_bytes)
 

@@ -62,6 +62,7 @@ class TrialConfig:
     optimizer: str = "adamw"
     lora_rank: int = 0
     lora_targets: str = "attention"
+    frozen_dtype: str = "same"
 
     @property
     def model_parallel_size(self) -> int:
@@ -122,7 +123,9 @@ class TrialConfig:
 
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
 """The names of all knobs, in the order in which they are shown."""
-LATER = frozenset({SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets"})
+LATER = frozenset({
+    SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
+})  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""
 _LATER_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrialConfig) if field.name in LATER}

@@ -30,6 +30,7 @@ ANYWHERE: Mapping[str, str] = {
     "compile_blocks": "compile each block in the program: block.compile()",
     "lora_rank": "freeze the model and put adapters of that rank beside its matrices, alpha twice the rank",
     "lora_targets": "say it where the adapters are made",
+    "frozen_dtype": "quantise the frozen matrices where the model is loaded",
     "script": "give them to your script",
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",

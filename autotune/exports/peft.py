@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from autotune.exports.winner import Winner
 from search_spaces.adapters import ALPHA_PER_RANK, TARGETS
 
-KNOBS = frozenset({"lora_rank", "lora_targets"})
+KNOBS = frozenset({"lora_rank", "lora_targets", "frozen_dtype"})
 """What the notes below tell of."""
 _LLAMA = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
@@ -33,6 +33,12 @@ TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
 """Family -> matrix -> what its module is called in Transformers; several matrices under one name are one there."""
 PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})
 """Names that are of a parameter of all experts, not of a module."""
+LOADED = {
+    "nf4": "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=False",
+    "int8": "load_in_8bit=True",
+}
+"""Value of `frozen_dtype` -> what a `transformers.BitsAndBytesConfig` is told."""
+COMPUTED = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32", "fp64": "torch.float64"}
 MEGATRON = {
     "query": "linear_q", "key": "linear_k", "value": "linear_v", "output": "linear_proj",
     "gate": "linear_fc1_gate", "up": "linear_fc1_up", "down": "linear_fc2",
@@ -54,7 +60,7 @@ def peft_notes(winner: Winner) -> list[str]:
     one = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
     rank = config.lora_rank
     made = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
-    return [f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}"]
+    return [f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}", *_quantised_notes(winner)]
 
 
 def megatron_bridge_notes(winner: Winner) -> list[str]:
@@ -64,7 +70,26 @@ def megatron_bridge_notes(winner: Winner) -> list[str]:
     rank, targets = winner.config.lora_rank, [MEGATRON[matrix] for matrix in _matrices(winner)]
     experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
     made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
-    return [f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"]
+    notes = [f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"]
+    if winner.config.frozen_dtype != "same":
+        notes.append(
+            f"frozen_dtype={winner.config.frozen_dtype}: it keeps frozen matrices in the precision; expect their memory"
+        )
+    return notes
+
+
+def _quantised_notes(winner: Winner) -> list[str]:
+    dtype, precision = winner.config.frozen_dtype, COMPUTED[winner.config.precision]
+    if dtype == "same":
+        return []
+    computed = f", bnb_4bit_compute_dtype={precision}" if dtype == "nf4" else ""
+    # Bytes are sharded as what they are said to be: of one type with all else.
+    stored = f", bnb_4bit_quant_storage={precision}" if dtype == "nf4" and winner.config.zero_stage == 3 else ""
+    scaled = "; bitsandbytes scales 8 bits by the row, not by 64 values, and multiplies in 8 bits" if dtype == "int8" else ""
+    if dtype == "int8" and winner.config.zero_stage == 3:
+        scaled += ", and frameworks that shard floating-point types alone do not shard them"
+    made = f"transformers.BitsAndBytesConfig({LOADED[dtype]}{computed}{stored})"
+    return [f"frozen_dtype={dtype}: give from_pretrained quantization_config={made}{scaled}"]
 
 
 def _matrices(winner: Winner) -> list[str]:

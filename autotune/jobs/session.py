@@ -99,13 +99,17 @@ class Session:
     def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
         """Of a job's reference those losses that hold for all of its trials.
 
-        From the first update on they are the optimizer's, and the adapters': of any rank, and without, these start from one
-        loss, since their second factors are zero.
+        Adapters of any rank, and none, start from one loss: their second factors are zero. From the first update on they are
+        other models. Weights of fewer bits are another model from the start.
         """
-        space = self.space
-        chosen = {name: space.domains.get(name, (getattr(space.base, name),)) for name in (OPTIMIZER, *ADAPTERS)}
-        trained = ({*values, *(getattr(config, name) for config in self.baselines)} for name, values in chosen.items())
-        return losses if all(len(values) == 1 for values in trained) else losses[:1]
+        if self._varies("frozen_dtype"):
+            return ()
+        return losses[:1] if any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS)) else losses
+
+    def _varies(self, knob: str) -> bool:
+        """Whether the job's trials have several values of a knob."""
+        values = self.space.domains.get(knob, (getattr(self.space.base, knob),))
+        return len({*values, *(getattr(config, knob) for config in self.baselines)}) > 1
 
     def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
         """What a user's command reads."""

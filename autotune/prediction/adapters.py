@@ -24,5 +24,6 @@ def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConf
 
 def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, float, float]:
     """Adapter parameters of a layer that are whole on tensor-parallel ranks and that these divide; bytes of a frozen one."""
-    whole, divided = layer_adapter_elements(adapted(model, config))
-    return whole, divided, PARAMETER_BYTES[config.precision]
+    trained = adapted(model, config)
+    in_precision = config.frozen_dtype == "same"
+    return (*layer_adapter_elements(trained), PARAMETER_BYTES[config.precision] if in_precision else trained.frozen_bytes)

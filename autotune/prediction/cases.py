@@ -170,6 +170,8 @@ class Software:
     """Bytes of a frozen parameter beyond its bits and their scales."""
     gathers_whole: Array
     """1 where frozen parameters are whole on every rank at some time, whatever the stage."""
+    unpacks: Array
+    """1 where quantised matrices are made whole in the precision, each time that they are multiplied, by operators of torch."""
     logit_bytes: Array
     """Bytes at the peak for one logit."""
     whole_logits: Array

@@ -7,6 +7,7 @@ import numpy as np
 from autotune.prediction.cases import Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
+from autotune.prediction.frozen import unpacking_seconds
 
 _SHARP = 4.0
 
@@ -33,7 +34,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     communication = _layer_communication(cases, rates)
     launches = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     launched = launches * (1 + rates.backward_ratio + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0))
-    computed = forward * (1 + backward_only) + again
+    computed = forward * (1 + backward_only) + again + unpacking_seconds(cases)
     layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden

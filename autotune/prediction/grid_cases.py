@@ -19,7 +19,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
-UNIFORM = ("precision", "attention_backend", "lora_rank", "lora_targets")
+UNIFORM = ("precision", "attention_backend", "lora_rank", "lora_targets", "frozen_dtype")
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
 

@@ -7,7 +7,15 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.parameters import StageParameters, divided, layer_parameters, persistent_parameters, stage_parameters
+from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
+from autotune.prediction.parameters import (
+    StageParameters,
+    counted_elements,
+    divided,
+    layer_parameters,
+    persistent_parameters,
+    stage_parameters,
+)
 from autotune.prediction.pipeline import in_flight, split_layers
 from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
 
@@ -188,11 +196,9 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     layouts, software = cases.layouts, cases.software
     by_parameter, _, by_state = shares(cases)
     on_device = 1 - layouts.offload_parameters
-    frozen_bytes = cases.shapes.frozen_bytes + software.quantised_extra
-    width = np.where(cases.shapes.frozen_bytes > 0, frozen_bytes, layouts.parameter_bytes)
-    tables = held.frozen_tables * (layouts.parameter_bytes - width)
+    frozen = frozen_bytes(cases, held) + software.quantised_extra * (held.frozen - held.frozen_tables)
     persistent = np.minimum(persistent_parameters(cases, layers), held.trained + held.frozen)
-    whole = persistent * width * (1 - 1 / by_parameter)
+    whole = persistent * frozen_width(cases) * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
@@ -200,7 +206,7 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     own = divided(cases, held, by_state)
     here = divided(cases, held, by_parameter) * layouts.parameter_bytes
     return {
-        "parameters": on_device * (here + (held.frozen * width + tables) / by_parameter + whole),
+        "parameters": on_device * (here + frozen / by_parameter + whole),
         "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
         "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
     }
@@ -218,24 +224,26 @@ def _host(cases: Cases, held: StageParameters) -> Array:
     by_parameter, _, by_state = shares(cases)
     state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
     states = divided(cases, held, by_state) * state * layouts.offload_optimizer
-    parameters = divided(cases, held, by_parameter) + held.frozen / by_parameter
-    return states + parameters * layouts.parameter_bytes * layouts.offload_parameters
+    parameters = divided(cases, held, by_parameter) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
+    return states + parameters * layouts.offload_parameters
 
 
 def _gathered(cases: Cases, held: StageParameters) -> Array:
     """At stage 3 what is gathered: the layer that runs and what is gathered ahead; experts by themselves where ranks divide
     them.
     """
-    layouts = cases.layouts
+    layouts, width = cases.layouts, frozen_width(cases)
     layer, apart = layer_parameters(cases), layouts.expert > 1
     experts = layer.experts / layouts.expert / layouts.tensor
     common = (layer.attention + layer.dense) / layouts.tensor + np.where(apart, 0.0, experts)
     of_experts = np.where(apart, held.expert_trained, 0.0)
-    table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor
-    live = _live(cases, common, table, held.trained + held.frozen - of_experts) * (1 - 1 / layouts.shard)
+    # In elements as wide as those of the layers' matrices.
+    table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width
+    whole = ((held.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, held)) / width
+    live = _live(cases, common, table, whole) * (1 - 1 / layouts.shard)
     alike = np.maximum(layouts.shard / layouts.expert, 1.0)
     live = live + np.where(apart, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
-    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * layouts.parameter_bytes)
+    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * width)
     return np.where(layouts.zero_stage >= 3, live, 0.0)
 
 
@@ -287,8 +295,9 @@ def _activations(
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    peak = np.maximum(tokens * working, logits * cases.software.logit_bytes) + logits * outlive
-    return tokens * ahead * all_kept + ahead * embedded + peak, tokens * besides
+    unpacked = unpacked_bytes(cases)
+    peak = np.maximum(tokens * working + unpacked, logits * cases.software.logit_bytes) + logits * outlive
+    return tokens * ahead * all_kept + ahead * embedded + peak, tokens * besides + unpacked
 
 
 def _divided(cases: Cases) -> Array:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Array, Cases, Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,17 @@ def layer_parameters(cases: Cases) -> LayerParameters:
     )
 
 
+def is_quantised(cases: Cases) -> Flags:
+    """Whether frozen matrices have fewer than 16 bits."""
+    quantised: Flags = (cases.shapes.frozen_bytes > 0) & (cases.shapes.frozen_bytes < 2)
+    return quantised
+
+
+def counted_elements(cases: Cases) -> Array:
+    """What thresholds of stage 3 count an element of a layer's matrices as: quantised ones by their bytes."""
+    return np.where(is_quantised(cases), cases.shapes.frozen_bytes, 1.0)
+
+
 def persistent_parameters(cases: Cases, layers: Array) -> Array:
     """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3.
 
@@ -56,7 +67,7 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
         (shapes.matrices * np.maximum(shapes.experts, 1.0) / layouts.expert, shapes.hidden * shapes.ffn / layouts.tensor),
     )
-    kept = sum((count * size * (size < layouts.persistence) for count, size in matrices), np.zeros(1))
+    kept = sum((count * size * (counted_elements(cases) * size < layouts.persistence) for count, size in matrices), np.zeros(1))
     return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
 
 

@@ -31,8 +31,8 @@ UNSEEN = (
 )  # fmt: skip
 """Knobs that no equation looks at: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})
-NO_ADAPTERS: Mapping[str, Value] = {"lora_targets": TrialConfig().lora_targets}
-"""What stands where lora_rank is 0, whatever the targets."""
+NO_ADAPTERS: Mapping[str, Value] = {name: getattr(TrialConfig(), name) for name in ("lora_targets", "frozen_dtype")}
+"""What stands where lora_rank is 0, whatever is said of adapters."""
 KEPT = 1000
 """Configurations whose buckets are set."""
 
@@ -149,7 +149,7 @@ def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
     domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
     values = itertools.product(*(space.domains[name] for name in varied))
     bases = (space.base.replace(dict(zip(varied, point, strict=True))) for point in values)
-    # Where there are no adapters, all their targets are one.
+    # Where there are no adapters, all that is said of them is one.
     for base in dict.fromkeys(base if base.lora_rank else base.replace(NO_ADAPTERS) for base in bases):
         yield dataclasses.replace(space, domains=domains | {name: (getattr(base, name),) for name in varied})
 

@@ -16,9 +16,10 @@ from autotune.prediction.communication import (
     shard_group,
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
+from autotune.prediction.frozen import frozen_bytes, frozen_width
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.optimizer import update_seconds
-from autotune.prediction.parameters import StageParameters, divided, persistent_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, divided, is_quantised, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 from autotune.prediction.uneven import (
     RankShare,
@@ -202,19 +203,21 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
     experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
-    gone_round = held.trained - experts + np.where(at_three, held.frozen, 0.0)
-    moved = gone_round - np.minimum(persistent_parameters(cases, np.maximum(split.first, split.most)), gone_round)
+    persistent = persistent_parameters(cases, np.maximum(split.first, split.most)) * frozen_width(cases)
+    whole = (held.trained - experts) * layouts.parameter_bytes + np.where(at_three, frozen_bytes(cases, held), 0.0)
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced_bytes = layouts.reduce_bytes * reduce_times
+    moved = np.where(layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0))
     gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
     buckets = np.ceil(held.trained / layouts.reduce_bucket)
     pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
+    apart = np.where(at_three & is_quantised(cases), 2.0, 1.0)
     sent = np.where(cases.software.waits_for_bucket > 0, buckets, pieces)
     common, alike = shard_group(cases), expert_data_group(cases)
     scatter = _along(cases, rates, common, (held.trained - experts) * reduced_bytes, reduce_times * sent)
     scatter = scatter + _along(cases, rates, alike, experts * reduced_bytes, reduce_times * sent)
-    gather = _along(cases, rates, common, moved * gathered_bytes, gather_times * pieces)
+    gather = _along(cases, rates, common, moved * gather_times, gather_times * pieces * apart)
     gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * pieces)
     copies = replica_group(cases)
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)

@@ -78,7 +78,7 @@ def test_an_unknown_target_is_told_with_the_names() -> None:
 
 
 def test_without_adapters_their_targets_are_one_configuration() -> None:
-    assert canonical(TrialConfig(lora_targets="mlp"), context()) == TrialConfig()
+    assert canonical(TrialConfig(lora_targets="mlp", frozen_dtype="nf4"), context()) == TrialConfig()
     assert TrialConfig(lora_rank=4, lora_targets="mlp").hash != TrialConfig(lora_rank=4).hash
 
 
@@ -91,6 +91,9 @@ def test_without_adapters_their_targets_are_one_configuration() -> None:
         ({"precision": "bf16", "zero_stage": 3}, 16 / 4, 2 / 4),
         ({"precision": "fp32", "zero_stage": 3}, 16 / 4, 4 / 4),
         ({"precision": "bf16", "zero_stage": 3, "offload_param": "cpu"}, 12 / 4, 0),
+        ({"precision": "bf16", "frozen_dtype": "int8"}, 18, 1 + 1 / 16),
+        ({"precision": "fp32", "frozen_dtype": "nf4"}, 16, 1 / 2 + 1 / 16),
+        ({"precision": "bf16", "zero_stage": 3, "frozen_dtype": "nf4"}, 16 / 4, (1 / 2 + 1 / 16) / 4),
     ],
 )
 def test_frozen_parameters_have_one_copy_in_the_precision(knobs: dict[str, Any], trained: float, frozen: float) -> None:

@@ -63,6 +63,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("compile_blocks", float),
         _doublings(numbers("lora_rank", float)),
         CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
+        CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]

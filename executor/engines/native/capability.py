@@ -63,6 +63,7 @@ NATIVE = Capability(
         "optimizer": None,
         "lora_rank": None,
         "lora_targets": None,
+        "frozen_dtype": None,
     },
     combinations=(
         COMPILE_SELECTIVE,

@@ -23,6 +23,8 @@ from executor.engines.native.tensor import (
 from search_spaces.model import ModelSpec, Norm, Position
 
 INITIAL_DEVIATION = 0.02
+WHOLE_BITS = 16
+"""Of a frozen weight that is kept in the type that is computed in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +253,20 @@ class Transformer(nn.Module):
         if not self.spec.lora_rank:
             return
         self.requires_grad_(False)
-        for name, matrix in [*self.blocks.named_modules()]:
-            if isinstance(matrix, ColumnLinear | RowLinear) and name.rpartition(".")[2] in self.spec.lora_targets:
+        for name, matrix in self.matrices():
+            if name.rpartition(".")[2] in self.spec.lora_targets:
                 matrix.adapt(self.spec.lora_rank)
+
+    def quantise(self) -> None:
+        """Where the model has frozen weights of fewer bits: make the matrices of its layers so. Tables and norms stay."""
+        if self.spec.lora_rank and self.spec.frozen_bits < WHOLE_BITS:
+            for _, matrix in self.matrices():
+                matrix.quantise(self.spec.frozen_bits)
+
+    def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
+        """Every matrix of the layers but routers, by name."""
+        named = self.blocks.named_modules()
+        return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
         """Rotations and masks of the rank's tokens, in fp32 whatever the parameters' type."""
@@ -342,6 +355,7 @@ def build_transformer(
     splits, tensor = model.split_dimensions(), model.part.tensor
     for name, parameter in model.named_parameters():
         initialize(_whole_name(name, spec), parameter, seed, splits.get(name), tensor.size, tensor.rank)
+    model.quantise()
     return model
 
 

@@ -153,6 +153,31 @@ class HostShard(ParameterShard):
         return iter(())
 
 
+class WithQuantised(ParameterShard):
+    """`others`, and from `start` on the `quantised` parameters, byte by byte. A read is of the one or of the other."""
+
+    def __init__(self, others: ParameterShard, quantised: ParameterShard, start: int) -> None:
+        self.others, self.quantised, self.start = others, quantised, start
+
+    def read(self, ranges: Sequence[Range]) -> Loaded:
+        if ranges[0][0] < self.start:
+            return self.others.read(ranges)
+        return self.quantised.read([(first - self.start, end - self.start) for first, end in ranges])
+
+    def accept_from_device(self, start: int, values: Tensor) -> None:
+        self.others.accept_from_device(start, values)
+
+    def accept_from_host(self, start: int, values: Tensor) -> None:
+        self.others.accept_from_host(start, values)
+
+    def finish(self) -> None:
+        self.others.finish()
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.others.tensors()
+        yield from self.quantised.tensors()
+
+
 def joined(vector: Tensor, ranges: Sequence[Range]) -> Tensor:
     """The elements of `ranges` in one vector; a view where there is one range alone."""
     if len(ranges) == 1:

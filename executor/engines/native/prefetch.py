@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class ParameterGatherer:
     """Keeps the parameters of the units in use whole, and of no others.
 
     1. Before a unit runs forward, and before the gradient of its output runs backward, its parameters are gathered in one
-       collective (those that are not there or on the way already).
+       collective (those that are not there or on the way already), quantised ones in one of their own.
     2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
        ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all. The trace covers a
        window: a micro-batch; a step in a pipeline, where several are under way at once, and where parameters are kept.
@@ -57,7 +58,8 @@ class ParameterGatherer:
        for good.
     5. A frozen parameter has no gradient that would tell when backward is done with it: it goes when its unit ends.
 
-    Sizes in elements, meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021, ZeRO-Infinity].
+    Sizes in elements (of a quantised parameter its bytes), meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021,
+    ZeRO-Infinity].
     """
 
     def __init__(
@@ -145,9 +147,9 @@ class ParameterGatherer:
             self._advance(unit)
         self._fetch(unit, ahead)
         if ahead and (wanted := self._wanted()):
-            gather = self._issue(wanted)
+            gathers = self._issue(wanted)
             if not self.overlap:
-                self._finish(gather)
+                self._finish(*gathers)
 
     def _use_backward(self, unit: Unit) -> None:
         if not unit.encloses:  # what encloses others does not end them, also where its output is the last one's
@@ -199,7 +201,7 @@ class ParameterGatherer:
         missing = tuple(slot for slot in unit.slots if slot not in self._live)
         if missing:
             # What would be gathered ahead right after comes along: one collective instead of two.
-            self._finish(self._issue((*missing, *(self._wanted(missing) if ahead else ()))))
+            self._finish(*self._issue((*missing, *(self._wanted(missing) if ahead else ()))))
 
     def _wanted(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
         """What the next uses of the trace lack beside what is being fetched, up to the two limits.
@@ -225,8 +227,12 @@ class ParameterGatherer:
                 ahead += slot.elements
         return tuple(wanted)
 
-    def _issue(self, slots: tuple[Slot, ...]) -> _Gather:
+    def _issue(self, slots: tuple[Slot, ...]) -> list[_Gather]:
+        """One collective for each type: what is quantised is behind all else in the vector."""
         slots = tuple(sorted(slots, key=lambda slot: slot.offset))
+        return [self._gather(tuple(alike)) for _, alike in groupby(slots, key=lambda slot: slot.parameter.dtype)]
+
+    def _gather(self, slots: tuple[Slot, ...]) -> _Gather:
         dtype = slots[0].parameter.dtype
         loaded = self.parameters.read(ranges(slots))
         shard = loaded.values
@@ -240,9 +246,12 @@ class ParameterGatherer:
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
 
-    def _finish(self, gather: _Gather) -> None:
-        if gather.done:
-            return
+    def _finish(self, *gathers: _Gather) -> None:
+        for gather in gathers:
+            if not gather.done:
+                self._land(gather)
+
+    def _land(self, gather: _Gather) -> None:
         gather.work.wait()
         gather.done = True
         for slot, flat in unpack(gather.rows, gather.slots):

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.low_rank import INWARD, OUTWARD, LowRank, adapted_result
+from executor.engines.native.quantised import QuantisedMatrix
 from executor.engines.native.selective import keep_collective
 
 
@@ -69,13 +70,25 @@ class ColumnLinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
         super().__init__(inputs, outputs // tensor.size, bias=bias)
         self.adapter: LowRank | None = None
+        self.quantised: QuantisedMatrix | None = None
 
     def adapt(self, rank: int) -> None:
         """Put an adapter beside the matrix."""
         self.adapter = LowRank(self, rank, {OUTWARD: 0})
 
+    def quantise(self, bits: int) -> None:
+        """Keep the matrix, which is frozen, in so many bits from now on."""
+        self.quantised = QuantisedMatrix(self.weight, bits, transposed=False)
+        self.register_parameter("weight", None)
+
     def forward(self, x: Tensor) -> Tensor:
-        return adapted_result(super().forward(x), self.adapter, x)
+        return adapted_result(self._product(x), self.adapter, x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.quantised is None:
+            return super().forward(x)
+        product: Tensor = self.quantised(x)
+        return product if self.bias is None else product + self.bias
 
 
 class RowLinear(nn.Linear):
@@ -90,15 +103,22 @@ class RowLinear(nn.Linear):
         super().__init__(inputs // tensor.size, outputs, bias=bias)
         self.tensor, self.leaves = tensor, leaves
         self.adapter: LowRank | None = None
+        self.quantised: QuantisedMatrix | None = None
 
     def adapt(self, rank: int) -> None:
         """Put an adapter beside the matrix."""
         self.adapter = LowRank(self, rank, {INWARD: 1})
 
+    def quantise(self, bits: int) -> None:
+        """Keep the matrix, which is frozen, in so many bits from now on."""
+        self.quantised = QuantisedMatrix(self.weight, bits, transposed=True)
+        self.register_parameter("weight", None)
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.tensor.size == 1:
+        if self.tensor.size == 1 and self.quantised is None:
             return adapted_result(super().forward(x), self.adapter, x)
-        summand = adapted_result(functional.linear(x, self.weight), self.adapter, x)
+        product = functional.linear(x, self.weight) if self.quantised is None else self.quantised(x)
+        summand = adapted_result(product, self.adapter, x)
         if not self.leaves:
             return summand if self.bias is None else summand + self.bias / self.tensor.size
         total = self.tensor.leave(summand)

@@ -18,7 +18,7 @@ from executor.engines.native.offload import Hyperparameters, SplitAdamW
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
-from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
+from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
@@ -77,15 +77,19 @@ class ShardedModel(Replica):
         self.dtype = trainable[0][1].dtype
         shards_frozen = part.shards_frozen and config.zero_stage == 3
         fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
-        self._frozen = make_layout(fixed, self.ranks, config.reduce_bucket_size, offset=self.layout.master_elements)
+        plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
+        self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, offset=self.layout.master_elements)
+        self._packed = make_layout(packed, self.ranks, config.reduce_bucket_size, offset=self._frozen.master_elements)
         master = self._shard_parameters(self.dtype)
-        frozen = self._shard_frozen()
+        frozen = self._shard_frozen(self._frozen, self.layout.master_elements, self.dtype)
+        quantised = self._shard_frozen(self._packed, self._frozen.master_elements, torch.uint8)
+        self._move_rest()
         self.master_dtype = master.dtype
         self.pool, self._copies = HostPool(device), CopyEngine(device)
         self.optimizer = self._make_optimizer(master, workload)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
-        self._shard = self._make_shard(master, frozen)
+        self._shard = self._beside_quantised(self._make_shard(master, frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device, accumulates)
         self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
@@ -206,16 +210,14 @@ class ShardedModel(Replica):
         return master
 
     @torch.no_grad()
-    def _shard_frozen(self) -> Tensor:
+    def _shard_frozen(self, layout: Layout, start: int, dtype: torch.dtype) -> Tensor:
         """This rank's shares of the frozen parameters that stage 3 gathers, on the device; none at other stages."""
-        start = self.layout.master_elements
-        vector = torch.zeros(self._frozen.master_elements - start, dtype=self.dtype, device=self.device)
-        for slot in self._frozen.slots:
+        vector = torch.zeros(layout.master_elements - start, dtype=dtype, device=self.device)
+        for slot in layout.slots:
             own = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
             own.copy_(as_rows(slot.parameter.data, slot, self.ranks)[self.own_row])
-            slot.parameter.data = torch.empty(slot.shape, dtype=self.dtype, device=self.device)
+            slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self.device)
             slot.parameter.data.untyped_storage().resize_(0)
-        self._move_rest()
         return vector
 
     def _move_rest(self) -> None:
@@ -244,7 +246,7 @@ class ShardedModel(Replica):
         return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
 
     def _make_gatherer(self) -> ParameterGatherer:
-        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
+        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
         assert self._shard is not None
         return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready)
 
@@ -267,6 +269,16 @@ class ShardedModel(Replica):
             shard.accept_from_device(self.layout.master_elements, frozen)
         self.optimizer.publish(shard)
         return shard
+
+    def _beside_quantised(self, shard: ParameterShard | None, quantised: Tensor) -> ParameterShard | None:
+        if shard is None or not len(quantised):
+            return shard
+        packed: ParameterShard = DeviceShard(len(quantised), torch.uint8, self.device, self._arrivals)
+        if self.config.offload_param == "cpu":
+            packed = HostShard(len(quantised), torch.uint8, self.device, self.pool, self._copies)
+        packed.accept_from_device(0, quantised)
+        packed.finish()
+        return WithQuantised(shard, packed, self._frozen.master_elements)
 
     def _device_shard(self) -> DeviceShard:
         return DeviceShard(self._frozen.master_elements, self.dtype, self.device, self._arrivals)

@@ -84,3 +84,42 @@ def test_zero_bubble_has_nothing_to_fill_its_idle_time_with() -> None:
 
     assert idle("interleaved_zero_bubble") == pytest.approx(idle("interleaved_1f1b"))
     assert idle("interleaved_zero_bubble", lora_rank=0) < 0.7 * idle("interleaved_1f1b", lora_rank=0)
+
+
+BITS = {"int8": 1 + 4 / 64, "nf4": 1 / 2 + 4 / 64}
+"""Bytes of a quantised element, its share of a scale included."""
+
+
+def quantised_bytes(dtype: str, tensor: int) -> float:
+    """Bytes of all frozen parameters of a rank."""
+    tables = 2 * MODEL.vocab_size * MODEL.hidden_size
+    return (MODEL.num_layers * MODEL.layer_parameters * BITS[dtype] + tables * WIDTH) / tensor
+
+
+@pytest.mark.parametrize(("stage", "tensor", "dtype"), [*product(range(4), (1, 2), BITS)])
+def test_what_quantised_matrices_take_and_cost(stage: int, tensor: int, dtype: str) -> None:
+    ranks = CLUSTER.world_size // tensor
+    knobs: dict[str, Value] = {
+        "zero_stage": stage, "tensor_parallel_size": tensor, "param_persistence_threshold": 0, "overlap_comm": False,
+        "micro_batch_size": 1,
+    }  # fmt: skip
+    _, adapters = held(tensor, 1)
+    told = predicted(BANDWIDTH_ALONE, frozen_dtype=dtype, **knobs)
+    frozen, whole = quantised_bytes(dtype, tensor), WIDTH * adapters
+    shared = ranks if stage == 3 else 1
+    assert float(told.memory.by_tag["parameters"][0]) == pytest.approx((frozen + whole) / shared, rel=1e-3)
+    if stage == 3:
+        times = 64 // ranks
+        moved = times * (4 * adapters + 2 * (frozen + whole))
+        speed = CLUSTER.intra_node_bandwidth * BANDWIDTH_ALONE.link_efficiency
+        assert float(told.parts["data"][0]) == pytest.approx((ranks - 1) / ranks * moved / speed, rel=1e-3)
+    in_precision = predicted(BANDWIDTH_ALONE, **knobs)
+    assert told.parts["compute"][0] > in_precision.parts["compute"][0]
+    assert float(told.memory.host[0]) == 0
+
+
+def test_quantised_shares_in_host_memory() -> None:
+    _, adapters = held(1, 1)
+    told = predicted(Coefficients(), frozen_dtype="nf4", zero_stage=3, offload_param="cpu", param_persistence_threshold=0)
+    expected = (quantised_bytes("nf4", 1) + WIDTH * adapters) / CLUSTER.world_size
+    assert float(told.memory.host[0]) == pytest.approx(expected, rel=1e-3)

@@ -75,6 +75,7 @@ def test_a_scan_tells_adapters_apart() -> None:
         "pipeline_parallel_size": "1",
         "lora_rank": "0,16",
         "lora_targets": "attention,mlp",
+        "frozen_dtype": "same,nf4",
     }
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)

@@ -139,6 +139,43 @@ def test_offloaded_parameters_take_the_frozen_shares_along(measure: Measure) -> 
     assert rank.host_memory_bytes == BYTES * (P + A) // RANKS
 
 
+MATRICES = SPEC.parameter_count - 2 * EMBEDDING - SPEC.hidden_size * (2 * SPEC.num_layers + 1)
+"""Elements of the layers' matrices: all but tables and norms."""
+BITS = {"int8": 8 / 8 + 4 / 64, "nf4": 4 / 8 + 4 / 64}
+"""Bytes of a quantised element, its share of a scale included."""
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("stage", range(3))
+def test_quantised_matrices_lie_whole_below_stage_3(measure: Measure, stage: int, dtype: str) -> None:
+    rank = measure(zero_stage=stage, frozen_dtype=dtype).ranks[0]
+    whole = BYTES * (P + A - MATRICES) + BITS[dtype] * MATRICES
+    largest = BYTES * SPEC.hidden_size * SPEC.ffn_hidden_size
+    assert whole <= rank.tag_peak_bytes["parameters"] <= whole + largest
+    assert rank.tag_peak_bytes["optimizer_state"] == (8 * A if stage == 0 else 12 * A // 2) + STEP_COUNTER
+    sent = {count.operation: count.bytes for count in rank.collectives}
+    assert sent["all_reduce" if stage == 0 else "reduce_scatter"] == BYTES * A
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_quantised_matrices_are_gathered_as_bytes(measure: Measure, dtype: str) -> None:
+    """In collectives of their own: one more in each layer, forward and backward."""
+    rank = measure(**SHARDED, frozen_dtype=dtype).ranks[0]
+    sent = {count.operation: (count.count, count.bytes) for count in rank.collectives}
+    once = BYTES * (2 * (P + A - MATRICES) - HEAD - EMBEDDING) + 2 * BITS[dtype] * MATRICES
+    assert sent["all_gather"] == (2 * UNITS - 2 + 2 * SPEC.num_layers, once)
+    assert sent["reduce_scatter"] == (1, BYTES * A)
+    shares = (BYTES * (P - MATRICES) + BITS[dtype] * MATRICES) / RANKS
+    layer = BYTES * (BLOCK - MATRICES // SPEC.num_layers) + BITS[dtype] * MATRICES / SPEC.num_layers
+    unpacked = BYTES * SPEC.hidden_size * SPEC.ffn_hidden_size
+    assert BYTES * HEAD <= rank.tag_peak_bytes["parameters"] - shares <= BYTES * HEAD + layer + unpacked
+
+
+def test_quantised_shares_can_lie_in_host_memory(measure: Measure) -> None:
+    rank = measure(**SHARDED, offload_param="cpu", frozen_dtype="nf4").ranks[0]
+    assert rank.host_memory_bytes == (BYTES * (P + A - MATRICES) + BITS["nf4"] * MATRICES) / RANKS
+
+
 def test_the_first_step_is_that_of_the_model_without_adapters() -> None:
     batch = text_data(WORKLOAD, SPEC.vocab_size).global_batch(0)
     losses = [build_transformer(spec, 16, 0, torch.float64)(**batch).item() for spec in (SPEC, ADAPTED)]

@@ -1,0 +1,93 @@
+"""Frozen matrices in 8 or 4 bits, made whole for each product [Dettmers et al. 2023, QLoRA], in plain torch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from search_spaces.adapters import QUANTISED_BLOCK
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""What the 16 codes of four bits stand for, as a share of their block's largest: equally likely where weights are normal
+[QLoRA, appendix E]."""
+SCALE_BYTES = 4
+"""Of a block's largest magnitude, in fp32."""
+EIGHT_BITS = 127
+"""The largest code of eight bits; the smallest is its opposite."""
+
+
+class QuantisedMatrix(nn.Module):
+    """A frozen matrix [outputs, inputs] in `bits` (8 or 4), made whole in the type of what it multiplies and let go after.
+
+    1. Rows are cut into blocks of 64, the last one filled up with zeros. Each has its largest magnitude and a code an element.
+    2. Rows lie along the side that tensor ranks leave whole, inputs or (`transposed`) outputs: no block is cut by any degree,
+       so that all layouts compute with the same values.
+    3. All are the bytes of one parameter, magnitudes first, so that stage 3 shards it as it shards others.
+    4. Backward makes the matrix whole again: what is kept for it are the bytes.
+    """
+
+    values: Tensor
+
+    def __init__(self, weight: Tensor, bits: int, transposed: bool) -> None:
+        super().__init__()
+        rows = weight.detach().T if transposed else weight.detach()
+        self.bits, self.transposed, (self.rows, self.length) = bits, transposed, rows.shape
+        self.packed = nn.Parameter(quantise(rows, bits), requires_grad=False)
+        self.register_buffer("values", pairs_of_codes(weight) if bits == 4 else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, inputs] to [..., outputs]."""
+        return _Product.apply(x, self.packed, self.values, self.rows, self.length, self.transposed)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, values: Tensor | None, rows: int, length: int, transposed: bool) -> Tensor:
+        ctx.save_for_backward(packed, values)
+        ctx.rows, ctx.length, ctx.transposed = rows, length, transposed
+        stored = dequantise(packed, values, rows, length, x.dtype)
+        return x @ (stored if transposed else stored.T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        packed, values = ctx.saved_tensors
+        stored = dequantise(packed, values, ctx.rows, ctx.length, gradients[0].dtype)
+        return gradients[0] @ (stored.T if ctx.transposed else stored), None, None, None, None, None
+
+
+@torch.no_grad()
+def quantise(matrix: Tensor, bits: int) -> Tensor:
+    """The bytes of [rows, length]: each block's largest magnitude, then the codes, two to a byte of four bits."""
+    filled = nn.functional.pad(matrix.float().contiguous(), (0, -matrix.shape[1] % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
+    largest = filled.abs().amax(dim=1, keepdim=True)
+    shares = filled / torch.where(largest > 0, largest, 1.0)
+    if bits == 8:
+        codes = (shares * EIGHT_BITS).round().to(torch.int8).view(torch.uint8)
+    else:
+        levels = torch.tensor(NF4, device=matrix.device)
+        nearest = torch.bucketize(shares, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+        codes = nearest[:, 0::2] * 16 + nearest[:, 1::2]
+    return torch.cat((largest.view(torch.uint8).flatten(), codes.flatten()))
+
+
+def dequantise(packed: Tensor, values: Tensor | None, rows: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The matrix [rows, length] that the bytes stand for; `values`: what a byte of two codes stands for."""
+    blocks = rows * -(-length // QUANTISED_BLOCK)
+    largest = packed[: blocks * SCALE_BYTES].view(torch.float32)
+    codes = packed[blocks * SCALE_BYTES :]
+    if values is None:
+        whole, unit = codes.view(torch.int8).to(dtype), largest / EIGHT_BITS
+    else:
+        whole, unit = nn.functional.embedding(codes.int(), values.to(dtype)), largest
+    scaled = whole.view(blocks, QUANTISED_BLOCK).mul_(unit.to(dtype)[:, None])
+    return scaled.view(rows, -1)[:, :length]
+
+
+def pairs_of_codes(like: Tensor) -> Tensor:
+    """[256, 2]: what each byte of two codes stands for."""
+    levels = torch.tensor(NF4, dtype=like.dtype, device=like.device)
+    return torch.cartesian_prod(levels, levels)
