@@ -334,7 +334,7 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
     in by turns. Copies of the shards, and on 2 ranks each schedule, once.
     """
     draw = Draw(engine, ranks, "adapters")
-    targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("all",), [*MODELS]
+    targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("both",), [*MODELS]
     for turn, (layout, stage, target) in enumerate(product(layouts(ranks), _stages(engine), targets)):
         first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
         knobs = {**layout, **first, "zero_stage": stage, "lora_rank": 2, "lora_targets": target}
@@ -345,9 +345,9 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
         yield draw.case({**knobs, **kept, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
         yield draw.case({**knobs, **other, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
     for stage, name in product(_stages(engine), (name for name in KNOBS["optimizer"].choices if name != "adamw")):
-        knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": stage, "optimizer": name}
+        knobs = {"lora_rank": 2, "lora_targets": "both", "zero_stage": stage, "optimizer": name}
         yield draw.case(knobs, [WIDE] if name == "adamw8bit" else [*MODELS])
-    adapters: Knobs = {"lora_rank": 2, "lora_targets": "all", "zero_stage": 3}
+    adapters: Knobs = {"lora_rank": 2, "lora_targets": "both", "zero_stage": 3}
     for kept in FROZEN:
         yield draw.case({**adapters, **kept, "hsdp_shard_size": ranks // 2})
         if ranks == 2:

@@ -16,7 +16,7 @@ it."""
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("query", "key", "value", "output"),
     "mlp": ("gate", "up", "down"),
-    "all": LORA_TARGETS,
+    "both": LORA_TARGETS,
 }
 """Value of `lora_targets` -> the matrices of a layer that have an adapter; "gate" where the MLP has one."""
 FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}

@@ -172,7 +172,7 @@ _TABLE = (
     _knob("lora_rank", "columns", _INT, _CHANGES, _REBUILD,
           "Rank of low-rank adapters beside frozen matrices, all that is trained then; 0: every parameter is trained."),
     _knob("lora_targets", "name", _CHOICE, _CHANGES, _REBUILD,
-          "Which matrices of each layer have an adapter.", choices=("attention", "mlp", "all"), condition=ADAPTED),
+          "Which matrices of each layer have an adapter.", choices=("attention", "mlp", "both"), condition=ADAPTED),
     _knob("frozen_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
           "What frozen matrices of layers are kept in: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
           choices=("same", "int8", "nf4"), condition=ADAPTED),

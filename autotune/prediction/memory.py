@@ -249,8 +249,8 @@ def _gathered(cases: Cases, held: StageParameters) -> Array:
 
 def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
     """Elements of `whole` that stand gathered: the unit that runs, or the table, and what is gathered ahead."""
-    layouts = cases.layouts
-    ahead = np.minimum(layouts.prefetch_bucket + unit, np.maximum(layouts.max_live, unit))
+    layouts, counted = cases.layouts, counted_elements(cases)
+    ahead = np.minimum(layouts.prefetch_bucket / counted + unit, np.maximum(layouts.max_live / counted, unit))
     kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
     return np.minimum(kept, whole)
 

@@ -37,7 +37,7 @@ def context(model: Model = MODEL, capability: Capability | None = None) -> Space
     [
         ("attention", 4 * HIDDEN, 2 * QUERIES + 2 * KEYS),
         ("mlp", 3 * HIDDEN, 3 * FFN),
-        ("all", 7 * HIDDEN, 2 * QUERIES + 2 * KEYS + 3 * FFN),
+        ("both", 7 * HIDDEN, 2 * QUERIES + 2 * KEYS + 3 * FFN),
     ],
 )
 def test_tensor_ranks_divide_the_factor_on_the_divided_side(targets: str, whole: int, divided: int) -> None:
@@ -73,7 +73,7 @@ def test_an_engine_without_adapters_refuses_them() -> None:
 
 
 def test_an_unknown_target_is_told_with_the_names() -> None:
-    with pytest.raises(KnobValueError, match="lora_targets: 'query' is not in its domain; give attention, mlp or all"):
+    with pytest.raises(KnobValueError, match="lora_targets: 'query' is not in its domain; give attention, mlp or both"):
         parse_value("lora_targets", "query")
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads
+from search_spaces.domains import EXPRESSIONS
 from search_spaces.errors import KnobValueError, UnknownNameError
 from search_spaces.knob import Kind, Numerics
 from search_spaces.knobs import KNOBS, check_value, parse_value
@@ -25,6 +26,11 @@ def test_knob_matches_its_field(name: str) -> None:
     assert check_value(name, knob.default) == knob.default
     assert not knob.description.endswith("..")
     assert parse_value(name, str(knob.default)) == knob.default
+
+
+def test_no_value_is_a_word_for_a_domain() -> None:
+    """Such a value could not be pinned: all values of the knob would be."""
+    assert not {value for knob in KNOBS.values() for value in knob.choices or ()} & set(EXPRESSIONS)
 
 
 def test_search_order_puts_what_is_read_first() -> None:

@@ -18,7 +18,7 @@ def note(name: str, session: Any, **knobs: Any) -> str:
 
 @pytest.mark.parametrize("name", ["transformers", "accelerate-fsdp", "accelerate-deepspeed", "deepspeed"])
 def test_transformers_models_get_them_from_peft(tmp_path: Path, name: str) -> None:
-    told = note(name, exported.small(tmp_path), lora_targets="all")
+    told = note(name, exported.small(tmp_path), lora_targets="both")
     assert "peft.LoraConfig(r=8, lora_alpha=16, target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj', " in told
     assert "['q_proj', 'k_proj', 'v_proj', 'o_proj']" in note(name, exported.small(tmp_path))
 

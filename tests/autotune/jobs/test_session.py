@@ -57,7 +57,7 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
         return session.trial_request("one", session.baselines[0], (4.0, 3.0, 2.0)).reference_losses
 
     assert held() == held(lora_rank="4") == held(lora_rank="4", lora_targets="mlp") == (4.0, 3.0, 2.0)
-    assert held(lora_rank="0,4") == held(lora_rank="4", lora_targets="mlp,all") == (4.0,)
+    assert held(lora_rank="0,4") == held(lora_rank="4", lora_targets="mlp,both") == (4.0,)
     assert held(lora_rank="4", frozen_dtype="nf4") == (4.0, 3.0, 2.0)
     assert held(lora_rank="4", frozen_dtype="same,nf4") == ()
 

@@ -24,13 +24,13 @@ WIDTH = 2
 
 
 def predicted(rates: Coefficients, **knobs: Value) -> Prediction:
-    config = TrialConfig(precision="bf16", lora_rank=16, lora_targets="all", micro_batch_size=4).replace(knobs)
+    config = TrialConfig(precision="bf16", lora_rank=16, lora_targets="both", micro_batch_size=4).replace(knobs)
     return predict(cases_of(MODEL, CLUSTER, WORKLOAD, [config], "native"), rates)
 
 
 def held(tensor: int, pipeline: int) -> tuple[float, float]:
     """Frozen parameters and adapters of the first rank of a pipeline: half of the layers and the input table, or all."""
-    whole, divided = layer_adapter_elements(adapted(MODEL, TrialConfig(lora_rank=16, lora_targets="all")))
+    whole, divided = layer_adapter_elements(adapted(MODEL, TrialConfig(lora_rank=16, lora_targets="both")))
     layers = MODEL.num_layers // pipeline
     tables = MODEL.vocab_size * MODEL.hidden_size * (2 // pipeline)
     return (layers * MODEL.layer_parameters + tables) / tensor, layers * (whole + divided / tensor)

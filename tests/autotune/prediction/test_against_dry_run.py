@@ -15,7 +15,7 @@ from search_spaces.trial_config import TrialConfig, Value
 
 MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=4)
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
-QUANTISED: dict[str, Value] = {"lora_rank": 16, "lora_targets": "all", "micro_batch_size": 2}
+QUANTISED: dict[str, Value] = {"lora_rank": 16, "lora_targets": "both", "micro_batch_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ QUANTISED: dict[str, Value] = {"lora_rank": 16, "lora_targets": "all", "micro_ba
         ({"zero_stage": 2, "accumulation_dtype": "bf16"}, 0.06),
         ({"zero_stage": 1, "reduce_dtype": "bf16"}, 0.06),
         ({"lora_rank": 16}, 0.10),
-        ({"lora_rank": 16, "lora_targets": "all", "zero_stage": 1, "micro_batch_size": 2}, 0.05),
+        ({"lora_rank": 16, "lora_targets": "both", "zero_stage": 1, "micro_batch_size": 2}, 0.05),
         ({**QUANTISED, "frozen_dtype": "nf4", "zero_stage": 1}, 0.06),
         ({**QUANTISED, "frozen_dtype": "int8", "zero_stage": 3}, 0.15),
     ],
