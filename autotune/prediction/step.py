@@ -208,7 +208,9 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced_bytes = layouts.reduce_bytes * reduce_times
-    moved = np.where(layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0))
+    moved = np.where(
+        layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0)
+    )
     gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
     buckets = np.ceil(held.trained / layouts.reduce_bucket)
     pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)

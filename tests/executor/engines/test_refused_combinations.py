@@ -162,7 +162,7 @@ def compiled_blocks_do_not_send_what_depends_on_data(gang: Gang, rule: str) -> N
 
 def frozen_experts_are_shared_with_ranks_that_hold_others(gang: Gang, rule: str) -> None:
     """Beside adapters of attention no expert is trained; of those of the MLP the frozen part is gathered from every rank."""
-    for targets in ("attention", "all"):
+    for targets in ("attention", "both"):
         knobs: dict[str, Value] = {"precision": "fp64", "zero_stage": 3, "micro_batch_size": 4, "lora_rank": 4}
         knobs = {**knobs, "lora_targets": targets, "param_persistence_threshold": 0}
         control = dataclasses.replace(case("native", knobs), model="experts")
