@@ -155,7 +155,9 @@ class FullyShardedReplica(Replica):
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
         for unit in (*_units(self.part), self.module):
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
+            # Backward gathers again where torch finds a tensor in what the call returned; a user's may return any object.
+            again = reshard and not (unit is self.module and unused_parameters)
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
             sharded.set_gradient_divide_factor(1.0)
             # In fp32 and bf16 a factor of our own would be a kind of sum that NCCL alone has.
             sharded.set_force_sum_reduction_for_comms(True)
