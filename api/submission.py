@@ -91,7 +91,7 @@ class JobSubmission(BaseModel):
     """Higher ones go first."""
 
 
-HIDDEN = ("data_path", "python_path", "fidelity", "ray_address")
+HIDDEN = ("data_path", "nvme_path", "python_path", "fidelity", "ray_address")
 """Fields of a request that are the server's own affair: they name its paths and hosts, or what its trials cost."""
 
 

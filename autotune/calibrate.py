@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.jobs.machine import cluster_here
+from autotune.jobs.nvme import require_folder
 from autotune.jobs.ray_cluster import address_of
 from autotune.jobs.request import RUNNERS, JobRequest
 from autotune.prediction.calibrated import fingerprint
@@ -39,6 +40,8 @@ class CalibrationRequest:
     """About what the measurement may take, beside the start of the ranks."""
     timeout: float = 300.0
     """Seconds after which the ranks are killed."""
+    nvme_path: str | None = None
+    """The folder whose file system is measured too: where states are offloaded to files; None: none is."""
     force: bool = False
     """Measure also where the database has a calibration."""
 
@@ -73,7 +76,10 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
     Raises:
         RequestError, SearchSpaceError: the cluster is not known, or not here.
     """
-    cluster = cluster_here(_asked(request))
+    asked = _asked(request)
+    cluster = cluster_here(asked)
+    if address_of(asked) is None:
+        require_folder(asked)
     if request.force:
         return cluster, None, "--force was given"
     newest = store.calibrations(fingerprint(cluster), limit=1)
@@ -82,6 +88,8 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
     then, now = _release(newest[0].environment.get("torch", "")), _release(importlib.metadata.version("torch"))
     if then != now:
         return cluster, None, f"it was measured with torch {then} before, and this is {now}"
+    if request.nvme_path is not None and newest[0].environment.get("nvme_path") != request.nvme_path:
+        return cluster, None, f"the files of {request.nvme_path} were not measured before"
     reason = "hardware and torch are the same; --force measures anew"
     return cluster, Calibration(cluster=cluster, record=newest[0], reused=True, reason=reason), ""
 
@@ -100,6 +108,7 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
             world_size=cluster.world_size,
             seconds=request.seconds,
             timeout_seconds=request.timeout,
+            nvme_path=request.nvme_path,
         )
         result = runner.measure(wanted)
         took = time.monotonic() - began
@@ -110,8 +119,9 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
 def _asked(request: CalibrationRequest) -> JobRequest:
     """A job on the same ranks: what it runs does not matter."""
     return JobRequest(
-        model="any", cluster=request.cluster, ranks=request.ranks, runner=request.runner, ray_address=request.ray_address
-    )
+        model="any", cluster=request.cluster, ranks=request.ranks, runner=request.runner, ray_address=request.ray_address,
+        nvme_path=request.nvme_path,
+    )  # fmt: skip
 
 
 def _release(version: str) -> str:

@@ -14,6 +14,7 @@ from autotune.jobs.drift_teller import DriftTeller
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.leader import Leader
 from autotune.jobs.listener import LoopListener
+from autotune.jobs.nvme import slowness
 from autotune.jobs.results import is_retried, retries_of, with_stated_interval
 from autotune.jobs.session import Session, with_budget_of, with_prior
 from autotune.jobs.stop import StopSignal
@@ -131,6 +132,8 @@ class TuningLoop:
     def run(self) -> tuple[JobState, str, str]:
         """Run until nothing is wanted or a person wishes an end; return the state, reason and message to leave the job in."""
         self._listener.on_state(JobState.RUNNING, "", self.recall())
+        if (news := slowness(self._session.request)) is not None:
+            self._listener.on_news(news)
         # The first decision loads libraries and orders the space: paid here, not between two trials. It changes nothing.
         self._session.strategy.propose(self._session.space, (), (), 1, self._session.request.seed)
         while True:

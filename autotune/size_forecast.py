@@ -53,6 +53,7 @@ class EquationForecast:
         question = Question(
             model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
             sequence_length=request.sequence_length, space=request.space, pins=request.pins,
+            nvme_path=request.nvme_path,
         )  # fmt: skip
         with open_store(self.database) as store:
             return asked_here(store, question)

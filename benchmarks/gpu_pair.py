@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.gpu_proof import LOSS_BOUND, Proof, ratio, request, written
 from executor.engines.native.copies import BUFFERS
-from executor.engines.native.offload import CHUNK_ELEMENTS
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
+from search_spaces.offload_files import CHUNK_ELEMENTS
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialResult, Workload
 

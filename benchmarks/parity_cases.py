@@ -1,6 +1,7 @@
 """A case of the parity matrix: engine, ranks, model and configuration; what is let pass, and what is known to be wrong."""
 
 import functools
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -152,10 +153,15 @@ class Case:
 
     @property
     def offload(self) -> str:
-        """What is in host memory; empty: nothing."""
+        """What is in host memory, or in files; empty: nothing."""
         config = self.config
-        optimizer = f"{config.offload_ratio:g} of the optimizer state" if config.offload_optimizer == "cpu" else ""
-        return " and ".join(filter(None, (optimizer, "parameters" if config.offload_param == "cpu" else "")))
+        where = {"none": "", "cpu": "", "nvme": " in files"}
+        optimizer = f"{config.offload_ratio:g} of the optimizer state{where[config.offload_optimizer]}"
+        told = (
+            optimizer if config.offload_optimizer != "none" else "",
+            f"parameters{where[config.offload_param]}" if config.offload_param != "none" else "",
+        )
+        return " and ".join(filter(None, told))
 
     def label(self) -> str:
         """Everything that tells this case from others."""
@@ -197,7 +203,10 @@ def _layers(config: TrialConfig) -> int:
 
 @functools.cache
 def _workload(clipping: float) -> Workload:
-    return Workload(global_batch_size=GLOBAL_BATCH, sequence_length=SEQUENCE, learning_rate=1e-2, gradient_clipping=clipping)
+    return Workload(
+        global_batch_size=GLOBAL_BATCH, sequence_length=SEQUENCE, learning_rate=1e-2, gradient_clipping=clipping,
+        nvme_path=tempfile.gettempdir(),
+    )  # fmt: skip
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from typing import Any
 
 from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.offload_files import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.optimizers import MUON_MOMENTUM, SGD_MOMENTUM
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -25,13 +26,14 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
     """
     return {
         **_batch(config, workload, world_size),
-        "zero_optimization": _zero(config, parameter_count),
+        "zero_optimization": _zero(config, workload, parameter_count),
         "communication_data_type": config.reduce_dtype,
         "bf16": {"enabled": config.precision in ("bf16", "fp8")},
         "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
         **_sums(config),
         "gradient_clipping": workload.gradient_clipping,
         **_optimizer_section(config, workload),
+        **_requests(config),
     }
 
 
@@ -59,7 +61,7 @@ def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str
     return sizes
 
 
-def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
+def _zero(config: TrialConfig, workload: Workload, parameter_count: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": config.zero_stage}
     if config.zero_stage > 0:
         zero |= {
@@ -73,10 +75,24 @@ def _zero(config: TrialConfig, parameter_count: int) -> dict[str, Any]:
         if config.optimizer == "muon":  # which needs whole gradients there
             zero["reduce_scatter"] = False
     if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = {"device": config.offload_optimizer, **_ratio(config)}
+        zero["offload_optimizer"] = {**_place(config.offload_optimizer, workload), **_ratio(config)}
+        if config.offload_optimizer == "nvme":
+            zero["offload_optimizer"] |= {"pipeline_read": True, "pipeline_write": True}
     if config.offload_param != "none":
-        zero["offload_param"] = {"device": config.offload_param}
+        zero["offload_param"] = _place(config.offload_param, workload)
     return zero
+
+
+def _place(device: str, workload: Workload) -> dict[str, Any]:
+    named = {"nvme_path": workload.nvme_path} if device == "nvme" and workload.nvme_path is not None else {}
+    return {"device": device, **named}
+
+
+def _requests(config: TrialConfig) -> dict[str, Any]:
+    """Sizes of requests to files as the native engine makes them; DeepSpeed's own are of 1 MiB, one thread's at a time."""
+    if "nvme" not in (config.offload_optimizer, config.offload_param):
+        return {}
+    return {"aio": {"block_size": REQUEST_BYTES, "thread_count": REQUEST_THREADS, "overlap_events": True}}
 
 
 def offloads_a_part(config: TrialConfig) -> bool:

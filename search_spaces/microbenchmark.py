@@ -32,6 +32,10 @@ class Operation(StrEnum):
     TO_HOST = "to_host"
     """bytes, from the device to pinned host memory."""
     TO_DEVICE = "to_device"
+    FILE_READ = "file_read"
+    """bytes of a file, each read once."""
+    FILE_UPDATE = "file_update"
+    """bytes of a file, each read once and written once, both at a time."""
     ALL_REDUCE = "all_reduce"
     """bytes of the whole message; so for all collectives."""
     ALL_GATHER = "all_gather"
@@ -89,6 +93,8 @@ class MicrobenchmarkRequest:
     """Seconds after which every rank is killed."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
     largest_message_bytes: int = 64 * 2**20
+    nvme_path: str | None = None
+    """The folder whose file system is measured too; None: none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,6 +203,12 @@ def _offload_param_stage(config: TrialConfig, _: SpaceContext) -> str | None:
     return f"parameters are offloaded, but zero_stage is {config.zero_stage}"
 
 
+def _nvme_path(config: TrialConfig, context: SpaceContext) -> str | None:
+    if "nvme" not in (config.offload_optimizer, config.offload_param) or context.workload.nvme_path is not None:
+        return None
+    return "states are offloaded to files, but no folder is named for them"
+
+
 def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
     every, model = config.checkpoint_every_k, context.model
     if config.activation_checkpointing == "none" or not isinstance(model, ModelSpec) or every <= model.num_layers:
@@ -274,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
     Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
+    Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme, or use cpu", _nvme_path),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),

@@ -96,6 +96,7 @@ def resolve_space(
         resolved = resolve_domains(domains, context)
         asked = named | set(pinned)
         turned = {name: values for name, values in resolved.items() if name in asked or _turns(name, values, capability)}
+        turned = {name: values if name in asked else _reached(values, workload) for name, values in turned.items()}
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
             base=base or device_defaults(cluster, capability), domains=turned, name=text,
@@ -112,6 +113,11 @@ def resolve_space(
 
 def _turns(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
     return capability is None or any(capability.honours(name, value) for value in values)
+
+
+def _reached(values: Sequence[Value], workload: Workload) -> tuple[Value, ...]:
+    """Without files, where no folder is named for them."""
+    return tuple(value for value in values if value != "nvme" or workload.nvme_path is not None)
 
 
 def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:

@@ -39,6 +39,8 @@ class Workload:
     weight_decay: float = 0.1
     gradient_clipping: float = 1.0
     """Bound of the global gradient norm; 0: no clipping."""
+    nvme_path: str | None = None
+    """The folder, on a fast local file system of every node, for what is offloaded to files; None: nothing can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ def sweep(
         typer.Option(metavar="SECONDS", help="Seconds of timed steps in a trial, at most. [default: 5]"),
     ] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
+    nvme: options.Nvme = None,
     baseline: options.Baseline = None,
     from_: options.From = None,
     history: options.History = None,
@@ -115,7 +116,7 @@ def sweep(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
-        max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None,
+        max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None, nvme_path=nvme,
         engine=engine, runner=runner, ray_address=ray_address, failures=failures, confirm_repeats=confirm_repeats,
         allow_unstable=allow_unstable, racing=racing, tune_on=tune_on, answer_for=for_, control_every=control_every,
         command=command_of(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -32,6 +33,7 @@ class CalibrateOptions:
     seconds: float
     timeout: float
     force: bool
+    nvme: str | None
     database: str | None
     json: bool
 
@@ -48,6 +50,7 @@ def calibrate_command(options: CalibrateOptions) -> Status:
         seconds=options.seconds,
         timeout=options.timeout,
         force=options.force,
+        nvme_path=str(Path(options.nvme).expanduser().absolute()) if options.nvme else None,
     )
     console = Console(stderr=True)
     shipped = shipped_rates()

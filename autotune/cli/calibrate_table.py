@@ -38,6 +38,8 @@ TOLD = {
     "host_update_efficiency": "of the host's in updates there",
     "step_seconds": "s of a step besides",
     "overlap_slowdown": "that overlapping costs nevertheless",
+    "file_read_bandwidth": "bytes/s that a node reads from files",
+    "file_update_bandwidth": "bytes/s of a node's files in updates",
     "time_spread": "spread of measured / predicted time",
     "context_bytes": "bytes outside of torch's allocator",
     "workspace_bytes": "bytes of workspaces",
@@ -127,7 +129,7 @@ def _print_steps(
             quartiles = f"{_ms(row.low)} - {_ms(row.high)}"
             table.add_row(f"  {_shape(row)}", _ms(row.seconds), quartiles, _ms(before), _ms(after))
     _show(console, table)
-    moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1}
+    moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1, Operation.FILE_READ: 1, Operation.FILE_UPDATE: 2}
     for operation, row in ((row.operation, row) for row in _largest_of(rows, tuple(moved))):
         _say(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
     for row in rows:

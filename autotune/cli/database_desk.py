@@ -32,8 +32,9 @@ class DatabaseDesk(Desk):
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
         """See `Desk.submit`. Whether this machine could run it does not matter: a worker does."""
         given = with_import_folders({**fields})
-        if data := given.get("data_path"):
-            given["data_path"] = str(Path(data).expanduser().absolute())
+        for name in ("data_path", "nvme_path"):
+            if path := given.get(name):
+                given[name] = str(Path(path).expanduser().absolute())
         session = resolve(request_from_fields(given))
         return self._store.submit(request_to_row(session.request), Submission(priority=priority))[0]
 

@@ -27,6 +27,10 @@ Pins = Annotated[
 Bytes = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
 ]
+Nvme = Annotated[
+    str | None,
+    typer.Option("--nvme", metavar="PATH", help="A folder on a fast local disk, for states offloaded to files (nvme)."),
+]
 Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
 
 # A tuning request: what `sweep` and `submit` share.

@@ -43,6 +43,7 @@ class PlanCommandOptions:
     lora_rank: int | None
     lora_targets: str | None
     frozen_bits: int | None
+    nvme: str | None
     database: str | None
     json: bool
 
@@ -66,6 +67,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         engine=options.engine,
         space=options.space,
         pins=parse_pins(options.pins),
+        nvme_path=options.nvme,
     )
     question = with_what_is_known(question, options.database)
     biggest = largest(question, options.most, wanted.fit_probability) if options.most else None

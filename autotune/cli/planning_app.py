@@ -25,6 +25,7 @@ def predict(
     global_batch_size: options.AnyBatch = None,
     seq_len: options.AnyLength = None,
     memory_limit: Bytes = None,
+    nvme: options.Nvme = None,
     engine: options.NamedEngine = "native",
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
@@ -52,6 +53,7 @@ def predict(
                 lora_targets=lora_targets,
                 frozen_bits=frozen_bits,
                 stages=stages,
+                nvme=nvme,
                 database=db,
                 json=json,
             )
@@ -87,6 +89,7 @@ def plan(
     global_batch_size: options.AnyBatch = None,
     seq_len: options.AnyLength = None,
     memory_limit: Bytes = None,
+    nvme: options.Nvme = None,
     engine: options.NamedEngine = "native",
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
@@ -120,6 +123,7 @@ def plan(
                 lora_rank=lora_rank,
                 lora_targets=lora_targets,
                 frozen_bits=frozen_bits,
+                nvme=nvme,
                 database=db,
                 json=json,
             )
@@ -192,6 +196,7 @@ def calibrate(
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
+    nvme: options.Nvme = None,
     force: Annotated[bool, typer.Option("--force", help="Measure, even if this cluster was measured before.")] = False,
     db: Database = None,
     json: Json = False,
@@ -210,6 +215,7 @@ def calibrate(
                 seconds=seconds,
                 timeout=timeout,
                 force=force,
+                nvme=nvme,
                 database=db,
                 json=json,
             )

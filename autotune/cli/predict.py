@@ -36,6 +36,7 @@ class PredictOptions:
     frozen_bits: int | None
     stages: bool
     """Whether every rank of the pipeline is shown."""
+    nvme: str | None
     database: str | None
     json: bool
 
@@ -50,6 +51,7 @@ def predict_command(options: PredictOptions) -> Status:
         sequence_length=options.sequence_length,
         engine=options.engine,
         pins=parse_pins(options.pins),
+        nvme_path=options.nvme,
     )
     question = with_what_is_known(question, options.database)
     estimate = estimates(question, [question.config()])[0]

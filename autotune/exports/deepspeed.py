@@ -84,11 +84,15 @@ def deepspeed_notes(winner: Winner) -> list[str]:
             f"hsdp_shard_size={config.hsdp_shard_size}: as zero_hpz_partition_size, which keeps a second copy of the "
             "parameters near, and shards optimizer state and gradients over all ranks"
         )
+    if "nvme" in (config.offload_optimizer, config.offload_param) and winner.workload.nvme_path is None:
+        notes.append("nvme_path: no folder is named for what goes to files; write one into the configuration")
     return notes + _offload_notes(config) + TARGET.unexpressed(config)
 
 
 def _offload_notes(config: TrialConfig) -> list[str]:
     notes = []
+    if config.offload_optimizer == "nvme" and config.zero_stage < 3:
+        notes.append(f"offload_optimizer=nvme: DeepSpeed offloads to files at stage 3 alone, not at stage {config.zero_stage}")
     if offloads_a_part(config) and not config.fused_optimizer:
         notes.append("fused_optimizer=False: DeepSpeed offloads a part with its own Adam alone, which is left to it")
     elif config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage < 3:

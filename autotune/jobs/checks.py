@@ -1,5 +1,6 @@
 """What is refused before it costs a device."""
 
+from autotune.jobs.nvme import lacking_room
 from autotune.jobs.session import Session
 from autotune.jobs.want import Want
 from search_spaces.outcome import Outcome, Purpose
@@ -20,6 +21,9 @@ def refusal(session: Session, want: Want) -> TrialResult | None:
     if least > room:
         message = f"its states alone need {least:,} bytes on a rank, over the {room:,} there are"
         return TrialResult(attempt="", outcome=Outcome.INFEASIBLE, rule="states-fit", message=message)
+    lacking = lacking_room(session.request, session.cluster, session.model, want.config)
+    if lacking is not None:
+        return TrialResult(attempt="", outcome=Outcome.INVALID, rule="nvme-space", message=lacking)
     refusals = session.space.check(want.config)
     if not refusals and session.extrapolation is not None and (refused := session.extrapolation.refusal(want.config)):
         refusals = [refused]

@@ -12,6 +12,7 @@ OPTION_NAMES = {
     "seq_len": "sequence_length",
     "memory_limit": "memory_limit_bytes",
     "data": "data_path",
+    "nvme": "nvme_path",
     "set": "pins",
     "for": "answer_for",
 }

@@ -84,6 +84,9 @@ class JobRequest:
     headroom: float = 0.05
     """Share of the memory limit that the winner leaves free."""
     data_path: str | None = None
+    nvme_path: str | None = None
+    """A folder on a fast local file system of every node, for states that are offloaded to files; None: no configuration
+    offloads to files."""
     baseline: dict[str, Value] | None = None
     """Knob -> value of the user's present configuration; None: the defaults at the lowest ZeRO stage that fits."""
     failures: tuple[FailureRow, ...] = ()
@@ -129,6 +132,8 @@ class JobRequest:
         self._require_choice("strategy", STRATEGIES)
         self._require_choice("runner", RUNNERS)
         self._require_reached()
+        if self.nvme_path is not None:
+            self._require_text("nvme_path")
         for name, least in (
             ("trials", 1),
             ("global_batch_size", 1),
@@ -164,6 +169,7 @@ class JobRequest:
             sequence_length=self.sequence_length,
             seed=self.seed,
             data_path=self.data_path,
+            nvme_path=self.nvme_path,
         )
 
     @property

@@ -12,6 +12,7 @@ from autotune.jobs.baselines import baselines_of
 from autotune.jobs.chosen_strategy import strategy_of
 from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
+from autotune.jobs.nvme import require_folder
 from autotune.jobs.ray_cluster import address_of, found_cluster
 from autotune.jobs.request import JobRequest, request_from_row
 from autotune.layouts import layouts_of
@@ -141,6 +142,8 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.data_path is not None:
         # Absolute, because a resume may come from another folder.
         request = dataclasses.replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
+    if request.nvme_path is not None:
+        request = dataclasses.replace(request, nvme_path=str(Path(request.nvme_path).expanduser().absolute()))
     if request.command is not None and not request.command.folder:
         request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
     require_text(request)
@@ -148,6 +151,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     session = _resolve(request, live)
     if live is None:
         require_here(session.cluster, address_of(request))
+        require_folder(request)
         require_usable(request.engine)
     require_positions(session.model, request.sequence_length)
     require_fit(session.space)

@@ -64,7 +64,8 @@ def coefficients_from_benchmark(
     2. Updates: by their largest rows, since small states fit in caches.
     3. Links: collectives inside nodes, then those across nodes with what links do known, then hops.
     4. The spread of times: what is known, and how far layers are off in this very fit.
-    5. Memory that is counted, not timed: the device's context and libraries' workspaces.
+    5. The bandwidth of files, where a folder was named: what the ranks of a node move together.
+    6. Memory that is counted, not timed: the device's context and libraries' workspaces.
 
     Args:
         precision: whose rows tell of computation; None: the one that is trained in, fp32 on a CPU, else bf16.
@@ -80,6 +81,7 @@ def coefficients_from_benchmark(
     rates = _fit(_NETWORK, across, cluster, engine, rates)
     rates = _fit(_HOPS, inside, cluster, engine, rates)
     errors = _layer_errors(computed, cluster, engine, rates)
+    rates = dataclasses.replace(rates, **_file_bandwidths(record.rows, cluster))
     return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread_after(before.time_spread, errors))
 
 
@@ -122,6 +124,17 @@ def _largest(rows: Sequence[Measured], part: _Part) -> list[Measured]:
     mine = [row for row in rows if row.operation in part.weights]
     most = max((row.shape[0] for row in mine), default=0)
     return [row for row in mine if 4 * row.shape[0] >= most]
+
+
+FILES = {Operation.FILE_READ: ("file_read_bandwidth", 1), Operation.FILE_UPDATE: ("file_update_bandwidth", 2)}
+"""Operation -> the coefficient that it tells, and how often it moves each byte."""
+
+
+def _file_bandwidths(rows: Sequence[Measured], cluster: ClusterSpec) -> dict[str, float]:
+    """Coefficient -> bytes/s of a node, from the largest file of each operation."""
+    ranks = min(cluster.devices_per_node, cluster.world_size)
+    largest = {row.operation: row for row in sorted(rows, key=lambda row: row.shape[0]) if row.operation in FILES}
+    return {FILES[operation][0]: ranks * FILES[operation][1] * row.shape[0] / row.seconds for operation, row in largest.items()}
 
 
 def _counted(record: CalibrationRecord, cluster: ClusterSpec, rates: Coefficients) -> Coefficients:

@@ -135,6 +135,10 @@ class Layouts:
     """Bytes that the update moves for a parameter."""
     orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
     """1 where every matrix is made whole and orthogonal (muon)."""
+    optimizer_in_files: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where the offloaded optimizer state is in files instead of host memory."""
+    parameters_in_files: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where the offloaded parameters are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,10 @@ class Coefficients:
     """Seconds of a step that nothing else accounts for."""
     overlap_slowdown: float = _known(0.15, 0.5, "time")
     """Share of the shorter of two overlapping things that it costs nevertheless [Galvatron: 0.13]."""
+    file_read_bandwidth: float = _known(3.0e9, 0.7, "files", shared=False)
+    """Bytes/s that the ranks of a node together read from files, as the engine reads them: a calibration measures it."""
+    file_update_bandwidth: float = _known(3.0e9, 0.7, "files", shared=False)
+    """Bytes/s, both directions together, where as much is written as is read at the same time."""
     time_spread: float = _known(0.12, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted time."""
 

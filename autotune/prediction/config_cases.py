@@ -107,6 +107,8 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         other_moment_bytes=column([moment_bytes(config.optimizer, MASTER)[1] for config in configs]),
         update_bytes=column([MOVED[config.optimizer] for config in configs]),
         orthogonalizes=column([config.optimizer == "muon" for config in configs]),
+        optimizer_in_files=column([config.offload_optimizer == "nvme" for config in configs]),
+        parameters_in_files=column([config.offload_param == "nvme" for config in configs]),
     )
 
 

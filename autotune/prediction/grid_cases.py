@@ -88,6 +88,8 @@ class GridCases:
             recompute_every=number("checkpoint_every_k"),
             offload_optimizer=number("offload_ratio") * number("offload_optimizer", lambda value: value != "none"),
             offload_parameters=number("offload_param", lambda value: value != "none"),
+            optimizer_in_files=number("offload_optimizer", lambda value: value == "nvme"),
+            parameters_in_files=number("offload_param", lambda value: value == "nvme"),
             parameter_bytes=self._width,
             reduce_bytes=number("reduce_dtype", lambda value: PARAMETER_BYTES[str(value)]),
             reduce_bucket=number("reduce_bucket_size"),

@@ -7,6 +7,7 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.parameters import (
     StageParameters,
@@ -223,9 +224,9 @@ def _host(cases: Cases, held: StageParameters) -> Array:
     layouts = cases.layouts
     by_parameter, _, by_state = shares(cases)
     state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
-    states = divided(cases, held, by_state) * state * layouts.offload_optimizer
+    states = host_elements(cases, divided(cases, held, by_state) * layouts.offload_optimizer) * state
     parameters = divided(cases, held, by_parameter) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
-    return states + parameters * layouts.offload_parameters
+    return states + host_parameter_bytes(cases, parameters * layouts.offload_parameters)
 
 
 def _gathered(cases: Cases, held: StageParameters) -> Array:

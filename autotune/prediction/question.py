@@ -47,6 +47,8 @@ class Question:
     """A preset's name or the path of a TOML file: what a plan chooses from."""
     pins: Mapping[str, Pin] = field(default_factory=dict)
     """Knob -> the value, or the values, that it may have."""
+    nvme_path: str | None = None
+    """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
     most_steps: int | None = None
     """What asking the rules may take, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
@@ -66,7 +68,9 @@ class Question:
     @property
     def workload(self) -> Workload:
         """What every configuration trains on."""
-        return Workload(global_batch_size=self.global_batch_size, sequence_length=self.sequence_length)
+        return Workload(
+            global_batch_size=self.global_batch_size, sequence_length=self.sequence_length, nvme_path=self.nvme_path
+        )
 
     @property
     def rates(self) -> Coefficients:
@@ -106,6 +110,7 @@ class Question:
 def question_of(
     model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
     engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
+    nvme_path: str | None = None,
 ) -> Question:  # fmt: skip
     """The question, with what holds where nothing is said."""
     capability_of(engine)
@@ -114,7 +119,7 @@ def question_of(
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
-        most_steps=most_steps,
+        most_steps=most_steps, nvme_path=nvme_path,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from autotune.prediction.communication import (
     shard_group,
 )
 from autotune.prediction.compute import MicroBatch, micro_batch
+from autotune.prediction.files import file_read_seconds, file_update_seconds
 from autotune.prediction.frozen import frozen_bytes, frozen_width
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.optimizer import update_seconds
@@ -261,8 +262,11 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     up = local * layouts.parameter_bytes / hardware.host_link
     per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
     update = local * 30 / (per_rank * rates.host_update_efficiency)
-    fetched = _local_parameters(cases, split) * layouts.parameter_bytes * layouts.offload_parameters
-    return down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link
+    shared = _local_parameters(cases, split)
+    update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
+    fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
+    waited = file_read_seconds(cases, rates, shared, slowest)
+    return down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
 
 
 def _held(cases: Cases, split: Split) -> StageParameters:

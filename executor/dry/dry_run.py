@@ -59,6 +59,9 @@ def dry_run(
     if engine != "native":
         problem = f"{engine} hands its collectives to torch's own wrappers, whose memory a dry run cannot follow"
         raise EngineRefusalError("dry-run-engine", f"{problem}; use engine=native")
+    if "nvme" in (config.offload_optimizer, config.offload_param):
+        problem = "states in files have no data that could be left out"
+        raise EngineRefusalError("dry-run-nvme", f"{problem}; use cpu in its place: the device holds as much")
     # What a batch size refuses is refused before it is changed.
     refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):

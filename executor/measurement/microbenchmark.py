@@ -3,7 +3,9 @@
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
@@ -11,15 +13,21 @@ from executor.engine import RankContext
 from executor.measurement.agreement import gather_plain
 from executor.measurement.device import read_device
 from executor.measurement.environment import environment
-from executor.measurement.kernels import Case, compute_cases
+from executor.measurement.file_rates import QUICK_BYTES, FilePass
+from executor.measurement.kernels import Case, Run, compute_cases
 from executor.measurement.links import close_groups, link_cases, open_groups
 from executor.measurement.stopwatch import Stopwatch
 from search_spaces.microbenchmark import Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.offload_files import BUFFERS
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress
 
 LINK_SHARE = 0.35
 """Share of the time for what ranks send each other."""
+FILE_SHARE = 0.2
+"""The same for files, where a folder is named."""
+FILE_EXTENTS = (4, 16)
+"""How many extents a file has: what fits into buffers, and four times that."""
 WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
 """Share of the time that an operation gets as a multiple of others': layers tell most of a step."""
 BF16_ON_CPU = 0.3
@@ -33,7 +41,7 @@ def run_microbenchmark(
 ) -> MicrobenchmarkResult:
     """Measure what `search_spaces.microbenchmark.Operation` names; every rank of the gang calls it and gets the same result.
 
-    1. What needs no other rank, on all ranks at once as in training, the cheapest shapes first.
+    1. What needs no other rank, on all ranks at once as in training, the cheapest shapes first; files where a folder is named.
     2. Collectives over the ranks of a node, across nodes and over all, small messages first.
     3. What stays in memory when all of that is gone.
     """
@@ -41,9 +49,11 @@ def run_microbenchmark(
     stopwatch = Stopwatch(context)
     cases = compute_cases(context.device, request.precisions)
     compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
-    share = 1.0 if context.world_size == 1 else 1 - LINK_SHARE
+    files = [*file_cases(Path(request.nvme_path))] if request.nvme_path is not None else []
+    share = (1.0 if context.world_size == 1 else 1 - LINK_SHARE) - (FILE_SHARE if files else 0)
     bench = _Bench(context, request, stopwatch, progress)
     rows = bench.run(compute, share * request.seconds, "compute")
+    rows += bench.run(files, FILE_SHARE * request.seconds, "files")
     if context.world_size > 1:
         groups = open_groups(context, hosts)
         links = sorted(
@@ -57,7 +67,7 @@ def run_microbenchmark(
         outcome=Outcome.OK,
         rows=tuple(rows),
         hosts=hosts,
-        environment=environment(context.device),
+        environment={**environment(context.device), **({"nvme_path": request.nvme_path} if request.nvme_path else {})},
         context_bytes=_largest(context, read_device(context.device).non_torch_bytes),
         workspace_bytes=_largest(context, _left_over(context.device)),
     )
@@ -112,6 +122,22 @@ class _Bench:
                 operation=case.operation, precision=case.precision, shape=case.shape, group=case.group,
                 seconds=timing.median, low=timing.low, high=timing.high, samples=timing.samples,
             )  # fmt: skip
+
+
+def file_cases(folder: Path) -> Iterator[Case]:
+    """A folder's file system, read and written as the engine does it, the smallest file first."""
+    for operation in (Operation.FILE_READ, Operation.FILE_UPDATE):
+        for extents in FILE_EXTENTS:
+            size = extents * QUICK_BYTES
+            yield Case(
+                operation=operation, precision="fp32", shape=(size,), cost=float(size), memory=float(BUFFERS * QUICK_BYTES),
+                make=partial(_file_run, operation, folder, extents), on_host=True,
+            )  # fmt: skip
+
+
+def _file_run(operation: Operation, folder: Path, extents: int) -> Run:
+    passes = FilePass(folder, extents, QUICK_BYTES)
+    return passes.read if operation is Operation.FILE_READ else passes.update
 
 
 def _free_bytes(context: RankContext) -> float:

@@ -93,6 +93,8 @@ REFUSED = [
     ("hsdp-shards", {"hsdp_shard_size": 8, "zero_stage": 3, "tensor_parallel_size": 2}, {}),
     ("offload-optimizer-stage", {"offload_optimizer": "cpu"}, {}),
     ("offload-param-stage", {"offload_param": "cpu", "zero_stage": 2}, {}),
+    ("nvme-path", {"offload_optimizer": "nvme", "zero_stage": 1}, {}),
+    ("nvme-path", {"offload_param": "nvme", "zero_stage": 3}, {}),
     ("checkpoint-layers", {"activation_checkpointing": "full", "checkpoint_every_k": 5}, {}),
     ("precision-supported", {"precision": "bf16"}, {"cluster": "dgx-1v"}),
     ("attention-kernel", {"attention_backend": "cudnn"}, {"cluster": "local"}),

@@ -36,8 +36,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
     piped, at_three = layouts.pipeline > 1, layouts.zero_stage == 3
     columns = [
         CHOICE * (layouts.zero_stage == 2),
-        2 * CHOICE * layouts.offload_optimizer,
-        2 * CHOICE * layouts.offload_parameters,
+        2 * CHOICE * layouts.offload_optimizer * (1 + layouts.optimizer_in_files),
+        2 * CHOICE * layouts.offload_parameters * (1 + layouts.parameters_in_files),
         *(CHOICE * (piped & (layouts.schedule == place)) for place in range(len(SCHEDULES))),
         CHOICE * (piped & (layouts.balanced > 0)),
         CHOICE * (piped & (layouts.laid_out > 0)),

@@ -1,5 +1,7 @@
 """The host memory that offloading fills, counted apart from the device's."""
 
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,12 @@ class HostPool:
     def zeros(self, elements: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
         """A vector of zeros; `pinned`: in pages that a device can copy from and to beside the host's work."""
         made = torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins)
+        self._tensors.append(made)
+        return made
+
+    def pages(self, size: int) -> Tensor:
+        """`size` bytes of zeros from the start of a page on, as direct I/O wants them; not pinned."""
+        made = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         self._tensors.append(made)
         return made
 

@@ -1,7 +1,8 @@
-"""AdamW with a share of its state in host memory, updated by the host's processors."""
+"""AdamW with a share of its state off the device, updated by the host's processors."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,7 @@ from torch import Tensor, nn
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.parameter_shard import ParameterShard
-
-CHUNK_ELEMENTS = 1 << 22
-"""Elements that travel and are updated together: 16 MiB of fp32 gradient, which fills a host link, and some ms of update."""
+from search_spaces.offload_files import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,33 @@ class Hyperparameters:
     """Whether the device's share is updated by one kernel."""
 
 
+class OffloadedShare(ABC):
+    """The share of an AdamW that is not on the device: master and moments of chunks, updated in order, once a step."""
+
+    def begin(self) -> None:  # noqa: B027  what a share in memory does not need it leaves as it is
+        """A step is near: what can be made ready for it may be. May be called more than once before it."""
+
+    @abstractmethod
+    def step(self, index: int, gradient: Tensor) -> Tensor:
+        """Update chunk `index` with its gradient on the host; its new values, which the next call may overwrite."""
+
+    @abstractmethod
+    def values(self) -> Iterator[Tensor]:
+        """The master's chunks in order, each there until the next is asked for."""
+
+    def finish(self) -> None:  # noqa: B027
+        """The step's last chunk is done: return when everything is where it stays."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is not memory."""
+
+
+MakeShare = Callable[[Tensor, Hyperparameters, Sequence[Span], HostPool], OffloadedShare]
+"""From the first values of the share [elements] on the device, which are not kept."""
+
+
 class SplitAdamW:
-    """AdamW over this rank's flat master vector, whose first `round(ratio * elements)` elements are in host memory.
+    """AdamW over this rank's flat master vector, whose first `round(ratio * elements)` elements are off the device.
 
     A step [Ren et al. 2021, ZeRO-Offload, 4]:
 
@@ -64,10 +88,12 @@ class SplitAdamW:
         copies: CopyEngine,
         pieces: Sequence[int] = (),
         chunk_elements: int = CHUNK_ELEMENTS,
+        make_share: MakeShare | None = None,
     ) -> None:
         """`initial` [elements] on the device holds the first values, in the master's type; it is not kept.
 
-        `pieces` are the elements of the gradient's pieces in order; none: it comes whole.
+        `make_share` makes what holds the offloaded share; None: it is in host memory. `pieces` are the
+        elements of the gradient's pieces in order; none: it comes whole.
 
         Raises:
             ValueError: the ratio is not from 0 to 1.
@@ -79,13 +105,15 @@ class SplitAdamW:
         spans = [*_spans(pieces or (initial.numel(),), self.host_elements, max(self.chunk_elements, 1))]
         self._chunks = [span for span in spans if span.end <= self.host_elements]
         self._device = _DevicePart(initial[self.host_elements :], hyperparameters, spans[len(self._chunks) :])
-        self._host = _HostPart(initial[: self.host_elements], hyperparameters, self._chunks, pool)
+        make = HostShare if make_share is None or not self.host_elements else make_share
+        self.share: OffloadedShare = make(initial[: self.host_elements], hyperparameters, self._chunks, pool)
         self._gradients = Staging(self.chunk_elements, initial.dtype, pool, copies)
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor], shard: ParameterShard) -> None:
         """Update with the `gradient` in pieces on the device, in the master's type, and bring `shard` up to date."""
         chunks = self._chunks
+        self.share.begin()
         arriving = [self._gradients.fetch(chunk.of(gradient)) for chunk in chunks[:1]]
         self._device.step(gradient)
         if self._device.elements:
@@ -94,18 +122,28 @@ class SplitAdamW:
             arriving += [self._gradients.fetch(later.of(gradient)) for later in chunks[index + 1 : index + 2]]
             arrived = arriving.pop(0)
             arrived.wait()
-            updated = self._host.step(index, arrived.target)
+            updated = self.share.step(index, arrived.target)
             self._gradients.give_back()
             shard.accept_from_host(chunk.start, updated)
+        self.share.finish()
         shard.finish()
+
+    def handed_over(self) -> list[tuple[int, int]]:
+        """The parts in which a shard may take updated values: chunks of the host's share, and as large ones of the device's."""
+        device = parts_of(self.host_elements, self.host_elements + self._device.elements)
+        return [*((chunk.start, chunk.end) for chunk in self._chunks), *device]
+
+    def begin(self) -> None:
+        """The gradients of a step are being made: what the update reads first may be on its way meanwhile."""
+        self.share.begin()
 
     @torch.no_grad()
     def publish(self, shard: ParameterShard) -> None:
         """Hand every element to `shard` as it is: once, after building."""
         if self._device.elements:
             shard.accept_from_device(self.host_elements, self._device.master)
-        for chunk in self._chunks:
-            shard.accept_from_host(chunk.start, self._host.master[chunk.start : chunk.end])
+        for chunk, values in zip(self._chunks, self.share.values(), strict=True):
+            shard.accept_from_host(chunk.start, values)
         shard.finish()
 
     def full_master(self) -> Tensor:
@@ -113,11 +151,15 @@ class SplitAdamW:
         device = self._device.master
         if not self.host_elements:
             return device
-        return torch.cat((self._host.master.to(device.device), device))
+        return torch.cat((*(values.to(device.device, copy=True) for values in self.share.values()), device))
 
     def settled(self) -> bool:
         """Whether all state exists: the host's does from the start."""
         return bool(self._device.optimizer.state) or not self._device.elements
+
+    def close(self) -> None:
+        """Free what is not memory. May be called twice."""
+        self.share.close()
 
     def device_tensors(self) -> Iterator[Tensor]:
         """What lives on the device between steps."""
@@ -134,6 +176,12 @@ def _spans(pieces: Sequence[int], host_elements: int, chunk_elements: int) -> It
         cuts = [*range(first, middle, chunk_elements), *([middle] if middle < last else []), last]
         for start, end in itertools.pairwise(cuts):
             yield Span(piece, start, end, start - first)
+
+
+def parts_of(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The elements from `first` to before `last`, in parts of a chunk each."""
+    for start in range(first, last, CHUNK_ELEMENTS):
+        yield start, min(start + CHUNK_ELEMENTS, last)
 
 
 class _DevicePart:
@@ -164,7 +212,7 @@ class _DevicePart:
         self.optimizer.zero_grad()
 
 
-class _HostPart:
+class HostShare(OffloadedShare):
     """The share in host memory: one AdamW a chunk, on views of vectors that the pool has made.
 
     Master and moments never travel, so that they need not be pinned.
@@ -172,27 +220,42 @@ class _HostPart:
 
     def __init__(self, initial: Tensor, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool) -> None:
         elements, dtype = initial.numel(), initial.dtype
-        self.master, self._first, self._second = (pool.zeros(elements, dtype) for _ in range(3))
-        self.master.copy_(initial)
+        self._master, self._first, self._second = (pool.zeros(elements, dtype) for _ in range(3))
+        self._master.copy_(initial)
         self._steps = pool.zeros(len(chunks), torch.float32)
-        self._optimizers = [self._optimizer(hyperparameters, index, chunk) for index, chunk in enumerate(chunks)]
+        self._chunks = chunks
+        self._optimizers = [
+            host_adamw(self._master[chunk.start : chunk.end], self._moments(chunk), self._steps[index], hyperparameters)
+            for index, chunk in enumerate(chunks)
+        ]
 
     def step(self, index: int, gradient: Tensor) -> Tensor:
-        """Update chunk `index`; its new values."""
-        optimizer = self._optimizers[index]
-        parameter: nn.Parameter = optimizer.param_groups[0]["params"][0]
-        parameter.grad = gradient
-        optimizer.step()
-        parameter.grad = None
-        return parameter.data
+        return updated(self._optimizers[index], gradient)
 
-    def _optimizer(self, hyperparameters: Hyperparameters, index: int, chunk: Span) -> torch.optim.AdamW:
-        start, end = chunk.start, chunk.end
-        parameter = nn.Parameter(self.master[start:end])
-        # Always one kernel: others make temporaries in host memory that no pool counts, and take several times as long.
-        optimizer = torch.optim.AdamW(
-            [parameter], lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay, fused=True
-        )
-        moments = {"exp_avg": self._first[start:end], "exp_avg_sq": self._second[start:end]}
-        optimizer.state[parameter] = {"step": self._steps[index], **moments}
-        return optimizer
+    def values(self) -> Iterator[Tensor]:
+        return (self._master[chunk.start : chunk.end] for chunk in self._chunks)
+
+    def _moments(self, chunk: Span) -> tuple[Tensor, Tensor]:
+        return self._first[chunk.start : chunk.end], self._second[chunk.start : chunk.end]
+
+
+def host_adamw(
+    master: Tensor, moments: tuple[Tensor, Tensor], step: Tensor, hyperparameters: Hyperparameters
+) -> torch.optim.AdamW:
+    """An AdamW over one vector on the host, with state that is there already; `step`: its counter."""
+    parameter = nn.Parameter(master)
+    # Always one kernel: others make temporaries in host memory that no pool counts, and take several times as long.
+    optimizer = torch.optim.AdamW(
+        [parameter], lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay, fused=True
+    )
+    optimizer.state[parameter] = {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+    return optimizer
+
+
+def updated(optimizer: torch.optim.AdamW, gradient: Tensor) -> Tensor:
+    """Step an AdamW over one vector; its new values."""
+    parameter: nn.Parameter = optimizer.param_groups[0]["params"][0]
+    parameter.grad = gradient
+    optimizer.step()
+    parameter.grad = None
+    return parameter.data

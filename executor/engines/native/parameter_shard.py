@@ -38,6 +38,12 @@ class ParameterShard(ABC):
     behind them frozen ones, which are written once.
     """
 
+    reads_ahead = False
+    """Whether `expect` does anything."""
+
+    def expect(self, ranges: Sequence[Range]) -> None:  # noqa: B027  what is in memory need not be fetched ahead
+        """These are going to be read, though not next."""
+
     @abstractmethod
     def read(self, ranges: Sequence[Range]) -> Loaded:
         """The elements of `ranges` one after the other on the device; a view where nothing has to move."""
@@ -57,6 +63,9 @@ class ParameterShard(ABC):
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
         """What it keeps on the device between steps."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is not memory."""
 
 
 class MasterShard(ParameterShard):
@@ -176,6 +185,9 @@ class WithQuantised(ParameterShard):
     def tensors(self) -> Iterator[Tensor]:
         yield from self.others.tensors()
         yield from self.quantised.tensors()
+
+    def close(self) -> None:
+        self.others.close()
 
 
 def joined(vector: Tensor, ranges: Sequence[Range]) -> Tensor:

@@ -150,6 +150,17 @@ class ParameterGatherer:
             gathers = self._issue(wanted)
             if not self.overlap:
                 self._finish(*gathers)
+        if not self.recording and self.parameters.reads_ahead:
+            self._expect()
+
+    def _expect(self) -> None:
+        """What the gather after those on the way lacks may be on its way to where it is gathered from."""
+        there = {*self._live, *self._pending}
+        for unit in self.trace[self._position + 1 :]:
+            missing = [slot for slot in unit.slots if slot not in there]
+            if missing:
+                self.parameters.expect(ranges(sorted(missing, key=lambda slot: slot.offset)))
+                return
 
     def _use_backward(self, unit: Unit) -> None:
         if not unit.encloses:  # what encloses others does not end them, also where its output is the last one's

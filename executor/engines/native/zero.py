@@ -11,15 +11,18 @@ from executor.engine import HOST
 from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
 from executor.engines.native.collectives import InFlight, mark
 from executor.engines.native.copies import CopyEngine, Staging
+from executor.engines.native.file_shard import FileShard
+from executor.engines.native.file_share import share_in_files
 from executor.engines.native.groups import Sharing
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
-from executor.engines.native.offload import Hyperparameters, SplitAdamW
+from executor.engines.native.offload import Hyperparameters, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
 from executor.engines.native.prefetch import ParameterGatherer, find_units
+from executor.engines.native.rank_file import folder_of
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from search_spaces.trial import Workload
@@ -63,7 +66,7 @@ class ShardedModel(Replica):
         has: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`has`: whether a parameter of this name is shared out here; others have a sharding of their own."""
-        self.part, self.module = part, part.module
+        self.part, self.module, self._workload = part, part.module, workload
         self.config, self.group, self.device = config, groups.shard, device
         self.tensor = groups.tensor
         self.sharded = config.zero_stage > 0
@@ -101,6 +104,8 @@ class ShardedModel(Replica):
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
             self.gatherer.begin_backward(last)
+        if last:
+            self.optimizer.begin()
 
     def gradients_written(self) -> None:
         for slot in self.layout.slots:
@@ -191,6 +196,9 @@ class ShardedModel(Replica):
         self._hooks.clear()
         if self.gatherer is not None:
             self.gatherer.close()
+        self.optimizer.close()
+        if self._shard is not None:
+            self._shard.close()
 
     @torch.no_grad()
     def _shard_parameters(self, dtype: torch.dtype) -> Tensor:
@@ -241,9 +249,10 @@ class ShardedModel(Replica):
                 matrices=matrices,
             )  # fmt: skip
             return device_optimizer(config, master, shares, hyperparameters)
-        ratio = config.offload_ratio if config.offload_optimizer == "cpu" else 0.0
+        ratio = config.offload_ratio if config.offload_optimizer != "none" else 0.0
         pieces = [layout.columns(bucket) for bucket in range(len(layout.buckets))]
-        return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces)
+        make_share = share_in_files(workload) if config.offload_optimizer == "nvme" else None
+        return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces, make_share=make_share)
 
     def _make_gatherer(self) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
@@ -263,6 +272,8 @@ class ShardedModel(Replica):
         shard: ParameterShard
         if self.config.offload_param == "cpu":
             shard = HostShard(self._frozen.master_elements, self.dtype, self.device, self.pool, self._copies)
+        elif self.config.offload_param == "nvme":
+            shard = self._file_shard()
         else:
             shard = self._device_shard()
         if len(frozen):
@@ -274,11 +285,18 @@ class ShardedModel(Replica):
         if shard is None or not len(quantised):
             return shard
         packed: ParameterShard = DeviceShard(len(quantised), torch.uint8, self.device, self._arrivals)
-        if self.config.offload_param == "cpu":
+        if self.config.offload_param != "none":  # they are a few bits each: with files, too, host memory has them
             packed = HostShard(len(quantised), torch.uint8, self.device, self.pool, self._copies)
         packed.accept_from_device(0, quantised)
         packed.finish()
         return WithQuantised(shard, packed, self._frozen.master_elements)
+
+    def _file_shard(self) -> FileShard:
+        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
+        read = [[pair for slot in unit.slots for pair in ranges((slot,))] for unit in units]
+        frozen = parts_of(self.layout.master_elements, self._frozen.master_elements)
+        pieces, folder = [*self.optimizer.handed_over(), *frozen], folder_of(self._workload)
+        return FileShard(pieces, read, self.dtype, self.device, self.pool, folder)
 
     def _device_shard(self) -> DeviceShard:
         return DeviceShard(self._frozen.master_elements, self.dtype, self.device, self._arrivals)

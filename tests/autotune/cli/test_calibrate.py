@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ SHAPES: tuple[tuple[Operation, tuple[int, ...], GroupShape], ...] = (
 )
 
 
+FILES = ((Operation.FILE_READ, (2**26,), ALONE), (Operation.FILE_UPDATE, (2**26,), ALONE))
+
+
 class Ranks:
     """Stands for the ranks: counts how often they are started, and answers the same each time."""
 
@@ -52,9 +56,10 @@ class Ranks:
             Measured(
                 operation=operation, precision="fp32", shape=shape, group=group, seconds=0.01, low=0.009, high=0.012, samples=5
             )
-            for operation, shape, group in SHAPES
+            for operation, shape, group in (*SHAPES, *(FILES if request.nvme_path else ()))
         )
         environment = {"torch": self.torch, "backend": "gloo"}
+        environment |= {"nvme_path": request.nvme_path} if request.nvme_path else {}
         return MicrobenchmarkResult(attempt="", outcome=Outcome.OK, rows=rows, hosts=("a", "a"), environment=environment)
 
     def __enter__(self) -> "Ranks":
@@ -103,11 +108,26 @@ def test_other_ranks_and_another_torch_are_measured_anew(
     assert (found["reused"], found["reason"]) == (False, f"it was measured with torch 1.0.0 before, and this is {TORCH}")
 
 
+def test_a_folder_that_was_not_measured_is_measured_beside_the_rest(
+    ranks: Ranks, document: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
+) -> None:
+    document()
+    found = document("--nvme", tmp_path)
+    assert (found["reused"], found["reason"]) == (False, f"the files of {tmp_path} were not measured before")
+    assert ranks.asked[-1].nvme_path == str(tmp_path)
+    bandwidths = found["coefficients"]["file_read_bandwidth"], found["coefficients"]["file_update_bandwidth"]
+    assert [each["calibrated"] for each in bandwidths] == [2 * 2**26 / 0.01, 2 * 2 * 2**26 / 0.01]
+    assert document("--nvme", tmp_path)["reused"]
+    told = command("calibrate", "--ranks", 2, "--nvme", tmp_path).out
+    assert "file read: 6.71 GB/s" in told
+    assert "file update: 13.42 GB/s" in told
+
+
 def test_the_document_has_rows_and_coefficients(ranks: Ranks, document: Callable[..., dict[str, Any]]) -> None:
     found = document()
     assert len(found["rows"]) == len(SHAPES)
     assert found["rows"][0]["shape"] == [64, 128, 128]
-    assert set(found["coefficients"]) == {*names("time"), *names("memory"), *names("band")}
+    assert set(found["coefficients"]) == {*names("time"), *names("memory"), *names("band"), *names("files")}
     assert found["coefficients"]["update_efficiency"]["calibrated"] != found["coefficients"]["update_efficiency"]["shipped"]
     assert (found["trials"], found["hosts"]) == (0, ["a", "a"])
     assert "micro-benchmark of this cluster" in found["source"]
@@ -128,7 +148,7 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
 
 
 def test_every_coefficient_has_words() -> None:
-    assert set(TOLD) == {*names("time"), *names("memory"), *names("band")}
+    assert set(TOLD) == {*names("time"), *names("memory"), *names("band"), *names("files")}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +161,7 @@ def test_every_coefficient_has_words() -> None:
         (("--engine", "warp"), "engine"),
         (("--seconds", "0.5"), "seconds: 0.5 is not between 2 and 3600; give seconds such as 20"),
         (("--seconds", "nan"), "seconds: nan is not between"),
+        (("--nvme", "/no-such-folder"), "nvme_path: /no-such-folder does not exist; name a folder on a fast local disk"),
         (("--timeout", "10"), "timeout: 10 is not more than the 20 seconds of the measurement"),
         (("--ranks", "0"), "ranks"),
         (("--db", "/proc/none/x.db"), "/proc/none: is not a folder that exists"),

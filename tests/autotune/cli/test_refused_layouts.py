@@ -95,6 +95,7 @@ CASES: dict[str, Case] = {
     "hsdp groups that do not divide": ("hsdp-shards", {"hsdp_shard_size": 3, "zero_stage": 3}, ()),
     "offload of an optimizer that is not sharded": ("offload-optimizer-stage", {"offload_optimizer": "cpu"}, ()),
     "offload of parameters that are not sharded": ("offload-param-stage", {"offload_param": "cpu", "zero_stage": 2}, ()),
+    "states in files without a folder": ("nvme-path", {"offload_optimizer": "nvme", "zero_stage": 1}, ()),
     "every layer that does not exist": (
         "checkpoint-layers",
         {"activation_checkpointing": "full", "checkpoint_every_k": 8},

@@ -53,6 +53,28 @@ def test_stage_2(tmp_path: Path) -> None:
     assert [note.split("=")[0] for note in knob_notes(made)] == ["allgather_bucket_size", "defer_gradient_reduction"]
 
 
+def test_states_in_files(tmp_path: Path) -> None:
+    made = export(tmp_path, zero_stage=3, offload_optimizer="nvme", precision="bf16")
+    content = json.loads(made.text)
+    assert content["zero_optimization"]["offload_optimizer"] == {
+        "device": "nvme",
+        "pipeline_read": True,
+        "pipeline_write": True,
+    }
+    assert content["aio"] == {"block_size": 4 << 20, "thread_count": 4, "overlap_events": True}
+    assert [note.split(":")[0] for note in knob_notes(made)] == ["nvme_path"]
+    lower = export(tmp_path, zero_stage=2, offload_optimizer="nvme", precision="bf16")
+    assert "offload_optimizer=nvme: DeepSpeed offloads to files at stage 3 alone, not at stage 2" in knob_notes(lower)
+
+
+def test_the_folder_of_states_in_files_is_written(tmp_path: Path) -> None:
+    document = exported.document(exported.small(tmp_path), zero_stage=3, offload_optimizer="nvme", precision="bf16")
+    document["job"]["request"]["nvme_path"] = "/fast"
+    made = EXPORTERS["deepspeed"](document)
+    assert json.loads(made.text)["zero_optimization"]["offload_optimizer"]["nvme_path"] == "/fast"
+    assert knob_notes(made) == []
+
+
 def test_stage_0_has_buckets_of_its_own(tmp_path: Path) -> None:
     made = export(tmp_path, reduce_bucket_size=20_000, overlap_comm=False)
     assert json.loads(made.text)["zero_optimization"] == {"stage": 0}

@@ -33,8 +33,8 @@ def runner(forked_ranks: None) -> Iterator[LocalRunner]:
 
 
 @pytest.fixture(scope="module")
-def result(runner: LocalRunner) -> MicrobenchmarkResult:
-    return runner.measure(request())
+def result(runner: LocalRunner, tmp_path_factory: pytest.TempPathFactory) -> MicrobenchmarkResult:
+    return runner.measure(request(nvme_path=str(tmp_path_factory.mktemp("fast"))))
 
 
 def test_every_operation_of_a_cpu_is_measured_at_each_precision(result: MicrobenchmarkResult) -> None:

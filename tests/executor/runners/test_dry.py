@@ -65,6 +65,9 @@ def test_a_trial_tells_memory_and_collectives_of_any_world(tmp_path: Path) -> No
         other = runner.run(dataclasses.replace(request, engine="ddp", config=TrialConfig()))
         assert (other.outcome, other.rule) == (Outcome.INVALID, "dry-run-engine")
 
+        files = runner.run(dataclasses.replace(request, config=TrialConfig(zero_stage=1, offload_optimizer="nvme")))
+        assert (files.outcome, files.rule) == (Outcome.INVALID, "dry-run-nvme")
+
         asks = runner.run(dataclasses.replace(request, model=FactoryModel(reference="asking:build", parameter_count=72)))
         assert asks.outcome is Outcome.FAILED
         assert "asking:build asks for a tensor's value (aten._local_scalar_dense.default)" in asks.message

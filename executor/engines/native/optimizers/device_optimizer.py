@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.layout import Layout, Slot
-from executor.engines.native.offload import Hyperparameters
+from executor.engines.native.offload import Hyperparameters, parts_of
 from executor.engines.native.parameter_shard import ParameterShard
 from search_spaces.optimizers import BETAS, EPSILON
 
@@ -50,6 +50,16 @@ class DeviceOptimizer(ABC):
         """Hand every element to `shard` as it is."""
         shard.accept_from_device(0, self.master)
         shard.finish()
+
+    def handed_over(self) -> list[tuple[int, int]]:
+        """The parts in which a `ParameterShard` may take updated values."""
+        return [*parts_of(0, self.master.numel())]
+
+    def begin(self) -> None:  # noqa: B027  nothing is off the device
+        """See `SplitAdamW`: everything is on the device already."""
+
+    def close(self) -> None:  # noqa: B027
+        """See `SplitAdamW`."""
 
     def full_master(self) -> Tensor:
         """The whole master vector."""

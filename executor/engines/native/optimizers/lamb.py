@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from executor.engines.native.layout import Slot
-from executor.engines.native.offload import CHUNK_ELEMENTS, Hyperparameters
+from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares, share_of
+from search_spaces.offload_files import CHUNK_ELEMENTS
 from search_spaces.optimizers import BETAS, LAMB_EPSILON
 
 

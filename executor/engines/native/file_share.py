@@ -1,0 +1,120 @@
+"""The share of an AdamW in a file: chunks are read ahead of their update and written behind it (ZeRO-Infinity)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from executor.engines.native.file_stream import Extent, FileStream
+from executor.engines.native.host_pool import HostPool
+from executor.engines.native.offload import Hyperparameters, MakeShare, OffloadedShare, Span, host_adamw, updated
+from executor.engines.native.rank_file import RankFile, folder_of, rounded_up
+from search_spaces.offload_files import BUFFERS
+from search_spaces.trial import Workload
+
+_LINE = 64
+"""Bytes of a cache line, where each part of a record begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where a chunk's master, first and second moments lie, one after the other."""
+
+    extent: Extent
+    elements: int
+    part: int
+    """Bytes from the beginning of one part to that of the next."""
+
+    def parts(self, buffer: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Master and moments [elements] in a buffer of bytes."""
+        of = (buffer[place * self.part : (place + 1) * self.part].view(dtype)[: self.elements] for place in range(3))
+        master, first, second = of
+        return master, first, second
+
+
+def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
+    """The records of chunks, one after the other."""
+    found, offset = [], 0
+    for chunk in chunks:
+        elements = chunk.end - chunk.start
+        part = rounded_up(elements * itemsize, _LINE)
+        extent = Extent(offset, rounded_up(3 * part))
+        found.append(Record(extent, elements, part))
+        offset += extent.size
+    return found
+
+
+class FileShare(OffloadedShare):
+    """Master and moments in a file of this rank; four buffers in host memory. See `FileStream` for the order of things.
+
+    The first chunks are read while gradients are still made. A step moves every byte of the share once in each direction,
+    both at a time [Rajbhandari et al. 2021, ZeRO-Infinity, 5.2].
+    """
+
+    def __init__(
+        self, initial: Tensor, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool, folder: Path
+    ) -> None:
+        """`initial` [elements] on the device holds the first values.
+
+        Raises:
+            EngineRefusalError: `folder` cannot be written to, or has too little room.
+        """
+        self._dtype, self._hyperparameters = initial.dtype, hyperparameters
+        self._records = records(chunks, initial.dtype.itemsize)
+        extents = [record.extent for record in self._records]
+        self.file = RankFile(folder, sum(extent.size for extent in extents))
+        self._steps = pool.zeros(len(chunks), torch.float32)
+        largest = max(extent.size for extent in extents)
+        buffers = [pool.pages(largest).numpy().data for _ in range(min(BUFFERS, len(extents)))]
+        self._stream = FileStream(self.file, extents, buffers)
+        for index, chunk in enumerate(chunks):
+            self._write_first(index, initial[chunk.start : chunk.end])
+        self.finish()
+
+    def begin(self) -> None:
+        self._stream.begin()
+
+    def step(self, index: int, gradient: Tensor) -> Tensor:
+        buffer = self._stream.take()
+        master, *moments = self._parts(index, buffer)
+        optimizer = host_adamw(master, (moments[0], moments[1]), self._steps[index], self._hyperparameters)
+        values = updated(optimizer, gradient)
+        self._stream.put_back(index, buffer)
+        return values
+
+    def values(self) -> Iterator[Tensor]:
+        self._stream.begin()
+        for index in range(len(self._records)):
+            buffer = self._stream.take()
+            yield self._parts(index, buffer)[0]
+            self._stream.give_back(buffer)
+        self.finish()
+
+    def finish(self) -> None:
+        self._stream.finish()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _write_first(self, index: int, values: Tensor) -> None:
+        buffer = self._stream.fresh()
+        master, first, second = self._parts(index, buffer)
+        master.copy_(values)
+        first.zero_()
+        second.zero_()
+        self._stream.put_back(index, buffer)
+
+    def _parts(self, index: int, buffer: memoryview) -> tuple[Tensor, Tensor, Tensor]:
+        return self._records[index].parts(torch.frombuffer(buffer, dtype=torch.uint8), self._dtype)
+
+
+def share_in_files(workload: Workload) -> MakeShare:
+    """What makes shares in the folder that the job names.
+
+    Raises:
+        EngineRefusalError: it names none.
+    """
+    return partial(FileShare, folder=folder_of(workload))

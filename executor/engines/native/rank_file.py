@@ -1,0 +1,164 @@
+"""A file of one rank, read and written beside the rank's own work: past the page cache where the file system can do that."""
+
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from executor.errors import EngineRefusalError
+from search_spaces.offload_files import REQUEST_BYTES, REQUEST_THREADS
+from search_spaces.trial import Workload
+
+ALIGNMENT = 4096
+"""Bytes that offsets, sizes and addresses of direct I/O are multiples of, on every file system that we know of."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Transfer:
+    """Bytes on their way between a file and memory, in requests of their own, which hold the memory until they have ended."""
+
+    def __init__(self, requests: list[Future[None]]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        """Return when all of it is there.
+
+        Raises:
+            OSError: a request failed.
+        """
+        for request in self._requests:
+            request.result()
+
+
+class RankFile:
+    """`size` bytes in a folder, in a file that has no name: however its process ends, the kernel frees it.
+
+    Every byte is reserved at once, so that a file system which is too small says so before the first step. Where direct I/O
+    is refused, pages are written out and dropped as they are used: what is read comes from the device all the same, and host
+    memory stays free.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """Open it.
+
+        Raises:
+            EngineRefusalError: the folder is missing or cannot be written to, or has no room for `size` bytes.
+        """
+        self.size = max(rounded_up(size), ALIGNMENT)
+        self.bytes_read = self.bytes_written = 0
+        descriptor = _opened(folder)
+        self._pool = ThreadPoolExecutor(REQUEST_THREADS, thread_name_prefix="nvme")
+        self._descriptor = descriptor
+        self._shut = weakref.finalize(self, _close, self._pool, descriptor)
+        _reserve(descriptor, self.size, folder)
+        self.direct = _make_direct(descriptor)
+
+    def read(self, offset: int, memory: memoryview) -> Transfer:
+        """Fill `memory` [bytes] from `offset` on; both are multiples of `ALIGNMENT`."""
+        self.bytes_read += len(memory)
+        return self._start(_read, offset, memory)
+
+    def write(self, offset: int, memory: memoryview) -> Transfer:
+        """Write `memory` [bytes], which must not be changed before the transfer has ended, to `offset`."""
+        self.bytes_written += len(memory)
+        return self._start(_write, offset, memory)
+
+    def close(self) -> None:
+        """Wait for what is on its way and free the file."""
+        self._shut()
+
+    def _start(self, act: Callable[[int, int, memoryview, bool], None], offset: int, memory: memoryview) -> Transfer:
+        starts = range(0, len(memory), REQUEST_BYTES)
+        parts = ((offset + start, memory[start : start + REQUEST_BYTES]) for start in starts)
+        return Transfer([self._pool.submit(act, self._descriptor, *part, self.direct) for part in parts])
+
+
+def folder_of(workload: Workload) -> Path:
+    """Where the files of a trial's ranks are.
+
+    Raises:
+        EngineRefusalError: the job names no folder.
+    """
+    if workload.nvme_path is None:
+        raise EngineRefusalError("nvme-path", "states go to files, but no folder is named for them; name one with --nvme")
+    return Path(workload.nvme_path)
+
+
+def rounded_up(size: int, to: int = ALIGNMENT) -> int:
+    """The least multiple of `to` that is not below `size`."""
+    return -(-size // to) * to
+
+
+def _opened(folder: Path) -> int:
+    try:
+        if hasattr(os, "O_TMPFILE"):
+            try:
+                return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+                    raise
+        descriptor, name = tempfile.mkstemp(prefix="autotune-", dir=folder)
+        Path(name).unlink()
+        return descriptor
+    except OSError as error:
+        problem = f"nvme_path {folder} cannot be written to ({os.strerror(error.errno or 0)})"
+        raise EngineRefusalError("nvme-path", f"{problem}; name a folder that every node has, with --nvme") from error
+
+
+def _reserve(descriptor: int, size: int, folder: Path) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        problem = f"a rank needs {size:,} bytes in files on {folder}, which has {free:,} left"
+        raise EngineRefusalError("nvme-space", f"{problem}; free some, or name another folder with --nvme") from error
+
+
+def _make_direct(descriptor: int) -> bool:
+    """Whether one block can be written and read past the page cache; the file is left so where it can."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    block = memoryview(mmap.mmap(-1, ALIGNMENT))
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        os.pwritev(descriptor, [block], 0)
+        os.preadv(descriptor, [block], 0)
+    except OSError:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return False
+    return True
+
+
+def _read(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
+    _move(lambda rest, place: os.preadv(descriptor, [rest], place), offset, view)
+    if not direct:
+        os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+
+def _write(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
+    _move(lambda rest, place: os.pwritev(descriptor, [rest], place), offset, view)
+    if not direct:
+        os.fdatasync(descriptor)  # a page that is not written out yet cannot be dropped
+        os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+
+def _move(move: Callable[[memoryview, int], int], offset: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        moved = move(view[done:], offset + done)
+        if not moved:
+            raise OSError(errno.EIO, f"the file of the offloaded states ends before byte {offset + len(view):,}")
+        done += moved
+
+
+def _close(pool: ThreadPoolExecutor, descriptor: int) -> None:
+    pool.shutdown(wait=True, cancel_futures=True)
+    os.close(descriptor)
