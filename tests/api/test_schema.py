@@ -36,7 +36,7 @@ THOROUGH = EXAMPLES > 5
 FEW = EXAMPLES if THOROUGH else 2
 """Of those who are let do less, or the same, as an administrator."""
 WORD = "Bearer of-the-administrator"
-RESOLVED = ("submit_job", "count_space", "validate_config", "predict", "plan")
+RESOLVED = ("submit_job", "count_space", "validate_config", "predict", "plan", "check_job", "estimate_job")
 EXPECTED = [
     # Which names there are, and which values go together, is more than a schema says: 422.
     (RESOLVED, ["422"]),
@@ -44,6 +44,8 @@ EXPECTED = [
     (("create_webhook",), ["409", "422"]),
     # An Idempotency-Key that was used with another body: 422.
     (("clone_job",), ["404", "422"]),
+    # There may be no such job, and there are figures of some names alone: 422.
+    (("get_figure",), ["404", "422"]),
     # There may be no such trial: 404.
     (("list_logs", "read_log", "stream_logs"), ["404"]),
     # An If-Match of another version (412); a change of nothing (422).
