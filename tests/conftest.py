@@ -7,8 +7,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from hypothesis import settings
 
 from tests.forked_ranks import ForkServer
+
+# How long an example takes is the machine's business: beside other work some would miss any deadline.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 
 @pytest.fixture(scope="module", autouse=True)

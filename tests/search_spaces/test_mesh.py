@@ -4,7 +4,7 @@ import dataclasses
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from search_spaces.mesh import CONTEXT, DATA, DIMENSIONS, PIPELINE, TENSOR, Mesh, make_mesh
@@ -52,7 +52,6 @@ def test_coordinates_name_each_rank_once(mesh: Mesh) -> None:
     assert set(places) == set(product(*(range(mesh.size(name)) for name in DIMENSIONS)))
 
 
-@settings(deadline=None)
 @given(meshes(), st.data())
 def test_expert_groups_cross_those_of_ranks_with_the_same_experts(mesh: Mesh, data: st.DataObject) -> None:
     ranks = data.draw(st.sampled_from([size for size in range(1, mesh.data + 1) if mesh.data % size == 0]))
