@@ -143,6 +143,8 @@ def _proposed(session: Session, book: Book, room: int) -> list[Want]:
     count = min(room, session.request.trials - book.spent)
     pending = [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
     configs = session.strategy.propose(session.space, book.searched, pending, count, session.request.seed)
+    # A strategy that has nothing new is at its end: what is known would be told again and again, and never be spent.
+    configs = [config for config in configs if book.search_trial(config) is None]
     return [Want(config=config, fidelity=_fidelity(session, book, config)) for config in configs]
 
 

@@ -16,7 +16,7 @@ from autotune.prediction.memory import memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import Room
 from autotune.prediction.step import seconds_of
-from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.canonical import SEARCH_ORDER, canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
@@ -31,8 +31,6 @@ UNSEEN = (
 )  # fmt: skip
 """Knobs that no equation looks at: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})
-NO_ADAPTERS: Mapping[str, Value] = {name: getattr(TrialConfig(), name) for name in ("lora_targets", "frozen_dtype")}
-"""What stands where lora_rank is 0, whatever is said of adapters."""
 KEPT = 1000
 """Configurations whose buckets are set."""
 
@@ -144,14 +142,24 @@ def _nearest(value: Value, values: Sequence[Value]) -> Value:
 
 
 def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The space divided into such that have one precision, one attention kernel and one kind of adapters each."""
+    """The space divided into such that have one precision, one attention kernel and one kind of adapters each.
+
+    Values that come to the same, such as a kernel that is what torch chooses anyhow, are one: a configuration is in one part.
+    """
     varied = [name for name in UNIFORM if name in space.domains]
     domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
     values = itertools.product(*(space.domains[name] for name in varied))
-    bases = (space.base.replace(dict(zip(varied, point, strict=True))) for point in values)
-    # Where there are no adapters, all that is said of them is one.
-    for base in dict.fromkeys(base if base.lora_rank else base.replace(NO_ADAPTERS) for base in bases):
+    bases = (_uniform(space, dict(zip(varied, point, strict=True))) for point in values)
+    for base in dict.fromkeys(bases):
         yield dataclasses.replace(space, domains=domains | {name: (getattr(base, name),) for name in varied})
+
+
+def _uniform(space: SearchSpace, values: Mapping[str, Value]) -> TrialConfig:
+    """The base with these values of uniform knobs, which stand in an order in which each reads those before it alone."""
+    base = space.base.replace(values)
+    for name in UNIFORM:
+        base = base.replace({name: canonical_value(name, getattr(base, name), base, space.context)})
+    return base
 
 
 @dataclass(frozen=True, slots=True)

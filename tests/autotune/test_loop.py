@@ -18,6 +18,7 @@ from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
+from autotune.strategies.strategy import Strategy
 from autotune.verdict import decide
 from executor.failures import failure_table
 from executor.runners.replay import ReplayRunner
@@ -63,6 +64,20 @@ def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path, store: Store, n
     book = run(session, store)
     assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "EXHAUSTED")
     assert len(searched(book)) == session.space.count()
+
+
+class Stuck(Strategy):
+    """Proposes the first trial's configuration for ever."""
+
+    def propose(self, candidates: Any, history: Any, pending: Any, count: int, seed: int) -> list[TrialConfig]:
+        return [trial.config for trial in history[:1]]
+
+
+def test_a_strategy_that_proposes_what_is_known_ends_the_search(tmp_path: Path, store: Store) -> None:
+    session = dataclasses.replace(table.session(tmp_path, trials=10, confirm_repeats=0), strategy=Stuck())
+    book = run(session, store)
+    assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "EXHAUSTED")
+    assert [trial.number for trial in book.trials] == [0]
 
 
 def test_several_attempts_run_at_once_without_a_trial_twice(tmp_path: Path, store: Store) -> None:

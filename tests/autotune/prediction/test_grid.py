@@ -11,6 +11,7 @@ from autotune.prediction.grid import Grid
 from autotune.prediction.grid_cases import GridCases
 from autotune.prediction.pipeline import split_layers
 from autotune.prediction.rates import rates_for
+from autotune.prediction.scan import uniform_parts
 from autotune.prediction.step import predict
 from search_spaces import pipeline
 from search_spaces.clusters import resolve_cluster
@@ -137,3 +138,13 @@ def test_layers_of_ranks_are_those_that_the_ranks_hold(preset: str) -> None:
         assert (split.first[place], split.last[place], split.most[place]) == (layers[0], layers[head], max(others)), config
         first_fullest = next(rank for rank, count in enumerate(layers) if rank != head and count == max(others))
         assert split.place[place] in (first_fullest, max(first_fullest, 1)), config
+
+
+def test_a_configuration_is_in_one_part() -> None:
+    """On CPUs torch's own choice among the kernels is the flash kernel: naming it makes no other configuration."""
+    work, cluster = Workload(global_batch_size=4, sequence_length=64), resolve_cluster("local", ranks=2)
+    pins = {"attention_backend": "all", "lora_rank": "0,4", "lora_targets": "attention,mlp"}
+    space = resolve_space("zero", resolve_model("llama-tiny"), cluster, work, CAPABILITIES["native"], pins)
+    grids = [Grid(part) for part in uniform_parts(space)]
+    found = [config.hash for grid in grids for rows in grid.blocks() for config in grid.configs(rows)]
+    assert len(set(found)) == len(found) == space.count()
