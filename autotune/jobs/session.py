@@ -100,8 +100,8 @@ class Session:
     def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
         """Of a job's reference those losses that hold for all of its trials.
 
-        Adapters of any rank, and none, start from one loss: their second factors are zero. From the first update on they are
-        other models. Weights of fewer bits are another model from the start.
+        Whatever the optimizer, and with adapters of any rank or none (their second factors are zero), trials start from one
+        loss, and are other models from the first update on. Weights of fewer bits are another model from the start.
         """
         if self._varies("frozen_dtype"):
             return ()

@@ -123,7 +123,7 @@ def first_refusal(space: SearchSpace, config: TrialConfig) -> str | None:
     return min(rules, key=lambda rule: (completed_at(rule), rule != "engine-honours", order.index(rule)), default=None)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)
@@ -141,7 +141,7 @@ def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: d
     assert census.raw == census.legal + sum(census.refused.values()) + census.merged
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces(), seed=st.integers(0, 1000))
 def test_drawn_and_moved_configurations_are_in_the_space(make_space: MakeSpace, keywords: dict[str, Any], seed: int) -> None:
     space = make_space(**keywords)
@@ -158,7 +158,7 @@ def test_drawn_and_moved_configurations_are_in_the_space(make_space: MakeSpace, 
     assert all(move in space for move in moves)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_canonical_is_idempotent(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)
@@ -166,7 +166,7 @@ def test_canonical_is_idempotent(make_space: MakeSpace, keywords: dict[str, Any]
         assert space.canonical(space.canonical(config)) == space.canonical(config)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_each_refused_rule_has_an_example(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)

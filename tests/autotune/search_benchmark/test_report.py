@@ -150,7 +150,7 @@ CELLS = {
 }  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.fixed_dictionaries({name: st.sampled_from(cells) for name, cells in CELLS.items()}), min_size=6, max_size=16
