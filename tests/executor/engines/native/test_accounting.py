@@ -1,26 +1,21 @@
 """Collectives, bytes and peak memory of a step against closed forms, measured on two real ranks through the local runner."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from two_ranks import RANKS, Measure, measuring
 
-from executor.runners.local import LocalRunner
 from search_spaces.model import ModelSpec
-from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial import Workload
 
-RANKS = 2
 BYTES = 4  # fp32
 SPEC = ModelSpec(
     name="accounting", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     ffn_hidden_size=96, vocab_size=256, sequence_length=16,
 )  # fmt: skip
 WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
-QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 
 P = SPEC.parameter_count
 BLOCK = SPEC.layer_parameters
@@ -31,32 +26,11 @@ UNITS = SPEC.num_layers + 2
 LARGEST = EMBEDDING
 """Elements of the largest parameter: the most that one gradient adds before it is moved into its bucket."""
 
-Measure = Callable[..., TrialResult]
-
 
 @pytest.fixture(scope="module")
 def measure(forked_ranks: None) -> Iterator[Measure]:
-    # "counted" leaves out what nobody reads here: the FLOPs of a step, which takes longer than all others.
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    with LocalRunner(RANKS, environment=environment, trial_function="counted:run_trial") as runner:
-        known: dict[str, TrialResult] = {}
-
-        def run(**knobs: Any) -> TrialResult:
-            config = TrialConfig(micro_batch_size=4).replace(knobs)
-            if config.hash not in known:
-                known[config.hash] = _run(runner, config)
-            return known[config.hash]
-
+    with measuring(SPEC, WORKLOAD) as run:
         yield run
-
-
-def _run(runner: LocalRunner, config: TrialConfig) -> TrialResult:
-    request = TrialRequest(
-        attempt=config.hash, model=SPEC, config=config, workload=WORKLOAD, world_size=RANKS, fidelity=QUICK, timeout_seconds=60
-    )
-    result = runner.run(request)
-    assert result.outcome is Outcome.OK, result.traceback or result.message
-    return result
 
 
 @dataclass(frozen=True)

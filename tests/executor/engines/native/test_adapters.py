@@ -1,23 +1,20 @@
 """Low-rank adapters: what a step sends and holds against closed forms, on two real ranks; what a model with them computes."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from two_ranks import RANKS, Measure, measuring
 
 from executor.data import text_data
 from executor.engines.native.model import build_transformer
-from executor.runners.local import LocalRunner
 from search_spaces.adapters import adapted, layer_adapter_elements
 from search_spaces.model import ModelSpec
-from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-RANKS = 2
 BYTES = 4  # fp32
 STEP_COUNTER = 4
 SPEC = ModelSpec(
@@ -25,7 +22,6 @@ SPEC = ModelSpec(
     ffn_hidden_size=96, vocab_size=256, sequence_length=16,
 )  # fmt: skip
 WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
-QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 LORA = {"lora_rank": 4, "lora_targets": "attention"}
 ADAPTED = adapted(SPEC, TrialConfig().replace(LORA))
 
@@ -40,31 +36,11 @@ NORM = (1, 1)
 SHARDED = {"zero_stage": 3, "prefetch_bucket_size": 0, "param_persistence_threshold": 0}
 TENSOR = {"tensor_parallel_size": 2, "micro_batch_size": 8}
 
-Measure = Callable[..., TrialResult]
-
 
 @pytest.fixture(scope="module")
 def measure(forked_ranks: None) -> Iterator[Measure]:
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    with LocalRunner(RANKS, environment=environment, trial_function="counted:run_trial") as runner:
-        known: dict[str, TrialResult] = {}
-
-        def run(**knobs: Any) -> TrialResult:
-            config = TrialConfig(micro_batch_size=4).replace({**LORA, **knobs})
-            if config.hash not in known:
-                known[config.hash] = _run(runner, config)
-            return known[config.hash]
-
+    with measuring(SPEC, WORKLOAD, **LORA) as run:
         yield run
-
-
-def _run(runner: LocalRunner, config: TrialConfig) -> TrialResult:
-    request = TrialRequest(
-        attempt=config.hash, model=SPEC, config=config, workload=WORKLOAD, world_size=RANKS, fidelity=QUICK, timeout_seconds=60
-    )
-    result = runner.run(request)
-    assert result.outcome is Outcome.OK, result.traceback or result.message
-    return result
 
 
 @pytest.mark.parametrize(

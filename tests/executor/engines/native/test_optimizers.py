@@ -1,7 +1,6 @@
 """What each optimizer keeps and sends, on two real ranks, against closed forms; numbers in 8 bits against trying every code."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from two_ranks import RANKS, Measure, measuring
 
 from benchmarks.reference_optimizers import quantised
 from executor.dry.dry_run import dry_run
@@ -23,20 +23,16 @@ from executor.engines.native.optimizers.quantised import QuantisedVector, codes
 from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
-from executor.runners.local import LocalRunner
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, OPTIMIZERS, QUANTISED_BLOCK
-from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial import TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
-RANKS = 2
 SPEC = ModelSpec(
     name="kept", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     ffn_hidden_size=96, vocab_size=256, sequence_length=16,
 )  # fmt: skip
 WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
-QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 H, F, L = SPEC.hidden_size, SPEC.ffn_hidden_size, SPEC.num_layers
 P = SPEC.parameter_count
 TABLE = SPEC.vocab_size * H
@@ -49,24 +45,10 @@ STEP_COUNTER = 4
 BOOKS = 2 * 4 * (256 + 255)
 """Bytes of the codes of both moments and what lies between them."""
 
-Measure = Callable[..., TrialResult]
-
 
 @pytest.fixture(scope="module")
 def measure(forked_ranks: None) -> Iterator[Measure]:
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    with LocalRunner(RANKS, environment=environment, trial_function="counted:run_trial") as runner:
-
-        def run(**knobs: Any) -> TrialResult:
-            config = TrialConfig(micro_batch_size=4, prefetch_bucket_size=0, param_persistence_threshold=0).replace(knobs)
-            request = TrialRequest(
-                attempt=config.hash, model=SPEC, config=config, workload=WORKLOAD, world_size=RANKS, fidelity=QUICK,
-                timeout_seconds=60,
-            )  # fmt: skip
-            result = runner.run(request)
-            assert result.outcome is Outcome.OK, result.traceback or result.message
-            return result
-
+    with measuring(SPEC, WORKLOAD, prefetch_bucket_size=0, param_persistence_threshold=0) as run:
         yield run
 
 
