@@ -16,6 +16,17 @@ settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests are shared out over processes, one process has all of a module, whose fixtures keep ranks and services.
+
+    All modules that start Ray are one process's: a driver joins the cluster that it finds on its machine.
+    """
+    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if item.path in with_ray else str(item.path)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> Iterator[None]:
     """Set aside what is there when a module begins: with torch and Ray imported, each full collection would take half a second.

@@ -1,0 +1,208 @@
+"""The `full` space against the `3d` space: sweeps of as many trials on 4 real ranks with a slow network.
+
+    python -m benchmarks.full_space [--seeds 3] [--trials 20] [--rounds 5] [--markdown docs/full-space.md]
+
+A sweep takes about two minutes on two idle cores; a seed plays both spaces, in another order each time, and then measures both
+winners again in interleaved rounds, which alone are compared. Every seed is written to the folder of --out at once; started
+again, it goes on with the next. Root and Linux are needed for the network.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from autotune.jobs.request import JobRequest
+from autotune.jobs.session import Session, prepare
+from autotune.tuning import finish, open_job
+from autotune.validation.markdown import table
+from benchmarks.grid_design import MODEL, RATE_MBIT, WORKLOAD, Grid
+from benchmarks.paired_statistics import Estimate, paired_gain
+from benchmarks.shaped_link import why_not
+from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
+from benchmarks.sweep_play import SHORT
+from executor.runners.runner import Runner
+from search_spaces.outcome import Outcome, Purpose
+from search_spaces.trial_config import TrialConfig, Value
+from storage.records import TrialRecord
+from storage.sql import open_store
+
+RANKS = 4
+SPACES = ("3d", "full")
+SOUND = {Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.INVALID}
+"""What may become of a trial: measured, beaten, too large, or refused by a rule that has a name."""
+INTRODUCTION = (
+    "Written by `make bench` (`benchmarks/full_space.py`). Both presets are swept by guided search in as many trials, on the",
+    f"same {RANKS} ranks, which a switch of {RATE_MBIT} Mbit/s joins. The winners of a seed are measured again in interleaved",
+    "rounds, and these alone are compared: `full over 3d` is the mean ratio of their rates with its 95 % paired interval. The",
+    "bound: no interval of a seed, nor that of all, lies below 1.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One sweep."""
+
+    space: str
+    configurations: int
+    """In the space."""
+    winner: Mapping[str, Value]
+    """What differs from the defaults."""
+    outcomes: Mapping[str, int]
+    """Of the search's trials; a refused one with its rule's name."""
+    unsound: tuple[str, ...]
+    """Messages of trials that ended as none should."""
+    seconds: float
+    gain: str
+    """Over the sweep's own baseline, with its interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """Both sweeps of a seed, and their winners measured again."""
+
+    seed: int
+    played: Mapping[str, Played]
+    rates: Mapping[str, Sequence[float]]
+    """Space -> samples/s of its winner, a round each."""
+
+    def lead(self) -> Estimate:
+        """Of `full` over `3d`, as a difference of logarithms."""
+        return paired_gain(self.rates["full"], self.rates["3d"])
+
+
+def request_of(space: str, seed: int, trials: int, folder: str) -> JobRequest:
+    """The seed is the data's too."""
+    return JobRequest(
+        model=MODEL, cluster="switch", space=space, seed=seed, trials=trials, ranks=RANKS, runner="local", nvme_path=folder,
+        global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length, fidelity=SHORT,
+        confirm_repeats=2, resolved_cluster=Grid(RANKS).cluster,
+    )  # fmt: skip
+
+
+def play(session: Session, runner: Runner) -> Played:
+    """Run a job in a database of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "sweep.db")) as store:
+        job = open_job(store, session)
+        found = finish(session, store, job.id, runner)
+        trials = [trial for trial in store.trials(job.id) if trial.purpose is Purpose.SEARCH]
+    if found.best is None:
+        raise SystemExit(f"{session.request.space}, seed {session.request.seed}: nothing may win ({found.message})")
+    return Played(
+        space=session.request.space, configurations=session.space.count(), seconds=round(time.monotonic() - began, 1),
+        winner=found.best.differences(TrialConfig()), outcomes=Counter(map(_ended, trials)),
+        unsound=tuple(_told(trial) for trial in trials if trial.outcome not in SOUND),
+        gain=f"{found.gain.mean:.2f}x [{found.gain.low:.2f}, {found.gain.high:.2f}]" if found.gain else "",
+    )  # fmt: skip
+
+
+def _ended(trial: TrialRecord) -> str:
+    outcome = trial.outcome.value if trial.outcome else "OPEN"
+    rule = trial.result.rule if trial.result else None
+    return f"{outcome} ({rule})" if rule else outcome
+
+
+def _told(trial: TrialRecord) -> str:
+    knobs = " ".join(f"{name}={value}" for name, value in trial.config.differences(TrialConfig()).items())
+    return f"{_ended(trial)}: {trial.result.message if trial.result else ''} [{knobs}]"
+
+
+def play_seed(seed: int, trials: int, rounds: int, runner: Runner) -> Seed:
+    """Both spaces in turn, then both winners again."""
+    with tempfile.TemporaryDirectory() as folder:
+        order = SPACES if seed % 2 == 0 else SPACES[::-1]
+        sessions = {space: prepare(request_of(space, seed, trials, folder)) for space in order}
+        played = {}
+        for space in order:
+            played[space] = play(sessions[space], runner)
+            print(f"seed {seed}, {space}: {played[space].seconds:.0f} s, {played[space].winner}", flush=True)
+        rates: dict[str, list[float]] = {space: [] for space in SPACES}
+        for number in range(rounds):
+            for space in order if number % 2 == 0 else order[::-1]:
+                config = TrialConfig().replace(played[space].winner)
+                result = runner.run(sessions[space].trial_request(f"{space}-{number}", config, ()))
+                if result.samples_per_second is None:
+                    raise SystemExit(f"the winner of {space}, seed {seed}, measured again: {result.outcome}: {result.message}")
+                rates[space].append(result.samples_per_second.mean)
+    return Seed(seed=seed, played=played, rates=rates)
+
+
+def read_seeds(path: Path) -> list[Seed]:
+    """What was played before."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    plain = [json.loads(line) for line in lines]
+    return [
+        Seed(seed=one["seed"], rates=one["rates"], played={name: Played(**played) for name, played in one["played"].items()})
+        for one in plain
+    ]
+
+
+def page(seeds: Sequence[Seed]) -> tuple[list[str], bool]:
+    """Lines of markdown, and whether the bound holds and every trial ended as it may."""
+    whole = paired_gain(
+        [rate for each in seeds for rate in each.rates["full"]], [rate for each in seeds for rate in each.rates["3d"]]
+    )
+    unsound = [told for each in seeds for played in each.played.values() for told in played.unsound]
+    holds = not unsound and all(lead.high >= 0.0 for lead in (whole, *(each.lead() for each in seeds)))
+    verdict = f"**{'Holds' if holds else 'DOES NOT HOLD'}**: full over 3d {_ratio(whole)} over {len(seeds)} seeds"
+    rows = [
+        [str(each.seed), f"`{space}`", f"{played.configurations:,}", _outcomes(played), f"{played.seconds:.0f}", played.gain,
+         f"{fmean(each.rates[space]):.1f}", _ratio(each.lead()) if space == "full" else "", _winner(played)]
+        for each in seeds for space in SPACES for played in [each.played[space]]
+    ]  # fmt: skip
+    headings = [
+        "seed", "space", "configurations", "search trials", "seconds a sweep", "gain over the baseline",
+        "samples/s of the winner, again", "full over 3d", "winner",
+    ]  # fmt: skip
+    failures = ["", "Trials that ended as none should:", "", *(f"- {told}" for told in unsound)] if unsound else []
+    return ["# The full space", "", *INTRODUCTION, "", f"{verdict}.", "", *table(headings, rows), *failures], holds
+
+
+def _ratio(lead: Estimate) -> str:
+    return f"{math.exp(lead.mean):.3f} [{math.exp(lead.low):.3f}, {math.exp(lead.high):.3f}]"
+
+
+def _outcomes(played: Played) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in played.outcomes.items())
+
+
+def _winner(played: Played) -> str:
+    return " ".join(f"`{name}={value}`" for name, value in played.winner.items())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("build/full-space"), help="folder of what was played")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    if missing := why_not():
+        print(f"nothing is measured: {missing}")
+        return 0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"seeds-{arguments.trials}.jsonl"
+    seeds = read_seeds(path)
+    with ShapedNetwork(RANKS, f"{RATE_MBIT}mbit") as network, NetworkRunner(network) as runner:
+        for seed in range(len(seeds), arguments.seeds):
+            seeds.append(play_seed(seed, arguments.trials, arguments.rounds, runner))
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(seeds[-1])) + "\n")
+    lines, holds = page(seeds)
+    print("\n".join(lines))
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
