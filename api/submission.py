@@ -18,6 +18,7 @@ from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
 from autotune.strategies.names import STRATEGIES
 from search_spaces.clusters import is_cluster_name
+from search_spaces.environment import MOST_SETTINGS
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config
 from search_spaces.knobs import check_value
 from search_spaces.model import ModelSpec
@@ -35,6 +36,7 @@ KnobValue = (
     | Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f]*$")]
 )
 KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
+Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """What cannot be read as a path or as `module:factory`, wherever the name gets to."""
 
@@ -85,6 +87,8 @@ class JobSubmission(BaseModel):
     runner: Name | None = None
     confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
     control_every: Annotated[Integer, Field(ge=0, le=1_000_000)] | None = None
+    environment_settings: Annotated[list[Setting], Field(max_length=MOST_SETTINGS)] | None = None
+    """NAME=VALUE pairs that the ranks' processes are started with in the last stage, on the best layout; or `standard`."""
     allow_unstable: bool | None = None
     racing: bool | None = None
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0

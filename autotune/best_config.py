@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from autotune.environment_findings import environment_document, environment_findings
 from autotune.errors import BestConfigError, NoBestError
 from autotune.intervals import Spread
 from autotune.jobs.book import Book
@@ -43,6 +44,10 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
     if session.extrapolation is not None:
         config = verdict.best.config
         beyond = {"extrapolated": session.extrapolation.document(config, estimate(book, spread, config))}
+    tried = {}
+    if session.request.resolved_environments:
+        findings = environment_findings(session, book, spread, verdict.best.config)
+        tried = {"environments": environment_document(findings, verdict.best.config)}
     # By what all repeats of a configuration come to, as its entry says, not by what its first trial found.
     front = pareto_front(
         book.searched,
@@ -65,6 +70,7 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "baseline": _baseline(verdict, session, book, spread),
         "alternatives": [_entry(trial, book, spread) for trial in front],
         **beyond,
+        **tried,
         "launch": launch_of(verdict.best.config, session),
         # A script is itself the program that its answer is for.
         "verified": "target" if session.request.engine == COMMAND else "native-only",

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.jobs.agenda import ending, is_first_of_winner, next_wants
+from autotune.jobs.agenda import ending, next_wants, starts_anew
 from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
 from autotune.jobs.chronicle import Chronicle
@@ -214,7 +214,7 @@ class TuningLoop:
     def _request(self, token: str, trial: TrialRecord, book: Book) -> TrialRequest:
         off = self._watchman.kept_off(trial)
         request = self._session.trial_request(token, trial.config, book.job.reference_losses, off)
-        fresh = self._verifying.wants(trial) or is_first_of_winner(self._session, book, trial)
+        fresh = self._verifying.wants(trial) or starts_anew(self._session, book, trial)
         expected = self._forecast.seconds(trial.config, book) if self._forecast is not None else None
         request = dataclasses.replace(request, fresh_processes=fresh, expected_step_seconds=expected)
         return self._leader.asked(request, trial, self._session, book, self._spread)

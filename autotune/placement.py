@@ -6,6 +6,7 @@ from typing import Any
 from autotune.jobs.session import Session
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
+from search_spaces.environment import variables_of
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.model import ModelSpec
 from search_spaces.pipeline import split_layers, stages_of_rank
@@ -18,6 +19,7 @@ ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     """How the configuration is started, and where each of its ranks stands. It follows from the arguments alone."""
     variables = {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {}
+    variables |= variables_of(config.environment)
     line = "autotune reproduce best-config.json"
     placement = _placement(config, session)
     if isinstance(session.model, CommandModel):

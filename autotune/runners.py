@@ -29,8 +29,9 @@ def make_runner(session: Session) -> Runner:
         runner = _start_watchers(request.runner, session.world_size, kind, ray_address)
     else:
         runner = start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
-    # They import for seconds, in which the job is opened and its first trial chosen.
-    runner.warm_up(session.model)
+    if not session.environment:  # else its first trial starts others
+        # They import for seconds, in which the job is opened and its first trial chosen.
+        runner.warm_up(session.model)
     return runner
 
 

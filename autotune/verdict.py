@@ -10,6 +10,7 @@ from autotune.jobs.drift import NO_DRIFT, Drift, drift_of
 from autotune.jobs.drifted import in_order
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking, peak_bytes
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
@@ -41,21 +42,24 @@ def decide(book: Book, ranking: Ranking, prior: Spread, baselines: Sequence[Tria
     """Return the verdict that the job's rows support; None: nothing may win.
 
     What was extrapolated alone leads the search, and wins as soon as it was measured in full. What was measured while the
-    machine was another than in the beginning wins as soon as it was measured again, beside the baseline.
+    machine was another than in the beginning wins as soon as it was measured again, beside the baseline. An environment wins
+    where it is told apart from the same layout without it: variables that make no difference are not worth setting.
     """
     drift = drift_of(book, measured_baseline(book, baselines), prior)
-    finalists = [trial for trial in ranked_finalists(book, ranking, drift) if _may_be_held_against_others(book, drift, trial)]
-    if not finalists:
+    ranked = [trial for trial in ranked_finalists(book, ranking, drift) if _may_be_held_against_others(book, drift, trial)]
+    if not ranked:
         return None
     spread = book.spread(prior, drift.cuts())
-    first, second = finalists[0], finalists[1] if len(finalists) > 1 else None
+    first, second = _pair(ranked)
     tie = False
     if second is not None and ranking.objective is not Objective.MEMORY:
         lead = _lead(book, spread, ranking, first.config, second.config)
         tie = lead.low <= 1.0 <= lead.high
         # Where they are not told apart and their estimates are as good as equal, less memory decides.
         as_good = tie and abs(lead.mean - 1.0) <= EQUAL
-        if (peak_bytes(second) < peak_bytes(first)) if as_good else lead.mean < 1.0:
+        if tie and _are_one_layout(first, second):
+            first, second = sorted((first, second), key=lambda trial: trial.number)
+        elif (peak_bytes(second) < peak_bytes(first)) if as_good else lead.mean < 1.0:
             first, second = second, first
     baseline = measured_baseline(book, baselines)
     gain = _gain(book, spread, ranking, first, baseline) if baseline else None
@@ -70,6 +74,26 @@ def ranked_finalists(book: Book, ranking: Ranking, drift: Drift = NO_DRIFT) -> l
     """
     ranked = in_order(book, ranking, drift) if drift.found else ranking.ranked(book.searched)
     return [trial for trial in ranked if _is_cleared(book, ranking, trial)]
+
+
+def rivals(book: Book, ranking: Ranking, drift: Drift = NO_DRIFT) -> list[TrialRecord]:
+    """The trials that confirmations are about: the first of the finalists, and whom it has to be told apart from."""
+    ranked = ranked_finalists(book, ranking, drift)
+    return [trial for trial in _pair(ranked) if trial is not None] if ranked else []
+
+
+def _pair(ranked: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord | None]:
+    """The best and its rival: the second, or, where the best is an environment on a layout, that layout without it, which
+    is the first trial of the layout."""
+    best = ranked[0]
+    alike = [trial for trial in ranked if _are_one_layout(best, trial)] if best.config.environment else [best]
+    plain = min(alike, key=lambda trial: trial.number)
+    return best, plain if plain is not best else next(iter(ranked[1:]), None)
+
+
+def _are_one_layout(one: TrialRecord, other: TrialRecord) -> bool:
+    """Whether two trials differ in their environment at most."""
+    return one.config.replace({ENVIRONMENT: other.config.environment}) == other.config
 
 
 def is_extrapolated(trial: TrialRecord) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from search_spaces.context import SpaceContext
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import split_layers
@@ -48,6 +49,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "fused_optimizer",
     "expandable_segments",
     "script",
+    ENVIRONMENT,
 )
 """Every knob, those that a condition reads before the knob that it stands for, and knobs that share a rule close together:
 counting remembers one number per combination of the knobs that are still to be read, so that short distances keep it fast.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from search_spaces.context import SpaceContext
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Kind
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES, check_value, knob, parse_value
@@ -45,6 +46,8 @@ def parse_domain(name: str, text: str) -> Any:
     """
     if text.strip() in EXPRESSIONS:
         return text.strip()
+    if name == ENVIRONMENT:  # commas belong to its values
+        return (parse_value(name, text),)
     return tuple(parse_value(name, part) for part in text.split(","))
 
 
@@ -58,6 +61,9 @@ def check_domain(name: str, values: Sequence[object]) -> Domain:
     checked = tuple(dict.fromkeys(check_value(name, value) for value in values))
     if not checked:
         raise KnobValueError(name, "no value is given", "give at least one value, or leave the knob out")
+    if name == ENVIRONMENT and len(checked) > 1:
+        remedy = "give one, and the others as environment_settings (--environment), measured on the best layout alone"
+        raise KnobValueError(name, f"{len(checked)} values would start processes anew for every trial", remedy)
     return checked
 
 

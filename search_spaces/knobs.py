@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from search_spaces.context import SpaceContext
+from search_spaces.environment import ENVIRONMENT, environment_text
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
 from search_spaces.optimizers import KERNELS, OPTIMIZERS
@@ -176,6 +177,8 @@ _TABLE = (
     _knob("frozen_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
           "What frozen matrices of layers are kept in: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
           choices=("same", "int8", "nf4"), condition=ADAPTED),
+    _knob(ENVIRONMENT, "NAME=VALUE pairs", _CHOICE, _REORDERS, _PROCESS,
+          "Variables that the ranks' processes are started with; measured on the best layout alone (environment_settings)."),
 )
 # fmt: on
 
@@ -228,6 +231,8 @@ def check_value(name: str, value: object) -> Value:
         raise _refused(the_knob, value)
     if isinstance(checked, int | float) and not the_knob.choices and not the_knob.holds(checked):
         raise _refused(the_knob, value)
+    if name == ENVIRONMENT:
+        return environment_text(str(checked))
     return layout_text(parse_layout(str(checked))) if name == "pipeline_layout" else checked
 
 

@@ -104,6 +104,7 @@ def sweep(
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
+    environment: options.Environments = None,
     config: options.Config = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
     db: Database = None,
@@ -119,6 +120,7 @@ def sweep(
         max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None, nvme_path=nvme,
         engine=engine, runner=runner, ray_address=ray_address, failures=failures, confirm_repeats=confirm_repeats,
         allow_unstable=allow_unstable, racing=racing, tune_on=tune_on, answer_for=for_, control_every=control_every,
+        environment_settings=tuple(environment) if environment else None,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,

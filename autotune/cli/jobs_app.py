@@ -60,6 +60,7 @@ def submit(
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
+    environment: options.Environments = None,
     config: options.Config = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
@@ -76,7 +77,7 @@ def submit(
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
-        control_every=control_every,
+        control_every=control_every, environment_settings=tuple(environment) if environment else None,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,

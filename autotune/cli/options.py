@@ -163,6 +163,13 @@ ControlEvery = Annotated[
     int | None,
     typer.Option(metavar="N", help="Search trials after which the baseline is measured again; 0: never. [default: 10]"),
 ]
+Environments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--environment", metavar="SETTING",
+        help="NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated.",
+    ),
+]  # fmt: skip
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")]
 
 # What is predicted for: what `predict` and `plan` share.

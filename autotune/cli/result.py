@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
+from autotune.environment_findings import environment_line
 from autotune.front import BEYOND, front_over_baseline
 from autotune.jobs.request import Objective
 from search_spaces.knobs import value_text
@@ -34,6 +35,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    if (environments := document.get("environments", {})).get("tried"):
+        console.print(f"  environment: {environment_line(environments)}", highlight=False, soft_wrap=True)
     if told := document["provenance"]["environment"].get(COMPARABLE):
         console.print(f"  comparable {told}", highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):

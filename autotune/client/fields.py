@@ -61,6 +61,8 @@ class SubmissionFields(TypedDict, total=False):
     """Rounds at most in which the finalists are measured again."""
     control_every: int | None
     """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
+    environment_settings: Sequence[str] | None
+    """NAME=VALUE pairs that processes are started with in the last stage, on the best layout; at most 4, or `standard`."""
     allow_unstable: bool | None
     """Whether a trial whose measurement did not settle may win."""
     racing: bool | None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from autotune.jobs.book import Book
+from autotune.jobs.environment_stage import without_stage
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.strategies.guided.belief import Belief
@@ -27,13 +28,13 @@ class Forecast:
     def __init__(self, session: Session, book: Book, prior: Prior) -> None:
         ranking = dataclasses.replace(session.ranking, objective=Objective.THROUGHPUT)
         self._setting = setting_of(session.model, session.space, session.request.engine, ranking, session.request.fidelity)
-        self._prior, self._book = prior, book
+        self._prior, self._searched = prior, without_stage(session, book.searched)
         self._forecaster = SpaceForecaster(self._setting, prior)
 
     @cached_property
     def told(self) -> Told:
         """What the job's trials told."""
-        spoken, ranking = speaking(self._book.searched), self._setting.ranking
+        spoken, ranking = speaking(self._searched), self._setting.ranking
         return told_by(spoken, self.describe([trial.config for trial in spoken]), ranking.value, ranking.score)
 
     @cached_property

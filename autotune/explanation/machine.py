@@ -1,11 +1,13 @@
 """What happened to the machine while the job ran."""
 
+from autotune.environment_findings import environment_document, environment_findings, environment_line
 from autotune.explanation.evidence import Evidence
 from autotune.jobs.drift import drift_of
 
 
 def machine_notes(evidence: Evidence) -> list[str]:
-    """A line where the machine drifted, and one where a slow node held the winner back."""
+    """A line where the machine drifted, one for the environments that were tried on it, and one where a slow node held the
+    winner back."""
     notes = []
     drift = drift_of(evidence.book, evidence.verdict.baseline, evidence.session.prior)
     if drift.found:
@@ -13,6 +15,8 @@ def machine_notes(evidence: Evidence) -> list[str]:
         again = sum(bool(evidence.book.confirmed(config)) for config in touched)
         trials = f"{again} of the search trials after that {'was' if again == 1 else 'were'} measured again beside it"
         notes.append(f"{drift.text}; {trials}, and none of the others could win")
+    if found := environment_findings(evidence.session, evidence.book, evidence.spread, evidence.config):
+        notes.append(f"environment: {environment_line(environment_document(found, evidence.config))}")
     slow = evidence.winner.result.slow_nodes if evidence.winner.result is not None else ()
     if slow:
         notes.append(f"{', '.join(slow)} held the winner back, and there was no other node to measure it on: it may be faster")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.explanation.evidence import Evidence
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import KNOBS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
 from storage.records import TrialRecord
@@ -15,6 +16,7 @@ def explained_knobs(evidence: Evidence) -> list[str]:
     """Knobs that matter in the winner and that were searched, or stand elsewhere than the baseline or the defaults."""
     winner, space, baseline = evidence.config, evidence.session.space, baseline_of(evidence)
     searched = {name for name, values in space.domains.items() if len(values) > 1}
+    searched |= {ENVIRONMENT} if evidence.session.request.resolved_environments else set()
     moved = set(winner.differences(TrialConfig())) | (set(winner.differences(baseline)) if baseline else set())
     return [name for name in KNOBS if name in searched | moved and _matters(evidence, name, winner)]
 
@@ -28,7 +30,8 @@ def values_of(evidence: Evidence, knob: str) -> list[Value]:
     """The domain, the winner's value, the default and the baseline's, in order."""
     baseline = baseline_of(evidence)
     others = [getattr(config, knob) for config in (evidence.config, baseline, TrialConfig()) if config is not None]
-    values = list(dict.fromkeys([*evidence.session.space.domains.get(knob, ()), *others]))
+    tried = evidence.session.request.resolved_environments if knob == ENVIRONMENT else ()
+    values = list(dict.fromkeys([*evidence.session.space.domains.get(knob, ()), *others, *tried]))
     return values if isinstance(values[0], str) else sorted(values, key=float)
 
 

@@ -31,6 +31,7 @@ ANYWHERE: Mapping[str, str] = {
     "lora_rank": "freeze the model and put adapters of that rank beside its matrices, alpha twice the rank",
     "lora_targets": "say it where the adapters are made",
     "frozen_dtype": "quantise the frozen matrices where the model is loaded",
+    "environment": "set these variables before its processes start",
     "script": "give them to your script",
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",

@@ -4,13 +4,14 @@ import shlex
 
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.winner import Winner
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
-ALLOCATOR = "expandable_segments"
-"""The one knob that is an environment variable, and so a launcher's to set."""
+VARIABLES = frozenset({"expandable_segments", ENVIRONMENT})
+"""Knobs that are environment variables, and so a launcher's to set."""
 
 
 def export_torchrun(winner: Winner) -> Export:
@@ -58,7 +59,7 @@ def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str =
 
 def layout_notes(winner: Winner) -> list[str]:
     """What a launcher leaves to the program that it starts, on one line."""
-    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name != ALLOCATOR}
+    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in VARIABLES}
     if not knobs:
         return ["a launcher says where ranks run; every knob stands at its default"]
     told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items())

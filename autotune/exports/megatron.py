@@ -13,6 +13,7 @@ from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 TARGET = Target(
     format="megatron",
     name="Megatron-LM's arguments",
@@ -21,7 +22,7 @@ TARGET = Target(
         "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
-        "pipeline_layout", "accumulation_dtype", "optimizer", *peft.KNOBS,
+        "pipeline_layout", "accumulation_dtype", "optimizer", "environment", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -53,7 +54,7 @@ def export_megatron(winner: Winner) -> Export:
 def _environment(winner: Winner) -> str:
     # Megatron-LM asks for one hardware queue where it overlaps tensor or context parallel communication.
     overlaps = winner.config.tensor_parallel_size > 1 or winner.config.context_parallel_size > 1
-    return environment(winner) + ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if overlaps else "")
+    return environment(winner) + (f"export {QUEUES}=1\n" if overlaps and QUEUES not in winner.env else "")
 
 
 def _layout(winner: Winner) -> list[str]:

@@ -35,11 +35,12 @@ def train(layout):
 
 
 if __name__ == "__main__":
-    trainer = TorchTrainer(
+{start}    trainer = TorchTrainer(
         train, train_loop_config=layout, scaling_config=scaling, torch_config=TorchConfig(backend="{backend}")
     )
     print(trainer.fit().return_value)
 '''
+_START = '    ray.init(runtime_env={"env_vars": environment})  # what libraries read when their process starts\n'
 
 
 def export_ray(winner: Winner) -> Export:
@@ -52,6 +53,7 @@ def export_ray(winner: Winner) -> Export:
         placement="STRICT_PACK" if winner.nodes == 1 else "PACK",
         layout=_layout(winner),
         environment=python_text(winner.env),
+        start=_START if winner.config.environment else "",
         per_node=winner.ranks_per_node,
         backend="nccl" if winner.on_gpus else "gloo",
     )

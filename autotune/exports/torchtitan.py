@@ -17,6 +17,7 @@ TARGET = Target(
         "offload_optimizer", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
         "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
+        "environment",
     }),
     elsewhere={
         "rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost",

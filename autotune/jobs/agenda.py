@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from autotune.jobs.book import Book
 from autotune.jobs.controls import last_control, next_control
 from autotune.jobs.drift import drift_of
+from autotune.jobs.environment_stage import (
+    is_of_stage,
+    reserved_trials,
+    stage_has_begun,
+    stage_wants,
+    without_stage,
+)
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
-from autotune.jobs.stopping import CommonCause, common_cause, stop_of
+from autotune.jobs.stopping import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
 from autotune.jobs.want import Want
 from autotune.objective import peak_bytes
-from autotune.verdict import is_extrapolated, measured_baseline, ranked_finalists, ratio_of, spread_of
+from autotune.verdict import is_extrapolated, measured_baseline, ratio_of, rivals, spread_of
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.knobs import value_text
 from search_spaces.model import FactoryModel
@@ -41,7 +48,8 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
     2. The baseline runs alone: later trials are held against its losses, and told as gain over it.
     3. The search, as the strategy proposes, until the budget is spent; the baseline again after every so many trials
        (`controls`).
-    4. The confirmation, when every search trial has ended, of full steps as the baseline is.
+    4. The environments that were asked for, when every trial of the search has ended, on its leader (`environment_stage`).
+    5. The confirmation, when every one of these has ended, of full steps as the baseline is.
 
     All of it follows from the rows, so that any process goes on where another was killed.
     """
@@ -54,6 +62,8 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
         return [] if running else _next_baseline(session, book)
     if not search_is_over(session, book) and (wanted := next_control(session, book) or _proposed(session, book, room)):
         return wanted
+    if time_is_up(session, book) is None and (stage := stage_wants(session, book)):
+        return stage[:room]
     return [] if running else (last_control(session, book) or _confirmation(session, book))[:room]
 
 
@@ -75,6 +85,8 @@ def ending(session: Session, book: Book) -> Ending:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
     if stop is not None:
         return Ending(reason=stop.reason, message=f"{stop.message}, after {tried}")
+    if book.spent + reserved_trials(session, book) >= session.request.trials:
+        return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
     return Ending(reason=StopReason.EXHAUSTED, message=f"every legal configuration was tried, in {tried}")
 
 
@@ -113,8 +125,10 @@ def _shortfall(session: Session) -> str:
 
 
 def search_is_over(session: Session, book: Book) -> bool:
-    """Whether the trials of the search are spent, or it ends before them."""
-    return book.spent >= session.request.trials or stop_of(session, book) is not None
+    """Whether the trials of the search are spent, or it ends before them, or the stage after it has begun."""
+    left = reserved_trials(session, book)
+    in_stage = left > 0 and stage_has_begun(session, book)
+    return in_stage or book.spent + left >= session.request.trials or stop_of(session, book) is not None
 
 
 def baseline_is_known(session: Session, book: Book) -> bool:
@@ -140,9 +154,9 @@ def _next_baseline(session: Session, book: Book) -> list[Want]:
 
 
 def _proposed(session: Session, book: Book, room: int) -> list[Want]:
-    count = min(room, session.request.trials - book.spent)
-    pending = [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
-    configs = session.strategy.propose(session.space, book.searched, pending, count, session.request.seed)
+    count = min(room, session.request.trials - book.spent - reserved_trials(session, book))
+    history, pending = without_stage(session, book.searched), pending_layouts(session, book)
+    configs = session.strategy.propose(session.space, history, pending, count, session.request.seed)
     # A strategy that has nothing new is at its end: what is known would be told again and again, and never be spent.
     configs = [config for config in configs if book.search_trial(config) is None]
     return [Want(config=config, fidelity=_fidelity(session, book, config)) for config in configs]
@@ -168,7 +182,7 @@ def _confirmation(session: Session, book: Book) -> list[Want]:
     """
     baseline = measured_baseline(book, session.baselines)
     drift = drift_of(book, baseline, session.prior)
-    finalists = ranked_finalists(book, session.ranking, drift)[:2]
+    finalists = rivals(book, session.ranking, drift)
     configs = list({trial.config.hash: trial.config for trial in [*finalists, *([baseline] if baseline else [])]}.values())
     alone = [trial.config for trial in finalists[:1] if is_extrapolated(trial)]
     most = _rounds(session, book) or int(any(drift.touches(trial.number) for trial in finalists))
@@ -183,11 +197,16 @@ def _confirmation(session: Session, book: Book) -> list[Want]:
     return _round(configs, begun + 1)
 
 
-def is_first_of_winner(session: Session, book: Book, trial: TrialRecord) -> bool:
-    """Whether this is the winner's first confirmation: its peak decides, and must not rest on what earlier trials left."""
-    if trial.purpose is not Purpose.CONFIRM or trial.repeat != 1:
-        return False
-    return trial.config in [finalist.config for finalist in ranked_finalists(book, session.ranking)[:1]]
+def starts_anew(session: Session, book: Book, trial: TrialRecord) -> bool:
+    """Whether processes are started for this trial even where warm ones could run it.
+
+    The winner's first confirmation: its peak decides, and must not rest on what earlier trials left. A trial of an environment;
+    and every confirmation where environments are rivals, for else those of the baseline's alone would be of warm processes.
+    """
+    if trial.purpose is not Purpose.CONFIRM:
+        return is_of_stage(session, trial.config)
+    finalists = [finalist.config for finalist in rivals(book, session.ranking)]
+    return (trial.repeat == 1 and trial.config in finalists[:1]) or any(is_of_stage(session, one) for one in finalists)
 
 
 def _round(configs: list[TrialConfig], repeat: int) -> list[Want]:

@@ -15,6 +15,7 @@ OPTION_NAMES = {
     "nvme": "nvme_path",
     "set": "pins",
     "for": "answer_for",
+    "environment": "environment_settings",
 }
 """Options of the command line whose field has another name; a file may use either."""
 

@@ -15,7 +15,8 @@ from autotune.jobs.shape import parse_shape
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
-from search_spaces.errors import SearchSpaceError
+from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
+from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
 from search_spaces.fewer import FEWEST
 from search_spaces.model import Model
@@ -24,6 +25,7 @@ from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 
 RUNNERS = ("ray", "local")
+ENVIRONMENT_SETTINGS = "environment_settings"
 SERIES = ("cost", "devices", "sequence", "scale")
 """Objectives of `autotune.series`: no job has them."""
 
@@ -110,6 +112,9 @@ class JobRequest:
     objectives memory and pareto none does: a slower configuration may win, or be on the front."""
     stop_at_first: bool = False
     """Whether the search ends at the first trial that may win."""
+    environment_settings: tuple[str, ...] = ()
+    """Variables of the ranks' processes, as NAME=VALUE pairs, that are tried on the layout which the search ends with: at most
+    4, in processes started for each, out of `trials`; `standard` alone: those that fit the devices and nodes."""
     tune_on: str | None = None
     """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
     answer_for: str | None = None
@@ -122,6 +127,8 @@ class JobRequest:
     """What `space` and `pins` named when the job was opened: knob -> the values that are searched."""
     resolved_base: TrialConfig | None = None
     """The values of the knobs that are not searched."""
+    resolved_environments: tuple[str, ...] = ()
+    """What the knob `environment` is in the last stage: `environment_settings` on top of the base's."""
     resolved_history: tuple[EarlierTrial, ...] = ()
     """Trials from outside of the database, of the same model, batch and hardware, that predictions learn from."""
 
@@ -156,6 +163,7 @@ class JobRequest:
             value = getattr(self, name)
             self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
         self._require_shapes()
+        self._require_environments()
         runs = self.command is None or self.engine == "command"
         self._require(runs, "engine", f"{self.engine} does not run a command", "use command, or leave the command out")
         share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
@@ -199,6 +207,31 @@ class JobRequest:
     def _require_positive(self, name: str, what: str = "seconds") -> None:
         value = getattr(self, name)
         self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", f"give {what} above 0")
+
+    def _require_environments(self) -> None:
+        given = self.environment_settings
+        texts = isinstance(given, tuple) and all(isinstance(text, str) and text.strip() for text in given)
+        wrong = (ENVIRONMENT_SETTINGS, f"{given!r} is no list of settings", "list texts such as NCCL_PROTO=Simple")
+        self._require(texts, *wrong)
+        if not given:
+            return
+        count = MOST_SETTINGS if given == (STANDARD,) else len(given)
+        many = f"{count} settings are more than {MOST_SETTINGS}, for processes are started anew for each"
+        self._require(count <= MOST_SETTINGS, ENVIRONMENT_SETTINGS, many, f"keep {MOST_SETTINGS} of them")
+        left = f"{count} settings leave none of {self.trials} trials for the search"
+        self._require(count < self.trials, ENVIRONMENT_SETTINGS, left, "raise trials, or give fewer settings")
+        memory = "no variable changes what a rank allocates, which is the objective"
+        self._require(self.objective is not Objective.MEMORY, ENVIRONMENT_SETTINGS, memory, "leave them out")
+        if given != (STANDARD,):
+            self._require_settings(given)
+
+    def _require_settings(self, given: tuple[str, ...]) -> None:
+        try:
+            spelled = [environment_text(text) for text in given]
+        except KnobValueError as error:
+            raise RequestError(ENVIRONMENT_SETTINGS, error.problem, error.remedy) from None
+        twice = next((text for text in spelled if spelled.count(text) > 1), None)
+        self._require(twice is None, ENVIRONMENT_SETTINGS, f"{twice} is given twice", "leave one of them out")
 
     def _require_fidelity(self) -> None:
         for item in dataclasses.fields(Fidelity):
@@ -261,6 +294,8 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
     fields = with_failures(with_command(fields))
+    if isinstance(fields.get(ENVIRONMENT_SETTINGS), str):  # a lone one, of which a tuple would be made letter by letter
+        fields = {**fields, ENVIRONMENT_SETTINGS: (fields[ENVIRONMENT_SETTINGS],)}
     fidelity = fields.get("fidelity", {})
     known = [item.name for item in dataclasses.fields(Fidelity)]
     if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):

@@ -10,6 +10,7 @@ from autotune.engines import capability_of, require_usable
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.baselines import baselines_of
 from autotune.jobs.chosen_strategy import strategy_of
+from autotune.jobs.environments import environments_of, search_environment
 from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
 from autotune.jobs.nvme import require_folder
@@ -22,6 +23,7 @@ from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.plain import from_plain, to_plain
@@ -69,6 +71,11 @@ class Session:
     def world_size(self) -> int:
         """Ranks of a trial."""
         return self.space.world_size
+
+    @property
+    def environment(self) -> str:
+        """What the ranks' processes are started with in the whole search."""
+        return search_environment(self.space)
 
     def trial_request(
         self,
@@ -193,17 +200,23 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
     if space.is_empty():
         raise nothing_legal(space)
-    resolved = dataclasses.replace(
-        request, resolved_model=model, resolved_cluster=cluster, resolved_domains=dict(space.domains), resolved_base=space.base
-    )
     extrapolation = _extrapolation(request, space, model)
     ranking = _ranking(request, cluster, extrapolation)
+    baselines = baselines_of(request.baseline, space, extrapolation)
+    resolved = dataclasses.replace(
+        request,
+        resolved_model=model,
+        resolved_cluster=cluster,
+        resolved_domains=dict(space.domains),
+        resolved_base=space.base,
+        resolved_environments=request.resolved_environments or environments_of(request, space, baselines),
+    )
     return Session(
         request=resolved,
         model=model,
         cluster=cluster,
         space=space,
-        baselines=baselines_of(request.baseline, space, extrapolation),
+        baselines=baselines,
         ranking=ranking,
         prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
         strategy=strategy_of(request, space, model, ranking),
@@ -212,10 +225,12 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 
 
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability) -> TrialConfig:
-    """The values of knobs that are not searched: the device's defaults, and the optimizer of the user's own configuration."""
-    own = (request.baseline or {}).get(OPTIMIZER)
-    defaults = device_defaults(cluster, capability)
-    return defaults if own is None else defaults.replace({OPTIMIZER: own})
+    """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's own
+    configuration."""
+    given = request.baseline or {}
+    return device_defaults(cluster, capability).replace(
+        {name: given[name] for name in (OPTIMIZER, ENVIRONMENT) if name in given}
+    )
 
 
 def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.jobs.book import Book
 from autotune.jobs.causes import kind_of_failure
+from autotune.jobs.environment_stage import reserved_seconds, without_stage
 from autotune.jobs.session import Session
 from autotune.strategies.strategy import Outlook
 from search_spaces.outcome import Outcome, Purpose, StopReason
@@ -45,7 +46,7 @@ def stop_of(session: Session, book: Book) -> Stop | None:
 
     0. The baseline and those after it failed of one and the same cause: it is no configuration's.
     1. One that runs was all that was asked for.
-    2. The seconds or the device-hours of the request are spent, but for one round of confirmation.
+    2. The seconds or the device-hours of the request are spent, but for the last stage and one round of confirmation.
     3. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
     4. `stop_margin`: it is 95 % sure that nothing untried is faster by more than that.
 
@@ -56,14 +57,23 @@ def stop_of(session: Session, book: Book) -> Stop | None:
         return Stop(reason=StopReason.EXHAUSTED, message=f"the first {ALIKE} trials failed alike")
     if request.stop_at_first and session.ranking.ranked(book.searched):
         return Stop(reason=StopReason.FOUND, message="a configuration runs")
-    if request.max_seconds is not None and _spent_seconds(session, book) >= request.max_seconds:
-        return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
-    if request.device_hours is not None and device_hours(session, _spent_seconds(session, book)) >= request.device_hours:
-        return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")
+    if (out_of_time := time_is_up(session, book, reserved_seconds(session, book))) is not None:
+        return out_of_time
     if request.run_device_hours is None and request.stop_margin is None:
         return None
     expected = outlook_of(session, book)
     return None if expected is None else _not_worth_it(session, expected) or _sure(session, expected)
+
+
+def time_is_up(session: Session, book: Book, reserved: float = 0.0) -> Stop | None:
+    """Which budget of time is spent, but for `reserved` seconds and one round of confirmation; None: none is."""
+    request = session.request
+    seconds = _spent_seconds(session, book) + reserved
+    if request.max_seconds is not None and seconds >= request.max_seconds:
+        return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
+    if request.device_hours is not None and device_hours(session, seconds) >= request.device_hours:
+        return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")
+    return None
 
 
 def fails_alike(book: Book) -> bool:
@@ -86,7 +96,9 @@ def common_cause(book: Book) -> CommonCause | None:
 def outlook_of(session: Session, book: Book) -> Outlook | None:
     """What the strategy expects of further trials; None: it does not predict, or nothing was measured."""
     margin = session.request.stop_margin or 0.0
-    return session.strategy.outlook(session.space, book.searched, _pending(book), margin)
+    return session.strategy.outlook(
+        session.space, without_stage(session, book.searched), pending_layouts(session, book), margin
+    )
 
 
 def device_hours(session: Session, seconds: float) -> float:
@@ -120,5 +132,7 @@ def _sure(session: Session, expected: Outlook) -> Stop | None:
     return Stop(reason=StopReason.CONVERGED, message=sure)
 
 
-def _pending(book: Book) -> Sequence[TrialConfig]:
-    return [trial.config for trial in book.open if trial.purpose is Purpose.SEARCH]
+def pending_layouts(session: Session, book: Book) -> Sequence[TrialConfig]:
+    """What the strategy has proposed and has no outcome yet."""
+    opened = [trial for trial in book.open if trial.purpose is Purpose.SEARCH]
+    return [trial.config for trial in without_stage(session, opened)]

@@ -69,7 +69,7 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
             if count >= MOST_CONFIGURATIONS:
                 break
             figures = _figures(trial, request)
-            if figures is None:
+            if figures is None or trial.config.environment in request.resolved_environments:
                 continue
             config = trial.config
             # What the seed and the text are changes no time.

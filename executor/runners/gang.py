@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from executor.errors import RunnerError
@@ -10,10 +10,11 @@ from executor.failures import failure_table
 from executor.runners import devices
 from executor.runners.messages import Kind, Message
 from executor.runners.pulse import Standing
-from executor.runners.transport import Death, Transport
+from executor.runners.transport import NO_VARIABLES, Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, judge
 from executor.runners.watchdog import Watchdog, stacks_text
 from executor.runners.wear import TRIALS_IN_A_LIFE, Rest, Wear
+from search_spaces.environment import variables_of
 from search_spaces.failure import Evidence, Sign
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.model import FactoryModel, Model
@@ -56,7 +57,8 @@ class Gang:
     which every rank is ready; the time before is told as the phase `setup`.
 
     Processes serve one trial after the other. They are started anew after a failure that they may not get over, for a trial
-    that asks for it (`fresh_processes`), after `recycle_after` trials, and where they do not come back to their base (`wear`).
+    that asks for it (`fresh_processes`) or has another `environment`, after `recycle_after` trials, and where they do not come
+    back to their base (`wear`).
 
     Raises:
         RunnerError: ranks do not start; from `start` and `poll`.
@@ -78,6 +80,7 @@ class Gang:
         self._dead = False
         self._stage = Stage.DOWN
         self._path: tuple[str, ...] = ()
+        self._variables: Mapping[str, str] = NO_VARIABLES
         self._ready: dict[int, Message] = {}
         self._places: list[Message] = []
         self._joined: set[int] = set()
@@ -109,16 +112,22 @@ class Gang:
             self._start_ranks()
 
     def start(self, request: Work) -> None:
-        """Begin a trial; the gang must have none."""
+        """Begin a trial; the gang must have none.
+
+        Raises:
+            KnobValueError: its `environment` has what no process is started with.
+        """
+        variables = variables_of(request.config.environment) if isinstance(request, TrialRequest) else NO_VARIABLES
         self._request = request
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
         path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
         self._table = failure_table(request.failures if isinstance(request, TrialRequest) else ())
         self._hear_idle()
-        # A warm process holds the modules that it found along the old path.
-        if path != self._path or self._dead or self._is_spent(request):
+        # A warm process holds the modules that it found along the old path, and what its libraries read when it started.
+        started_for = (self._path, self._variables)
+        if (path, variables) != started_for or self._dead or self._is_spent(request):
             self._kill()
-            self._path = path
+            self._path, self._variables = path, variables
         match self._stage:
             case Stage.IDLE:
                 self._run()
@@ -183,7 +192,7 @@ class Gang:
         self._lives += 1
         self._stage = Stage.STARTING
         self._deadline = time.monotonic() + START_SECONDS
-        self._transport.start(self._path)
+        self._transport.start(self._path, self._variables)
 
     def _join(self, seconds: float) -> None:
         self._stage = Stage.JOINING

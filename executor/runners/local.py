@@ -11,7 +11,15 @@ from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangRunner
 from executor.runners.messages import Message, decode, encode
 from executor.runners.rank_process import RankProcess, end_all, stacks_of
-from executor.runners.transport import LOOPBACK, RANK_MAIN, RUN_TRIAL, Death, Transport, thread_environment
+from executor.runners.transport import (
+    LOOPBACK,
+    NO_VARIABLES,
+    RANK_MAIN,
+    RUN_TRIAL,
+    Death,
+    Transport,
+    thread_environment,
+)
 
 _SLICE_SECONDS = 0.1
 """How soon an end is seen where the pipe does not tell it, because a child of the rank holds it open."""
@@ -60,11 +68,11 @@ class LocalTransport(Transport):
         self._trial_function = trial_function
         self._ranks: dict[int, RankProcess] = {}
 
-    def start(self, python_path: Sequence[str]) -> None:
+    def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         """Start every rank; see `Transport`."""
         try:
             for rank in range(self.world_size):
-                self._ranks[rank] = self._start_rank(rank, python_path)
+                self._ranks[rank] = self._start_rank(rank, python_path, variables)
         except OSError as error:
             self.kill()
             raise RunnerError(f"rank processes cannot be started: {error}; look at the limits of this machine") from error
@@ -102,7 +110,7 @@ class LocalTransport(Transport):
         """End every rank; see `Transport`."""
         self.kill()
 
-    def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
+    def _start_rank(self, rank: int, python_path: Sequence[str], variables: Mapping[str, str]) -> RankProcess:
         log_path = None
         if self._log_directory is not None:
             self._log_directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +119,7 @@ class LocalTransport(Transport):
             RANK_MAIN,
             trial_function=self._trial_function,
             python_path=python_path,
-            environment=self._environment,
+            environment={**self._environment, **variables},
             log_path=log_path,
         )
 

@@ -10,6 +10,7 @@ from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death
 from executor.runners.verdict import Report, how_it_ended
+from search_spaces.environment import variables_of
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
@@ -31,7 +32,7 @@ def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), dev
     """
     transport = LocalTransport(1, environment={}, trial_function=RUN_PROFILE)
     try:
-        transport.start(python_path)
+        transport.start(python_path, variables_of(request.config.environment))
         return _profile_of(request, answer_of(transport, request, device, "no profile"))
     finally:
         transport.close()

@@ -4,12 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from executor.runners.messages import Message
 
 RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
 RUN_TRIAL = "executor.trial:run_trial"
 """What a rank runs. Tests give their own."""
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,8 @@ class Transport(ABC):
     """Whether the last `start` found processes that were up already."""
 
     @abstractmethod
-    def start(self, python_path: Sequence[str]) -> None:
-        """Start every rank; returns before they are ready."""
+    def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
+        """Start every rank, with these variables in its environment beside its own; returns before they are ready."""
 
     @abstractmethod
     def send(self, rank: int, message: Message) -> None:

@@ -15,6 +15,7 @@ DDP = Capability(
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "expandable_segments": None,
+        "environment": None,
         "compile_blocks": None,
     },
     combinations=(COMPILE_SELECTIVE,),

@@ -91,6 +91,7 @@ DEEPSPEED = Capability(
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "expandable_segments": None,
+        "environment": None,
     },
     specific=frozenset({"micro_batch_size", "reduce_bucket_size"}),
     combinations=(

@@ -49,6 +49,7 @@ FSDP2 = Capability(
         "fused_optimizer": None,
         "rank_order": None,
         "expandable_segments": None,
+        "environment": None,
         "compile_blocks": None,
     },
     specific=frozenset({"micro_batch_size"}),

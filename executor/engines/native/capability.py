@@ -57,6 +57,7 @@ NATIVE = Capability(
         "fused_optimizer": None,
         "rank_order": None,
         "expandable_segments": None,
+        "environment": None,
         "compile_blocks": None,
         "pipeline_layout": None,
         "accumulation_dtype": None,

@@ -19,7 +19,7 @@ from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.ray import actor
 from executor.runners.ray.actor import CONTROL, RankActor
 from executor.runners.ray.nodes import Node
-from executor.runners.transport import RANK_MAIN, Death
+from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death
 
 KILL_SECONDS = 5.0
 """Time for an actor to end its rank; then the actor itself is killed, and the system kills the rank with it."""
@@ -69,12 +69,14 @@ class Seat:
         """Whether there is a rank process, as far as is known."""
         return self._stream is not None
 
-    def start(self, python_path: Sequence[str], sharing: int) -> bool:
-        """Have a rank process for this path, whose cores `sharing` ranks share; return whether one that was up stays.
+    def start(self, python_path: Sequence[str], sharing: int, variables: Mapping[str, str] = NO_VARIABLES) -> bool:
+        """Have a rank process for this path and with these variables, whose cores `sharing` ranks share; return whether one
+        that was up stays.
 
         One that stays has said that it is ready: that is heard again.
         """
-        options = {"trial_function": self._terms.trial_function, "python_path": list(python_path)}
+        environment = {**self._terms.environment, **variables}
+        options = {"trial_function": self._terms.trial_function, "python_path": list(python_path), "environment": environment}
         if self.is_up and options == self._options:
             self.inbox.clear()
             if self._ready is not None:
@@ -86,9 +88,8 @@ class Seat:
         self.inbox.clear()
         self._life, self._options, self._ready = self._life + 1, options, None
         self.trials, self.out_of_reach = 0, False
-        started = {**options, "environment": dict(self._terms.environment)}
         run = self._actor.run_rank.options(num_returns="streaming")
-        self._stream = run.remote(self._life, RANK_MAIN, started, self.node.address, self.cores, sharing)
+        self._stream = run.remote(self._life, RANK_MAIN, options, self.node.address, self.cores, sharing)
         self._post.open(self._stream, self)
         return False
 

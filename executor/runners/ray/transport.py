@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from executor.runners.messages import Kind, Message
 from executor.runners.ray.seats import Post, Seat, end_ranks, stacks_of
-from executor.runners.transport import Death, Transport
+from executor.runners.transport import NO_VARIABLES, Death, Transport
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -26,10 +26,11 @@ class SeatTransport(Transport):
         self._sharing = sharing or Counter(seat.node.host for seat in seats)
         self._threads_are_told = THREADS in environment
 
-    def start(self, python_path: Sequence[str]) -> None:
+    def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         """Have a process in every seat; see `Transport`."""
         # A seat with cores of its own shares them with nobody.
-        stayed = [seat.start(python_path, 1 if seat.cores else self._sharing[seat.node.host]) for seat in self.seats]
+        sharing = [1 if seat.cores else self._sharing[seat.node.host] for seat in self.seats]
+        stayed = [seat.start(python_path, share, variables) for seat, share in zip(self.seats, sharing, strict=True)]
         self.reused = any(stayed)
 
     def send(self, rank: int, message: Message) -> None:

@@ -1,0 +1,154 @@
+"""Variables that the ranks' processes may be started with: which there are, with which values, on which devices.
+
+They reach processes of other machines from files and over HTTP, and a loader's variable (LD_PRELOAD, PYTHONPATH, …) would be
+code of whoever asked. So names are those of a list, and each one's values are as its own library documents them:
+
+- NCCL: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+- CUDA: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables
+- GNU OpenMP, which torch is built with: https://gcc.gnu.org/onlinedocs/libgomp/Environment-Variables.html
+- glibc's malloc: https://man7.org/linux/man-pages/man3/mallopt.3.html
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from search_spaces.errors import KnobValueError
+
+ENVIRONMENT = "environment"
+"""The knob, and what its errors name."""
+MOST_SETTINGS = 4
+"""Settings that a job may ask for: processes are started anew for each."""
+STANDARD = "standard"
+"""In place of settings: those that are chosen for the device and the number of nodes."""
+_PAIR = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
+_WHOLE = re.compile(r"0|[1-9]\d{0,14}")
+_ALGORITHM = r"(tree|ring|collnetdirect|collnetchain|nvls|nvlstree|pat)"
+_ALGORITHMS = rf"\^?{_ALGORITHM}(,{_ALGORITHM})*"
+_FUNCTION = r"(broadcast|reduce|allgather|reducescatter|allreduce)"
+_ALGO = re.compile(rf"({_ALGORITHMS}|{_FUNCTION}:{_ALGORITHMS})(;{_FUNCTION}:{_ALGORITHMS})*", re.IGNORECASE)
+_PROTO = re.compile(r"(LL|Simple)(,(LL|Simple))*|\^(LL|LL128|Simple)(,(LL|LL128|Simple))*", re.IGNORECASE)
+_WAIT = re.compile(r"active|passive", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable that may be set."""
+
+    values: str
+    """In words."""
+    holds: Callable[[str], object]
+    """Whether a text is one of them."""
+    device: str | None = None
+    """Kind of device that it acts on; None: any, for it acts on the host's part."""
+
+
+def _matching(pattern: re.Pattern[str], values: str, device: str | None = None) -> Variable:
+    return Variable(values=values, holds=pattern.fullmatch, device=device)
+
+
+def _between(least: int, most: int, what: str = "", device: str | None = None) -> Variable:
+    def holds(text: str) -> bool:
+        return bool(_WHOLE.fullmatch(text)) and least <= int(text) <= most
+
+    return Variable(values=f"a whole number{f' of {what}' if what else ''} from {least} to {most}", holds=holds, device=device)
+
+
+_NCCL_ALGO = (
+    "names such as Ring, Tree, NVLS or PAT with commas between, after ^ those left out, or allreduce:tree;allgather:ring"
+)
+_NCCL_PROTO = "Simple, LL, or after ^ what is left out, as ^LL128: to force LL128 corrupts data where a platform lacks it"
+_TERABYTE = 2**40
+
+VARIABLES: Mapping[str, Variable] = {
+    "NCCL_ALGO": _matching(_ALGO, _NCCL_ALGO, "cuda"),
+    "NCCL_PROTO": _matching(_PROTO, _NCCL_PROTO, "cuda"),
+    "NCCL_NVLS_ENABLE": _between(0, 2, device="cuda"),
+    "NCCL_MIN_NCHANNELS": _between(1, 64, "channels", "cuda"),
+    "NCCL_MAX_NCHANNELS": _between(1, 64, "channels", "cuda"),
+    "NCCL_MIN_CTAS": _between(1, 64, "blocks", "cuda"),
+    "NCCL_MAX_CTAS": _between(1, 64, "blocks", "cuda"),
+    "NCCL_BUFFSIZE": _between(2**16, 2**28, "bytes", "cuda"),
+    "NCCL_NTHREADS": _matching(re.compile("64|128|256|512"), "64, 128, 256 or 512 threads", "cuda"),
+    "NCCL_P2P_NET_CHUNKSIZE": _between(2**12, 2**26, "bytes", "cuda"),
+    "NCCL_CROSS_NIC": _between(0, 2, device="cuda"),
+    "NCCL_PXN_DISABLE": _between(0, 1, device="cuda"),
+    "NCCL_IB_QPS_PER_CONNECTION": _between(1, 128, "queue pairs", "cuda"),
+    "NCCL_IB_SPLIT_DATA_ON_QPS": _between(0, 1, device="cuda"),
+    "NCCL_SOCKET_NTHREADS": _between(1, 16, "threads", "cuda"),
+    "NCCL_NSOCKS_PERTHREAD": _between(1, 16, "sockets", "cuda"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": _between(1, 32, "queues", "cuda"),
+    "OMP_WAIT_POLICY": _matching(_WAIT, "active or passive"),
+    "GOMP_SPINCOUNT": _between(0, 10**12, "turns"),
+    "MALLOC_ARENA_MAX": _between(1, 1024, "arenas"),
+    "MALLOC_MMAP_MAX_": _between(0, 2**30, "allocations"),
+    "MALLOC_MMAP_THRESHOLD_": _between(4096, 2**25, "bytes"),
+    "MALLOC_TRIM_THRESHOLD_": _between(4096, _TERABYTE, "bytes"),
+    "MALLOC_TOP_PAD_": _between(0, 2**34, "bytes"),
+}
+"""Every variable that a process may be started with."""
+
+
+def variables_of(text: str) -> dict[str, str]:
+    """The variables in a text of NAME=VALUE pairs, sorted by name.
+
+    Raises:
+        KnobValueError: a word is no such pair, a name is not in `VARIABLES` or comes twice, or has not this value.
+    """
+    found: dict[str, str] = {}
+    for word in text.split():
+        pair = _PAIR.fullmatch(word)
+        if pair is None:
+            raise _refused(f"{word!r} is no NAME=VALUE", "write for example NCCL_PROTO=Simple, with blanks between pairs")
+        name, value = pair.groups()
+        if name not in VARIABLES:
+            raise _refused(f"{name} may not be set", f"use some of {', '.join(VARIABLES)}")
+        if name in found:
+            raise _refused(f"{name} is set twice", "leave one of them out")
+        if not VARIABLES[name].holds(value):
+            raise _refused(f"{value!r} is no value of {name}", f"give {VARIABLES[name].values}")
+        found[name] = value
+    return dict(sorted(found.items()))
+
+
+def environment_text(text: str) -> str:
+    """The one way in which these variables are written: sorted, a blank between pairs. Raises what `variables_of` raises."""
+    return " ".join(f"{name}={value}" for name, value in variables_of(text).items())
+
+
+def merged(base: str, setting: str) -> str:
+    """What processes have that are started with a setting on top of a base: its values replace those of the base.
+
+    Raises what `variables_of` raises.
+    """
+    both = {**variables_of(base), **variables_of(setting)}
+    return " ".join(f"{name}={value}" for name, value in sorted(both.items()))
+
+
+def environment_problem(text: str, device: str) -> str | None:
+    """What speaks against these variables where ranks have devices of this kind; None: nothing."""
+    try:
+        variables = variables_of(text)
+    except KnobValueError as error:
+        return error.problem
+    for name in variables:
+        if VARIABLES[name].device not in (None, device):
+            return f"{name} acts on {VARIABLES[name].device} devices, and ranks have {device} here"
+    return None
+
+
+def standard_settings(device: str, nodes: int) -> tuple[str, ...]:
+    """The settings that a job tries which names none of its own (docs/environment.md has the reasons)."""
+    if device != "cuda":
+        return _ON_CPUS
+    return _ON_A_NODE if nodes == 1 else _ON_NODES
+
+
+_ON_A_NODE = ("NCCL_NVLS_ENABLE=0", "NCCL_PROTO=Simple", "NCCL_MAX_CTAS=8", "NCCL_BUFFSIZE=8388608")
+_ON_NODES = ("NCCL_ALGO=Ring", "NCCL_PROTO=Simple", "NCCL_MAX_CTAS=8", "NCCL_BUFFSIZE=8388608")
+_KEEPS = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776"
+_ON_CPUS = (_KEEPS, f"MALLOC_ARENA_MAX=1 {_KEEPS}", "OMP_WAIT_POLICY=passive", "OMP_WAIT_POLICY=active")
+
+
+def _refused(problem: str, remedy: str) -> KnobValueError:
+    return KnobValueError(ENVIRONMENT, problem, remedy)
