@@ -21,14 +21,15 @@ MOST_SETTINGS = 4
 """Settings that a job may ask for: processes are started anew for each."""
 STANDARD = "standard"
 """In place of settings: those that are chosen for the device and the number of nodes."""
+_ANY_CASE = re.IGNORECASE | re.ASCII
 _PAIR = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
-_WHOLE = re.compile(r"0|[1-9]\d{0,14}")
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")
 _ALGORITHM = r"(tree|ring|collnetdirect|collnetchain|nvls|nvlstree|pat)"
 _ALGORITHMS = rf"\^?{_ALGORITHM}(,{_ALGORITHM})*"
 _FUNCTION = r"(broadcast|reduce|allgather|reducescatter|allreduce)"
-_ALGO = re.compile(rf"({_ALGORITHMS}|{_FUNCTION}:{_ALGORITHMS})(;{_FUNCTION}:{_ALGORITHMS})*", re.IGNORECASE)
-_PROTO = re.compile(r"(LL|Simple)(,(LL|Simple))*|\^(LL|LL128|Simple)(,(LL|LL128|Simple))*", re.IGNORECASE)
-_WAIT = re.compile(r"active|passive", re.IGNORECASE)
+_ALGO = re.compile(rf"({_ALGORITHMS}|{_FUNCTION}:{_ALGORITHMS})(;{_FUNCTION}:{_ALGORITHMS})*", _ANY_CASE)
+_PROTO = re.compile(r"(LL|Simple)(,(LL|Simple))*|\^(LL|LL128|Simple)(,(LL|LL128|Simple))*", _ANY_CASE)
+_WAIT = re.compile(r"active|passive", _ANY_CASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from search_spaces.command import CommandModel, variant_values
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Kind
 from search_spaces.knobs import KNOBS, parse_value, value_text
@@ -41,6 +42,8 @@ SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
     "gradient_checkpointing": ("activation_checkpointing", ("none", "full")),
 }
 """Placeholders that are true or false -> the knob that they turn, and its values that they tell apart."""
+UNWRITTEN = frozenset({SCRIPT, ENVIRONMENT})
+"""Knobs that no placeholder stands for: the script's own have names of their own, and its environment reaches it anyway."""
 TELLS_BATCH = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
 """Placeholders by which a script learns how large a batch is."""
 
@@ -64,7 +67,7 @@ def require_known(command: CommandModel) -> None:
         ModelFormatError: a knob of the script's own has the name of another placeholder, or none in the command, or not the
             value that a word depends on.
     """
-    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - {SCRIPT}
+    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - UNWRITTEN
     conditions = conditions_in(command.arguments)
     for name, value in conditions:
         _require_value(command, name, value)
@@ -85,8 +88,8 @@ def _require_value(command: CommandModel, name: str, text: str) -> None:
         if text not in command.script_knobs[name]:
             problem = f"has no value {text!r}, on which a word of the command depends"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "give it that value, or correct the word")
-    elif name not in KNOBS or name == SCRIPT:
-        known = sorted({*KNOB_NAMES, *command.script_knobs} - {SCRIPT})
+    elif name not in KNOBS or name in UNWRITTEN:
+        known = sorted({*KNOB_NAMES, *command.script_knobs} - UNWRITTEN)
         raise unknown_name("placeholder", f"{{{name}={text}:…}}", known, "a word can depend on any knob")
     else:
         parse_value(name, text)

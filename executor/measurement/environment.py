@@ -6,6 +6,8 @@ import platform
 import torch
 import torch.distributed as dist
 
+from search_spaces.environment import VARIABLES
+
 
 def environment(device: torch.device) -> dict[str, str]:
     """Versions and hardware as this rank sees them."""
@@ -18,6 +20,9 @@ def environment(device: torch.device) -> dict[str, str]:
         "threads_per_rank": str(torch.get_num_threads()),
         "backend": str(dist.get_backend()) if dist.is_initialized() else "none",
     }
+    # Those of the trial, and those that the node has of itself.
+    if variables := " ".join(f"{name}={os.environ[name]}" for name in sorted(VARIABLES) if name in os.environ):
+        found["variables"] = variables
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

@@ -134,7 +134,11 @@ def test_no_request_names_a_path_or_code_of_the_server(allowing: TestClient, unt
         {"cluster": "/etc/hosts"}, {"cluster": "../x.toml"}, {"cluster": "ray"}, {"space": "/etc/hosts"}, {"space": "x.toml"},
         {"data_path": "/etc/passwd"}, {"python_path": ["/tmp"]}, {"resolved_model": {}}, {"engine": "../x"},
         {"model": {"config": {"model_type": "llama"}, "path": "/etc"}}, {"model": {"name": "../x\x00", "config": {}}},
-        {"baseline": "/etc/passwd"}, {"fidelity": {"max_steps": 10**9}},
+        {"baseline": "/etc/passwd"}, {"fidelity": {"max_steps": 10**9}}, {"environment_settings": ["LD_PRELOAD=/tmp/x.so"]},
+        {"environment_settings": ["NCCL_NET_PLUGIN=/tmp/x.so"]}, {"environment_settings": ["NCCL_ALGO=Ring$(id)"]},
+        {"environment_settings": ["MALLOC_ARENA_MAX=1\x00"]}, {"environment_settings": ["MALLOC_ARENA_MAX=1"] * 5},
+        {"pins": {"environment": "PYTHONPATH=/tmp"}}, {"pins": {"environment": ["", "MALLOC_ARENA_MAX=1"]}},
+        {"baseline": {"environment": "LD_PRELOAD=/tmp/x.so"}}, {"resolved_environments": ["LD_PRELOAD=/tmp/x.so"]},
     ],
     ids=str,
 )  # fmt: skip

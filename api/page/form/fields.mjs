@@ -4,7 +4,7 @@
  * @typedef {object} Field
  * @property {string} name - in the request
  * @property {string} label
- * @property {"number" | "choice" | "switch" | "bytes" | "percent"} kind
+ * @property {"number" | "choice" | "switch" | "bytes" | "percent" | "texts"} kind
  * @property {string} [unit]
  * @property {string} [hint]
  * @property {(choices: object) => {value: string, label: string}[]} [options]
@@ -51,6 +51,10 @@ export const SEARCH = [
   { name: "allow_unstable", label: "Let trials win that did not settle", kind: "switch" },
   { name: "confirm_repeats", label: "Confirmation", kind: "number", unit: "rounds", hint: "In which the finalists are measured again." },
   { name: "control_every", label: "Control after", kind: "number", unit: "trials", hint: "The baseline is measured again, to see whether the machine drifts; 0: never." },
+  {
+    name: "environment_settings", label: "Environments", kind: "texts",
+    hint: "Variables of the ranks' processes, tried on the best layout at last: NAME=VALUE pairs, a | between settings, or standard.",
+  },
   { name: "trial_timeout", label: "Longest trial", kind: "number", unit: "seconds" },
   { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100; higher ones go first." },
 ];
@@ -64,6 +68,7 @@ export function sent(field, entry) {
   const text = String(entry).trim();
   if (field.kind === "switch") return entry === true || entry === "true";
   if (field.kind === "choice") return text;
+  if (field.kind === "texts") return text.split("|").map((part) => part.trim()).filter(Boolean);
   const bytes = field.kind === "bytes" && /^([\d.]+)\s*([a-z]*)$/i.exec(text);
   if (bytes && bytes[2].toUpperCase() in BYTES) return Math.round(Number(bytes[1]) * BYTES[bytes[2].toUpperCase()]);
   const value = Number(text);
@@ -75,6 +80,7 @@ export function sent(field, entry) {
 export function entered(field, value) {
   if (value === null || value === undefined) return "";
   if (field.kind === "switch") return Boolean(value);
+  if (field.kind === "texts") return value.join(" | ");
   if (field.kind === "percent") return String(Number((100 * value).toPrecision(12)));
   if (field.kind !== "bytes") return String(value);
   for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {

@@ -36,6 +36,7 @@ FIELDS: dict[str, Any] = {
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
+    "environment_settings": ["MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive"],
     "failures": {"killed": {"retries": 1}},
     "command": {"arguments": ["python", "train.py", "{micro_batch_size}"], "folder": "/srv", "script_knobs": {"a": ["1"]}},
 }  # fmt: skip

@@ -100,6 +100,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "lora_rank": (8, {}),
     "lora_targets": ("mlp", {"lora_rank": 8}),
     "frozen_dtype": ("nf4", {"lora_rank": 8}),
+    "environment": ("NCCL_PROTO=Simple", {}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

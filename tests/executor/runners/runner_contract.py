@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from executor.runners.runner import Runner
+from search_spaces.errors import KnobValueError
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import LogLines, Progress, TrialRequest, TrialResult, Workload
@@ -139,6 +140,19 @@ class ProcessRunnerContract(RunnerContract):
         assert second.warm
         assert second.environment["pid"] == first.environment["pid"]
         assert second.phase_seconds["setup"] < 0.5
+
+    def test_a_trial_of_another_environment_has_processes_started_for_it(self, runner: Runner) -> None:
+        passive = TrialConfig(environment="OMP_WAIT_POLICY=passive")
+        ended = [run(runner), run(runner, config=passive), run(runner, config=passive), run(runner)]
+        assert [result.environment["policy"] for result in ended] == ["", "passive", "passive", ""]
+        assert [result.warm for result in ended[1:]] == [False, True, False]
+        assert len({result.environment["pid"] for result in ended}) == 3
+        assert ended[1].phase_seconds["setup"] > ended[2].phase_seconds["setup"]
+
+    def test_a_variable_that_is_not_allowed_reaches_no_process(self, runner: Runner) -> None:
+        with pytest.raises(KnobValueError, match="environment: LD_PRELOAD may not be set; use some of "):
+            run(runner, config=TrialConfig(environment="LD_PRELOAD=/tmp/theirs.so"))
+        assert run(runner).outcome is Outcome.OK
 
     def test_progress_comes_before_the_result(self, runner: Runner) -> None:
         runner.submit(request_for("stream"))

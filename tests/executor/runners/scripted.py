@@ -40,6 +40,7 @@ def measure(context, request, progress):
             "threads": str(torch.get_num_threads()),
             "cores": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "policy": os.environ.get("OMP_WAIT_POLICY", ""),
         },
     )
 

@@ -1,7 +1,7 @@
 """A gang over a scripted transport: what becomes of starts that fail and of ranks that die between trials."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from runner_contract import request_for
@@ -12,12 +12,14 @@ from executor.runners import gang as gang_module
 from executor.runners import watchdog
 from executor.runners.gang import Gang
 from executor.runners.messages import Message
-from executor.runners.transport import Death, Transport
+from executor.runners.transport import NO_VARIABLES, Death, Transport
+from search_spaces.errors import KnobValueError
 from search_spaces.failure import rows_from
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
+from search_spaces.trial_config import TrialConfig
 
 READY = {"kind": "ready", "host": "a", "accelerator": None, "device_count": 0, "visible_devices": None}
 
@@ -30,12 +32,14 @@ class OneRank(Transport):
 
     def __init__(self) -> None:
         self.starts: list[tuple[str, ...]] = []
+        self.variables: list[dict[str, str]] = []
         self.inbox: list[tuple[int, Message | Death]] = []
         self.greeting: Message | Death = READY
         self.answers: dict[str, list[Message | Death]] = {}
 
-    def start(self, python_path: Sequence[str]) -> None:
+    def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         self.starts.append(tuple(python_path))
+        self.variables.append(dict(variables))
         self.inbox = [(0, self.greeting)]
 
     def send(self, rank: int, message: Message) -> None:
@@ -230,6 +234,28 @@ def test_a_trial_that_asks_for_it_has_fresh_processes() -> None:
         gang.start(request_for(world_size=1, fresh_processes=fresh))
         warm.append(finish(gang).warm)
     assert (warm, len(transport.starts)) == ([False, True, False], 2)
+
+
+def test_processes_are_started_anew_at_each_change_of_the_environment() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    warm = []
+    for text in ("", "", "MALLOC_ARENA_MAX=1", "MALLOC_ARENA_MAX=1", "MALLOC_ARENA_MAX=2", ""):
+        gang.start(request_for(world_size=1, config=TrialConfig(environment=text)))
+        warm.append(finish(gang).warm)
+    assert warm == [False, True, False, True, False, False]
+    assert transport.variables == [{}, {"MALLOC_ARENA_MAX": "1"}, {"MALLOC_ARENA_MAX": "2"}, {}]
+
+
+def test_what_may_not_be_set_leaves_the_gang_as_it_was() -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    one(gang)
+    for text in ("LD_PRELOAD=/tmp/x.so", "PYTHONPATH=/tmp", "NCCL_NET_PLUGIN=evil", "NCCL_ALGO=Tree$(id)", "MALLOC_ARENA_MAX"):
+        with pytest.raises(KnobValueError):
+            gang.start(request_for(world_size=1, config=TrialConfig(environment=text)))
+    assert one(gang).warm
+    assert transport.variables == [{}]
 
 
 def test_a_hang_ends_before_the_limit_and_tells_where(monkeypatch: pytest.MonkeyPatch) -> None:
