@@ -1,5 +1,6 @@
 """The last stage over a table of measurements: what is measured, when, on which layout, and what comes of it."""
 
+import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from autotune.explanation.explain import explain
 from autotune.explanation.findings import Verdict
 from autotune.exports import EXPORTERS
 from autotune.jobs.book import Book, read_book
+from autotune.jobs.environment_stage import reserved_seconds
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import Session, session_of
+from autotune.jobs.stopping import stop_of, time_is_up
 from autotune.loop import run_job
 from executor.runners.replay import ReplayRunner
 from search_spaces.environment import standard_settings
@@ -64,8 +67,8 @@ def searched(book: Book) -> list[TrialRecord]:
 class Interrupted(ReplayRunner):
     """Ctrl-C as soon as a trial of this environment begins."""
 
-    def __init__(self, environment: str) -> None:
-        super().__init__(table.measured)
+    def __init__(self, environment: str, seconds: float) -> None:
+        super().__init__(table.measured, seconds_per_trial=seconds)
         self._environment = environment
 
     def submit(self, request: TrialRequest) -> str:
@@ -74,11 +77,11 @@ class Interrupted(ReplayRunner):
         return super().submit(request)
 
 
-def left_within(session: Session, store: Store, environment: str) -> str:
+def left_within(session: Session, store: Store, environment: str, seconds: float = 0.0) -> str:
     """A job that was interrupted when a trial of this environment had been started; its id."""
     job = store.create_job(request_to_row(session.request))
     with pytest.raises(KeyboardInterrupt):
-        run_job(session, store, job.id, Interrupted(environment))
+        run_job(session, store, job.id, Interrupted(environment, seconds))
     assert store.job(job.id).state is JobState.PAUSED
     return job.id
 
@@ -166,12 +169,14 @@ def test_more_trials_reopen_the_search_and_the_stage_follows_its_new_leader(tmp_
 
 
 def test_the_time_that_settings_take_is_left_over_for_them(tmp_path: Path, store: Store) -> None:
-    slow = ReplayRunner(table.measured, seconds_per_trial=0.1)
-    session = session_with(tmp_path, trials=60, max_seconds=2.5, control_every=0, confirm_repeats=1)
-    book = run(session, store, slow)
-    texts = environments(searched(book))
-    assert texts[-3:] == list(SETTINGS) and set(texts[:-3]) == {""}
-    assert (book.job.reason, book.spent < 60) == ("BUDGET", True)
+    session = session_with(tmp_path, confirm_repeats=0)
+    book = read_book(store, left_within(session, store, ARENAS, seconds=0.02))
+    least = len(SETTINGS) * 0.02
+    assert reserved_seconds(session, book) >= least
+    for max_seconds, search_ends in ((book.job.active_seconds + least / 2, True), (book.job.active_seconds + 1e6, False)):
+        limited = dataclasses.replace(session, request=dataclasses.replace(session.request, max_seconds=max_seconds))
+        assert (stop_of(limited, book) is not None) is search_ends
+        assert time_is_up(limited, book) is None, "the stage itself still has its time"
 
 
 def test_without_time_none_is_measured(tmp_path: Path, store: Store) -> None:
