@@ -15,8 +15,8 @@ from search_spaces.trial_config import TrialConfig, Value
 
 Knobs = Mapping[str, Value]
 
-NOT_COMPUTED = frozenset({"expandable_segments"})
-"""Knobs that change nothing that is computed or sent: how the CUDA allocator grows."""
+NOT_COMPUTED = frozenset({"expandable_segments", "environment"})
+"""Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {"attention_backend": ("flash", "efficient", "cudnn")}
 """Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is."""
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8

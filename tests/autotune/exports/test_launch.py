@@ -70,6 +70,22 @@ def test_variables_are_quoted() -> None:
     compile(exporter("ray")(best).text, "ray", "exec")
 
 
+def test_an_environment_is_set_before_processes_start() -> None:
+    best = exported.document(
+        exported.large(), environment="CUDA_DEVICE_MAX_CONNECTIONS=8 NCCL_PROTO=Simple", tensor_parallel_size=2
+    )
+    for name in ("torchrun", "slurm", "megatron", "torchtitan"):
+        export = exporter(name)(best)
+        lines = [line for line in export.text.splitlines() if line.startswith("export ") and "MASTER_ADDR" not in line]
+        assert lines == ["export CUDA_DEVICE_MAX_CONNECTIONS=8", "export NCCL_PROTO=Simple"]
+        assert not [note for note in export.notes if "environment=" in note]
+    script = exporter("ray")(best).text
+    assert 'ray.init(runtime_env={"env_vars": environment})' in script
+    compile(script, "ray", "exec")
+    [note] = [note for note in exporter("transformers")(best).notes if note.startswith("environment=")]
+    assert "set these variables before its processes start" in note
+
+
 def run_with(tool: str, folder: Path, **knobs: Any) -> list[float]:
     """Losses that rank 0 prints where the export `torch` is started by the export `tool`."""
     ranks = knobs.pop("ranks")
