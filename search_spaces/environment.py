@@ -17,6 +17,8 @@ from search_spaces.errors import KnobValueError
 
 ENVIRONMENT = "environment"
 """The knob, and what its errors name."""
+ENVIRONMENT_RULE = "environment-variables"
+"""The rule that refuses variables."""
 MOST_SETTINGS = 4
 """Settings that a job may ask for: processes are started anew for each."""
 STANDARD = "standard"

@@ -7,7 +7,7 @@ from search_spaces.adapters import ADAPTERS_REMEDY, adapters_problem
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
-from search_spaces.environment import ENVIRONMENT, environment_problem
+from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
@@ -291,7 +291,7 @@ RULES: tuple[Rule, ...] = (
     Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
-    Rule("environment-variables", (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
+    Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
     Rule("adapters", ("lora_rank", "lora_targets"), ADAPTERS_REMEDY, _adapters),
     HONOURS,
 )

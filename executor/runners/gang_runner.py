@@ -9,10 +9,12 @@ from executor.runners.gang import Gang, Work
 from executor.runners.gangs import Gangs, OneGang
 from executor.runners.runner import Event, Handle, Runner
 from executor.runners.transport import Transport
+from search_spaces.environment import ENVIRONMENT_RULE, variables_of
+from search_spaces.errors import KnobValueError
 from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.model import Model
 from search_spaces.outcome import Outcome
-from search_spaces.trial import NodeEvent, TrialResult
+from search_spaces.trial import NodeEvent, TrialRequest, TrialResult
 
 POLL_SECONDS = 0.1
 """How soon a cancellation, which may come from a signal handler, is looked at."""
@@ -37,6 +39,9 @@ class GangsRunner(Runner):
 
     def submit(self, request: Work) -> Handle:
         """Queue the attempt; it starts at once where there is a gang. A micro-benchmark too: its result has rows."""
+        if (refused := _refused(request)) is not None:
+            self._tell(refused)
+            return request.attempt
         self._waiting.append(request)
         self._start_waiting()
         return request.attempt
@@ -103,6 +108,16 @@ class GangsRunner(Runner):
 
     def _tell(self, event: Event) -> None:
         self._events.append(("" if isinstance(event, NodeEvent) else event.attempt, event))
+
+
+def _refused(request: Work) -> TrialResult | None:
+    """What no process may be started with is refused here, whoever wrote the configuration; None: nothing."""
+    try:
+        variables_of(request.config.environment if isinstance(request, TrialRequest) else "")
+    except KnobValueError as error:
+        told = f"{error.problem}; {error.remedy}"
+        return TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule=ENVIRONMENT_RULE, message=told)
+    return None
 
 
 class GangRunner(GangsRunner):

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import table
 
@@ -9,6 +10,9 @@ from autotune.jobs.request import request_to_row
 from autotune.jobs.session import session_of
 from autotune.loop import run_job
 from storage.sql import open_store
+
+JOB: dict[str, Any] = {"trials": 14, "environment_settings": ("MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive")}
+"""Twelve trials of the search, two of its last stage, then the confirmation."""
 
 
 def main(folder: Path, strategy: str) -> None:
@@ -18,7 +22,7 @@ def main(folder: Path, strategy: str) -> None:
         if jobs:
             job, session = jobs[0], session_of(jobs[0])
         else:
-            session = table.session(folder, strategy=strategy, trials=14)
+            session = table.session(folder, strategy=strategy, **JOB)
             job = store.create_job(request_to_row(session.request))
         print("running", flush=True)  # noqa: T201  the test waits for it
         # One at a time where what is tried next depends on what has ended: with two, chance says which ends first.

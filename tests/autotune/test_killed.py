@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import killed
 import pytest
 import table
 
@@ -56,6 +57,8 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
         assert sum(trial.counted for trial in book.trials) == 14
         accepted = [attempt for attempt in store.attempts(book.job.id) if attempt.state == "accepted"]
         assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in book.trials]
+        search = [trial.config.environment for trial in book.trials if trial.purpose is Purpose.SEARCH]
+        assert search[:12] == [""] * 12 and sorted(search[12:]) == sorted(killed.JOB["environment_settings"])
     if strategy != "tpe":
         searched, wanted = _searched(book), _searched(_unbroken(tmp_path, strategy))
         assert set(searched) == set(wanted)
@@ -65,7 +68,7 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
 
 def _unbroken(folder: Path, strategy: str) -> Book:
     """The same job in a database of its own: what another one of the same database taught would change it."""
-    session = table.session(folder, strategy=strategy, trials=14)
+    session = table.session(folder, strategy=strategy, **killed.JOB)
     with open_store(str(folder / "unbroken.db")) as store:
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, table.runner())

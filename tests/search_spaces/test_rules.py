@@ -110,6 +110,8 @@ REFUSED = [
     ("accumulation-type", {"precision": "fp64", "accumulation_dtype": "bf16"}, {"cluster": "local"}),
     ("adapters", {"lora_rank": 2**20}, {}),
     ("adapters", {"lora_rank": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("environment-variables", {"environment": "NCCL_ALGO=Ring"}, {"cluster": "local"}),
+    ("environment-variables", {"environment": "LD_PRELOAD=/tmp/x.so"}, {"cluster": "dgx-a100"}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
@@ -153,6 +155,7 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"precision": "bf16"}, {"cluster": "local"}),
         ({"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"}, {"cluster": "local"}),
         ({"precision": "fp8"}, {"cluster": "dgx-h100"}),
+        ({"environment": "MALLOC_ARENA_MAX=1 NCCL_ALGO=Ring"}, {"cluster": "dgx-h100"}),
         ({"zero_stage": 3}, {"capability": Capability(engine="some", knobs={"zero_stage": None})}),
         ({"zero_stage": 3}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ],
@@ -179,7 +182,8 @@ def test_an_engine_adds_its_own_rules_and_takes_none_away() -> None:
 
 def _any_config(rng: random.Random) -> TrialConfig:
     """Any values, legal or not."""
-    texts = {"script": ("", "a=1"), "pipeline_layout": ("", "1-1", "16-16", "30f-2", "16o-16o")}
+    environments = ("", "MALLOC_ARENA_MAX=1", "NCCL_ALGO=Ring", "PATH=/tmp")
+    texts = {"environment": environments, "script": ("", "a=1"), "pipeline_layout": ("", "1-1", "16-16", "30f-2", "16o-16o")}
     values = {
         name: rng.choice(knob.choices or texts.get(name, (1, 2, 4)))
         for name, knob in KNOBS.items()

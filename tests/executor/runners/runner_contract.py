@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from executor.runners.runner import Runner
-from search_spaces.errors import KnobValueError
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import LogLines, Progress, TrialRequest, TrialResult, Workload
@@ -150,8 +149,9 @@ class ProcessRunnerContract(RunnerContract):
         assert ended[1].phase_seconds["setup"] > ended[2].phase_seconds["setup"]
 
     def test_a_variable_that_is_not_allowed_reaches_no_process(self, runner: Runner) -> None:
-        with pytest.raises(KnobValueError, match="environment: LD_PRELOAD may not be set; use some of "):
-            run(runner, config=TrialConfig(environment="LD_PRELOAD=/tmp/theirs.so"))
+        refused = run(runner, config=TrialConfig(environment="LD_PRELOAD=/tmp/theirs.so"))
+        assert (refused.outcome, refused.rule) == (Outcome.INVALID, "environment-variables")
+        assert refused.message.startswith("LD_PRELOAD may not be set; use some of ")
         assert run(runner).outcome is Outcome.OK
 
     def test_progress_comes_before_the_result(self, runner: Runner) -> None:
