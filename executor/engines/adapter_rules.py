@@ -23,7 +23,7 @@ PROMPT_CONTEXT = Combination(
 VIRTUAL_TOKENS_MUON = Combination(
     rule="virtual-tokens-muon",
     reads=("optimizer", *VIRTUAL_TOKENS),
-    problem="muon makes the updates of the blocks' matrices orthogonal, and virtual tokens are no matrices",
+    problem="muon makes the updates of matrices orthogonal, and virtual tokens are none: it would be AdamW by another name",
     remedy="use optimizer=adamw, or leave virtual tokens at 0",
     holds=_orthogonalizes_tokens,
 )
