@@ -364,21 +364,20 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def _beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Bottlenecks, prefixes and prompts: each layout and stage, with checkpointing, what is offloaded and what frozen matrices
-    are kept in by turns. Copies of the shards, optimizers, compiled blocks and on 2 ranks each schedule, once.
+    """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more of them one by turns; what is
+    computed again, what is offloaded and what frozen matrices are kept in are drawn. Copies of the shards, optimizers, compiled
+    blocks and on 2 ranks each schedule, once.
     """
     draw = Draw(engine, ranks, "beside frozen")
     models = [*MODELS]
-    for turn, (layout, stage, method) in enumerate(product(layouts(ranks), _stages(engine), BESIDE_FROZEN)):
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), _stages(engine))):
         first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
-        # Methods come in turn too: shifted with each round of them, so that every method meets every model and variant.
-        shifted = turn + turn // len(BESIDE_FROZEN)
-        other = (
-            {**CHECKPOINTING[shifted % len(CHECKPOINTING)], **FROZEN[turn // 3 % len(FROZEN)]},
-            OFFLOADS[shifted % len(OFFLOADS)],
-        )
-        for knobs in other:
-            yield draw.case({**layout, **first, "zero_stage": stage, **method, **knobs}, [models[shifted % len(models)]])
+        of_turn = (BESIDE_FROZEN[(turn + turn // len(_stages(engine))) % len(BESIDE_FROZEN)],)
+        for method in BESIDE_FROZEN if ranks == 2 else of_turn:
+            knobs = {**layout, **first, "zero_stage": stage, **method}
+            yield draw.case({**knobs, **draw.choose(CHECKPOINTING), **draw.choose(FROZEN)}, models)
+            if ranks == 2:
+                yield draw.case({**knobs, **draw.choose(OFFLOADS)}, models)
     for stage, name, method in product(_stages(engine), KNOBS["optimizer"].choices, BESIDE_FROZEN):
         if name != "adamw" and (stage + len(str(name))) % 2 == 0:
             yield draw.case({**method, "zero_stage": stage, "optimizer": name}, [WIDE] if name == "adamw8bit" else models)
