@@ -68,6 +68,7 @@ OFFLOADS: tuple[Knobs, ...] = (
     {"offload_optimizer": "cpu", "offload_param": "cpu"},
     {"offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.4},
 )
+BESIDE_FROZEN: tuple[Knobs, ...] = ({"adapter_size": 3}, {"prefix_length": 3}, {"prompt_length": 4})
 FROZEN: tuple[Knobs, ...] = ({"frozen_dtype": "same"}, {"frozen_dtype": "int8"}, {"frozen_dtype": "nf4"})
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},
@@ -154,7 +155,7 @@ def matrix(ranks: int) -> list[Case]:
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
-            sections += [_adapters(engine, ranks)]
+            sections += [_adapters(engine, ranks), _beside_frozen(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return [*found]
@@ -360,6 +361,33 @@ def _adapters(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**adapters, **kept, "compile_blocks": True}, ["llama"])
     for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
         yield draw.case({**adapters, "pipeline_parallel_size": ranks, **draw.choose(FROZEN), **run})
+
+
+def _beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more of them one by turns; what is
+    computed again, what is offloaded and what frozen matrices are kept in are drawn. Copies of the shards, optimizers, compiled
+    blocks and on 2 ranks each schedule, once.
+    """
+    draw = Draw(engine, ranks, "beside frozen")
+    models = [*MODELS]
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), _stages(engine))):
+        first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
+        of_turn = (BESIDE_FROZEN[(turn + turn // len(_stages(engine))) % len(BESIDE_FROZEN)],)
+        for method in BESIDE_FROZEN if ranks == 2 else of_turn:
+            knobs = {**layout, **first, "zero_stage": stage, **method}
+            yield draw.case({**knobs, **draw.choose(CHECKPOINTING), **draw.choose(FROZEN)}, models)
+            if ranks == 2:
+                yield draw.case({**knobs, **draw.choose(OFFLOADS)}, models)
+    for stage, name, method in product(_stages(engine), KNOBS["optimizer"].choices, BESIDE_FROZEN):
+        if name != "adamw" and (stage + len(str(name))) % 2 == 0:
+            yield draw.case({**method, "zero_stage": stage, "optimizer": name}, [WIDE] if name == "adamw8bit" else models)
+    for method in BESIDE_FROZEN:
+        yield draw.case({**method, "zero_stage": 3, "hsdp_shard_size": ranks // 2}, models)
+        if ranks == 2:
+            yield draw.case({**method, "zero_stage": 3, "compile_blocks": True}, ["llama"])
+        for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
+            for stage in (1, 3):
+                yield draw.case({**method, "pipeline_parallel_size": ranks, "zero_stage": stage, **run}, models)
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from search_spaces.adapters import METHODS, adapts
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, environment_text
 from search_spaces.errors import KnobValueError
@@ -56,7 +57,8 @@ CHECKPOINTS = Condition(
     ("activation_checkpointing",),
     lambda config, _: config.activation_checkpointing != "none",
 )
-ADAPTED = Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0)
+LOW_RANK = Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0)
+ADAPTED = Condition(f"{', '.join(METHODS[:-1])} or {METHODS[-1]} > 0", METHODS, lambda config, _: adapts(config))
 DATA_AND_PIPELINE = Condition(
     "pipeline_parallel_size > 1 and data-parallel degree > 1",
     PARALLEL_SIZES,
@@ -173,12 +175,18 @@ _TABLE = (
     _knob("lora_rank", "columns", _INT, _CHANGES, _REBUILD,
           "Rank of low-rank adapters beside frozen matrices, all that is trained then; 0: every parameter is trained."),
     _knob("lora_targets", "name", _CHOICE, _CHANGES, _REBUILD,
-          "Which matrices of each layer have an adapter.", choices=("attention", "mlp", "both"), condition=ADAPTED),
+          "Which matrices of each layer have an adapter.", choices=("attention", "mlp", "both"), condition=LOW_RANK),
     _knob("frozen_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
           "What frozen matrices of layers are kept in: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
           choices=("same", "int8", "nf4"), condition=ADAPTED),
     _knob(ENVIRONMENT, "NAME=VALUE pairs", _CHOICE, _REORDERS, _PROCESS,
           "Variables that the ranks' processes are started with; measured on the best layout alone (environment_settings)."),
+    _knob("adapter_size", "columns", _INT, _CHANGES, _REBUILD,
+          "Columns of the bottlenecks behind attention and MLP of each layer, all that is trained then; 0: none."),
+    _knob("prefix_length", "tokens", _INT, _CHANGES, _REBUILD,
+          "Trained keys and values before those of the tokens in each layer, all that is trained then; 0: none."),
+    _knob("prompt_length", "tokens", _INT, _CHANGES, _REBUILD,
+          "Trained embeddings before those of the tokens, all that is trained then; 0: none."),
 )
 # fmt: on
 

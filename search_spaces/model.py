@@ -90,6 +90,12 @@ class ModelSpec:
     """Matrices of a layer that carry an adapter: names of `LORA_TARGETS`."""
     frozen_bits: int = 16
     """Bits of a frozen parameter: 16, or 8 or 4 where the base weights are quantised."""
+    adapter_size: int = 0
+    """Columns of the bottlenecks behind attention and MLP of each layer; all else is frozen then. 0: none."""
+    prefix_length: int = 0
+    """Trained keys and values before those of the tokens, in each layer; all else is frozen then. 0: none."""
+    prompt_length: int = 0
+    """Trained embeddings before those of the tokens; all else is frozen then. 0: none."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -126,9 +132,10 @@ class ModelSpec:
         self._check_adapters()
 
     def _check_adapters(self) -> None:
-        self._require_at_most("lora_rank", LARGEST_SIZE)
-        if self.lora_rank < 0:
-            raise ModelFormatError("lora_rank", f"{self.lora_rank} is negative", "give a positive integer, or 0 for none")
+        for field in ("lora_rank", "adapter_size", "prefix_length", "prompt_length"):
+            self._require_at_most(field, LARGEST_SIZE)
+            if getattr(self, field) < 0:
+                raise ModelFormatError(field, f"{getattr(self, field)} is negative", "give a positive integer, or 0 for none")
         unknown = [name for name in self.lora_targets if name not in LORA_TARGETS]
         if unknown or (self.lora_rank and not self.lora_targets):
             named = ", ".join(unknown) or "nothing"
@@ -151,7 +158,7 @@ class ModelSpec:
     @property
     def input_embedding_parameters(self) -> int:
         """Parameters of the tables that are looked up, not multiplied: tokens and learned positions."""
-        table = self.vocab_size * (self.embedding_size or self.hidden_size)
+        table = self.vocab_size * self.table_width
         if self.position is Position.LEARNED:
             table += (self.sequence_length + self.position_offset) * self.hidden_size
         return table
@@ -169,7 +176,7 @@ class ModelSpec:
             + self.num_layers * self.layer_parameters
             + self._projection_parameters
             + (self._norm_parameters if self.pre_norm else 0)
-            + (0 if self.tied_embeddings else self.vocab_size * (self.embedding_size or self.hidden_size))
+            + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
         )
 
     @property
@@ -188,9 +195,21 @@ class ModelSpec:
         return self.parameter_count - self.num_layers * (idle - router_in_idle)
 
     @property
+    def adapts(self) -> bool:
+        """Whether little is trained beside a model that is frozen: adapters or virtual tokens."""
+        return max(self.lora_rank, self.adapter_size, self.prefix_length, self.prompt_length) > 0
+
+    @property
     def adapter_parameters(self) -> int:
-        """Trainable parameters of the low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
-        return self.num_layers * self.lora_rank * sum(inputs + outputs for _, inputs, outputs in self.adapted_matrices)
+        """Trainable parameters where all else is frozen."""
+        prefix = 2 * self.prefix_length * self.num_key_value_heads * self.head_dim
+        layer = self._factor_parameters + self.bottleneck_parameters + prefix
+        return self.num_layers * layer + self.prompt_length * self.table_width
+
+    @property
+    def table_width(self) -> int:
+        """Width of the embedding table."""
+        return self.embedding_size or self.hidden_size
 
     @property
     def adapted_matrices(self) -> list[tuple[str, int, int]]:
@@ -208,7 +227,7 @@ class ModelSpec:
     @property
     def frozen_bytes(self) -> float:
         """Bytes of a frozen parameter, the quantisation's scales (one fp32 for 64 values) included; 0: nothing is frozen."""
-        if not self.lora_rank:
+        if not self.adapts:
             return 0.0
         return 2.0 if self.frozen_bits == 16 else self.frozen_bits / 8 + 4 / 64
 
@@ -217,14 +236,31 @@ class ModelSpec:
 
         6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
         tied table once, as the output projection; lookup tables not), T `sequence_length`. Causality is not discounted.
+        Virtual tokens of a prompt pass the layers with the others, and a prefix is looked at by every token.
         """
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
-            multiplied += self.vocab_size * (self.embedding_size or self.hidden_size)
-        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim * sequence_length
-        if self.lora_rank:  # of a frozen matrix no gradient is computed
-            return 4.0 * multiplied + 6.0 * self.adapter_parameters + attention
-        return 6.0 * multiplied + attention
+            multiplied += self.vocab_size * self.table_width
+        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
+        if not self.adapts:
+            return 6.0 * multiplied + attention * sequence_length
+        # Of a frozen matrix no gradient is computed.
+        length = sequence_length + self.prompt_length
+        passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
+        passing += attention * (length + self.prefix_length)
+        head = 4.0 * self.vocab_size * self.table_width
+        return head + (4.0 * multiplied - head + passing) * length / sequence_length
+
+    @property
+    def _factor_parameters(self) -> int:
+        """Of a layer's low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
+        return self.lora_rank * sum(inputs + outputs for _, inputs, outputs in self.adapted_matrices)
+
+    @property
+    def bottleneck_parameters(self) -> int:
+        """Of a layer's bottlenecks [Houlsby et al. 2019, 2.1]: two, of two matrices and two biases each."""
+        one = 2 * self.hidden_size * self.adapter_size + self.adapter_size + self.hidden_size
+        return 2 * one if self.adapter_size else 0
 
     @property
     def _norm_parameters(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from search_spaces.adapters import ADAPTERS_REMEDY, adapters_problem
+from search_spaces import adapters
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
@@ -40,6 +40,7 @@ FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
+SEQUENCE = (CP, TP, "sequence_parallel", "prompt_length")
 FLOAT8 = "fp8"
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedules of several stages a rank -> what they are with one."""
@@ -111,8 +112,10 @@ def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     if length % chunks:
         return f"a sequence of {length} tokens is not divided into {chunks} chunks, two for each of {ranks} context ranks"
     tensor = config.tensor_parallel_size if config.sequence_parallel else 1
-    if length // ranks % tensor:
-        return f"{length // ranks} tokens on a context rank are not divided by {tensor} tensor-parallel ranks"
+    inside = length // ranks + config.prompt_length
+    if inside % tensor:
+        prompt = f", {config.prompt_length} of them of the prompt," if config.prompt_length else ""
+        return f"{inside} tokens on a context rank{prompt} are not divided by {tensor} tensor-parallel ranks"
     return None
 
 
@@ -254,7 +257,17 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _adapters(config: TrialConfig, context: SpaceContext) -> str | None:
-    return adapters_problem(config, context.model)
+    return adapters.adapters_problem(config, context.model)
+
+
+def _adapters_together(config: TrialConfig, context: SpaceContext) -> str | None:
+    return None if isinstance(context.model, CommandModel) else adapters.together_problem(config)
+
+
+def _virtual_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
+    if isinstance(context.model, CommandModel):
+        return None
+    return adapters.tokens_problem(config, context.workload.sequence_length)
 
 
 def _environment(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -274,7 +287,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
     Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
-    Rule("sequence-divides", (CP, TP, "sequence_parallel"), "choose degrees that divide the sequence", _sequence_divides),
+    Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),
     Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
     Rule("pipeline-layout", (PP, STAGES, LAYOUT), "write a count for each stage that sum to the layers", layout_fits),
     Rule("layout-repeats", (PP, STAGES, LAYOUT), "set that knob, and leave it out of pipeline_layout", layout_repeats),
@@ -292,7 +305,9 @@ RULES: tuple[Rule, ...] = (
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
-    Rule("adapters", ("lora_rank", "lora_targets"), ADAPTERS_REMEDY, _adapters),
+    Rule("adapters", (*adapters.METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),
+    Rule("adapters-together", adapters.METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
+    Rule("virtual-tokens", adapters.VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

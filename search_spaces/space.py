@@ -84,7 +84,7 @@ class SearchSpace:
         place = to_plain(dataclasses.replace(self.context, capability=None))
         if not self.cluster.groups:
             del place["cluster"]["groups"]  # a field that came later: what was hashed keeps its hash
-        for name in ("capacity_factor", "load_balance"):  # as that
+        for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # as that
             if not place["model"].get(name):
                 place["model"].pop(name, None)
         engine = self.capability.plain() if self.capability else None

@@ -1,6 +1,6 @@
 """A lower bound of a rank's memory: parameters, gradients and optimizer state, which every step must hold."""
 
-from search_spaces.adapters import adapted
+from search_spaces.adapters import adapted, adapts
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
@@ -30,9 +30,9 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     4. An offloaded share of the optimizer state takes its gradients along, since they may be moved while they are made. At
        stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded. Where a layout
        offloads that of some stages, any rank may hold these.
-    5. Frozen parameters have neither gradients nor optimizer state. Under low-rank adapters every parameter of the shape is
-       frozen, in as many bits as the model states (where the knob `lora_rank` asks for them, as `frozen_dtype` says), and
-       the adapters come on top.
+    5. Frozen parameters have neither gradients nor optimizer state. Beside adapters or virtual tokens every parameter of the
+       shape is frozen, in as many bits as the model states (where a knob asks for them, as `frozen_dtype` says), and what is
+       trained comes on top.
     6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
 
     Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
@@ -68,7 +68,7 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
     if isinstance(model, CommandModel):
         return 0.0, 0.0
     parts = config.tensor_parallel_size * config.pipeline_parallel_size
-    if isinstance(model, ModelSpec) and model.lora_rank:
+    if isinstance(model, ModelSpec) and model.adapts:
         parts *= config.expert_parallel_size
         return model.adapter_parameters / parts, model.parameter_count / parts
     if isinstance(model, ModelSpec):
@@ -81,7 +81,7 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
 def _moments(config: TrialConfig, model: Model) -> float:
     """Bytes of moments of a trainable parameter, on the mean."""
     matrix, other = moment_bytes(config.optimizer, MASTER_BYTES[config.precision])
-    if not isinstance(model, ModelSpec) or model.lora_rank:
+    if not isinstance(model, ModelSpec) or model.adapts:
         return min(matrix, other)
     outputs = 0 if model.tied_embeddings else model.vocab_size * (model.embedding_size or model.hidden_size)
     tables = (model.input_embedding_parameters + outputs) / model.parameter_count
@@ -91,7 +91,7 @@ def _moments(config: TrialConfig, model: Model) -> float:
 def _owned(config: TrialConfig, model: Model, shards: int) -> float:
     """Trainable parameters whose states a rank has, where `shards` ranks divide them."""
     trainable, _ = _elements(config, model)
-    if shards == 1 or not isinstance(model, ModelSpec) or model.lora_rank:
+    if shards == 1 or not isinstance(model, ModelSpec) or model.adapts:
         return trainable / shards
     ranks = config.expert_parallel_size
     experts = model.expert_parameters / (config.tensor_parallel_size * config.pipeline_parallel_size * ranks)
@@ -101,8 +101,8 @@ def _owned(config: TrialConfig, model: Model, shards: int) -> float:
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:
     """Bytes of a frozen parameter: the precision's, or fewer where its base weights are kept so."""
     whole = PARAMETER_BYTES[config.precision]
-    in_precision = config.lora_rank > 0 and config.frozen_dtype == "same"
-    if not isinstance(model, ModelSpec) or not model.lora_rank or in_precision:
+    in_precision = adapts(config) and config.frozen_dtype == "same"
+    if not isinstance(model, ModelSpec) or not model.adapts or in_precision:
         return whole
     return min(whole, model.frozen_bytes)
 

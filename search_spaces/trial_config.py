@@ -64,6 +64,9 @@ class TrialConfig:
     lora_targets: str = "attention"
     frozen_dtype: str = "same"
     environment: str = ""
+    adapter_size: int = 0
+    prefix_length: int = 0
+    prompt_length: int = 0
 
     @property
     def model_parallel_size(self) -> int:
@@ -127,6 +130,7 @@ KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(T
 LATER = frozenset({
     SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
     "environment",
+    "adapter_size", "prefix_length", "prompt_length",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

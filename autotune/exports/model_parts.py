@@ -13,7 +13,7 @@ PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "parallel residuals": lambda shape: shape.parallel_residual,
     "a sliding window": lambda shape: shape.sliding_window > 0,
     "projected embeddings": lambda shape: shape.embedding_size > 0,
-    "adapters": lambda shape: shape.lora_rank > 0,
+    "adapters": lambda shape: shape.adapts,
 }
 """Part, as a note names it -> whether a model has it."""
 

@@ -1,11 +1,12 @@
-"""Low-rank adapters in the words of PEFT (0.21) and of Megatron-Bridge: what a program does that wraps its model."""
+"""Adapters and virtual tokens in the words of PEFT (0.21) and of Megatron-Bridge: what a program does that wraps its model."""
 
 from collections.abc import Mapping
 
 from autotune.exports.winner import Winner
-from search_spaces.adapters import ALPHA_PER_RANK, TARGETS
+from search_spaces.adapters import ALPHA_PER_RANK, METHODS, TARGETS, adapts
+from search_spaces.trial_config import TrialConfig
 
-KNOBS = frozenset({"lora_rank", "lora_targets", "frozen_dtype"})
+KNOBS = frozenset({*METHODS, "lora_targets", "frozen_dtype"})
 """What the notes below tell of."""
 _LLAMA = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
@@ -46,10 +47,15 @@ MEGATRON = {
 
 
 def peft_notes(winner: Winner) -> list[str]:
-    """How a Transformers model gets the adapters, where the configuration has some."""
-    config, shape = winner.config, winner.shape
-    if not config.lora_rank:
+    """How a Transformers model gets what is trained beside it, where the configuration freezes the model."""
+    if not adapts(winner.config):
         return []
+    told = [_low_rank_note(winner)] if winner.config.lora_rank else _other_notes(winner)
+    return [*told, *_quantised_notes(winner)]
+
+
+def _low_rank_note(winner: Winner) -> str:
+    config, shape = winner.config, winner.shape
     matrices = _matrices(winner)
     names = TRANSFORMERS.get(shape.family, {}) if shape is not None else {}
     called = [names[matrix] for matrix in matrices if matrix in names]
@@ -60,22 +66,49 @@ def peft_notes(winner: Winner) -> list[str]:
     one = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
     rank = config.lora_rank
     made = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
-    return [f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}", *_quantised_notes(winner)]
+    return f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}"
+
+
+def _other_notes(winner: Winner) -> list[str]:
+    """Virtual tokens, which PEFT has, and bottlenecks, which it has not."""
+    config = winner.config
+    if size := config.adapter_size:
+        hidden = f"{winner.shape.hidden_size} / {size}" if winner.shape is not None else f"HIDDEN_SIZE / {size}"
+        made = f"adapters.BnConfig(mh_adapter=True, output_adapter=True, reduction_factor={hidden}, non_linearity='gelu')"
+        return [f"adapter_size={size}: PEFT has no bottleneck adapters; the package adapters (AdapterHub) has: {made}"]
+    if length := config.prefix_length:
+        made = f"peft.PrefixTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
+        return [
+            f"prefix_length={length}: give the model to peft.get_peft_model with {made}; it counts positions from the prefix"
+        ]
+    length = config.prompt_length
+    made = f"peft.PromptTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
+    return [f"prompt_length={length}: give the model to peft.get_peft_model with {made}"]
 
 
 def megatron_bridge_notes(winner: Winner) -> list[str]:
-    """How a Megatron model gets the adapters, where the configuration has some."""
-    if not winner.config.lora_rank:
+    """How a Megatron model gets what is trained beside it, where the configuration freezes the model."""
+    config = winner.config
+    if not adapts(config):
         return []
+    notes = [_canonical_note(winner)] if config.lora_rank else _absent_notes(config)
+    if config.frozen_dtype != "same":
+        told = f"frozen_dtype={config.frozen_dtype}"
+        notes.append(f"{told}: it keeps frozen matrices in the precision; expect their memory")
+    return notes
+
+
+def _absent_notes(config: TrialConfig) -> list[str]:
+    asked = {name: getattr(config, name) for name in METHODS}
+    none = "neither Megatron-LM nor Megatron-Bridge has it; train by Transformers"
+    return [f"{name}={value}: {none}" for name, value in asked.items() if value]
+
+
+def _canonical_note(winner: Winner) -> str:
     rank, targets = winner.config.lora_rank, [MEGATRON[matrix] for matrix in _matrices(winner)]
     experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
     made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
-    notes = [f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"]
-    if winner.config.frozen_dtype != "same":
-        notes.append(
-            f"frozen_dtype={winner.config.frozen_dtype}: it keeps frozen matrices in the precision; expect their memory"
-        )
-    return notes
+    return f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"
 
 
 def _quantised_notes(winner: Winner) -> list[str]:

@@ -104,7 +104,7 @@ def _adapters(spec: ModelSpec) -> ModulePart:
 
 def _part(spec: ModelSpec, label: str, depth: int, kind: str, parameters: int, multiplied: int) -> ModulePart:
     # Of a frozen matrix no gradient is computed.
-    flops = (4.0 if spec.lora_rank else 6.0) * multiplied
+    flops = (4.0 if spec.adapts else 6.0) * multiplied
     count = spec.num_layers if kind == "layer" else 1
     return ModulePart(label=label, depth=depth, kind=kind, count=count, parameters=parameters, flops_per_token=flops)
 

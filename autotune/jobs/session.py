@@ -20,6 +20,7 @@ from autotune.layouts import layouts_of
 from autotune.objective import Ranking
 from autotune.strategies.names import PREDICTING
 from autotune.strategies.strategy import Strategy
+from search_spaces.adapters import VIRTUAL_TOKENS
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
 DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
-ADAPTERS = ("lora_rank", "lora_targets")
-"""Knobs that say what of the model is trained."""
+ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
+"""Knobs that say what is trained beside a model that starts as it is."""
+OTHER_MODELS = ("frozen_dtype", *VIRTUAL_TOKENS)
+"""Knobs with which a model computes something else from the start."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
 
@@ -107,10 +110,11 @@ class Session:
     def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
         """Of a job's reference those losses that hold for all of its trials.
 
-        Whatever the optimizer, and with adapters of any rank or none (their second factors are zero), trials start from one
-        loss, and are other models from the first update on. Weights of fewer bits are another model from the start.
+        Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
+        loss, and are other models from the first update on. Weights of fewer bits, or virtual tokens, make another model from
+        the start.
         """
-        if self._varies("frozen_dtype"):
+        if any(self._varies(name) for name in OTHER_MODELS):
             return ()
         return losses[:1] if any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS)) else losses
 

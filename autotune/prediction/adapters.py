@@ -1,4 +1,4 @@
-"""Low-rank adapters that configurations ask for, as shapes: what is trained and frozen, configuration by configuration."""
+"""What configurations train beside a frozen model, as shapes: configuration by configuration."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,24 +6,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.prediction.cases import Shapes
-from search_spaces.adapters import adapted, layer_adapter_elements
+from search_spaces.adapters import adapted, adapts, layer_adapter_elements
 from search_spaces.model import ModelSpec
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig
 
+FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
+"""Fields of `Shapes` that say what is trained and what is frozen."""
+
 
 def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConfig]) -> Shapes:
-    """The shapes with adapters for each configuration that asks for some; as they are where none does."""
-    if not any(config.lora_rank for config in configs):
+    """The shapes with what each configuration trains beside a frozen model; as they are where none does."""
+    if not any(adapts(config) for config in configs):
         return shapes
-    as_it_is = (float(shapes.adapter[0]), float(shapes.adapter_divided[0]), float(shapes.frozen_bytes[0]))
-    found = [_of(model, config) if config.lora_rank else as_it_is for config in configs]
-    adapter, divided, frozen_bytes = np.array(found, dtype=np.float64).T
-    return dataclasses.replace(shapes, adapter=adapter, adapter_divided=divided, frozen_bytes=frozen_bytes)
+    as_it_is = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
+    found = [_of(model, config) if adapts(config) else as_it_is for config in configs]
+    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(found, dtype=np.float64).T, strict=True)))
 
 
-def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, float, float]:
-    """Adapter parameters of a layer that are whole on tensor-parallel ranks and that these divide; bytes of a frozen one."""
+def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, ...]:
+    """The values of FIELDS."""
     trained = adapted(model, config)
+    whole, divided = layer_adapter_elements(trained)
     in_precision = config.frozen_dtype == "same"
-    return (*layer_adapter_elements(trained), PARAMETER_BYTES[config.precision] if in_precision else trained.frozen_bytes)
+    frozen_bytes = PARAMETER_BYTES[config.precision] if in_precision else trained.frozen_bytes
+    low_rank = float(config.lora_rank > 0)
+    return whole, divided, frozen_bytes, low_rank, config.adapter_size, config.prefix_length, config.prompt_length

@@ -145,7 +145,7 @@ def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
 def _smaller(question: Question, probability: float) -> Iterator[Way]:
     """Fewer parameters that are trained, or fewer bits of those that are not."""
     model = question.model
-    if not model.lora_rank:
+    if not model.adapts:
         way, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
     elif model.frozen_bits > QUANTISED_BITS:
         way = Way(remedy=Remedy.FROZEN_BITS, value=QUANTISED_BITS)

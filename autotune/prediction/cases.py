@@ -51,13 +51,31 @@ class Shapes:
     experts_per_token: Array
     """Rows that go to experts for each token."""
     adapter: Array
-    """Trainable parameters of low-rank adapters in a layer that each tensor-parallel rank has whole."""
+    """What is trained in a layer beside frozen parameters and is whole on each tensor-parallel rank."""
     adapter_divided: Array
-    """Those that tensor-parallel ranks divide; with none of either, every parameter is trained."""
+    """The same that tensor-parallel ranks divide."""
     frozen_bytes: Array
-    """Bytes of a frozen parameter; 0: nothing is frozen."""
+    """Bytes of a frozen parameter; 0: nothing is frozen, every parameter is trained."""
     dropout: Array
     """1 where dropout keeps its masks."""
+    low_rank: Array = field(default_factory=lambda: scalar(1.0))
+    """1 where what is trained beside frozen parameters are low-rank adapters, which keep inputs of frozen matrices."""
+    bottleneck: Array = field(default_factory=lambda: np.zeros(1))
+    """Columns of the bottlenecks behind attention and MLP."""
+    prefix: Array = field(default_factory=lambda: np.zeros(1))
+    """Trained keys and values that every token looks at in each layer."""
+    prompt: Array = field(default_factory=lambda: np.zeros(1))
+    """Virtual tokens that stand before those of a sample."""
+
+    @property
+    def inside(self) -> Array:
+        """Tokens of a sample that pass the layers."""
+        return self.sequence + self.prompt
+
+    @property
+    def looked(self) -> Array:
+        """Of those, as many as attention looks back at."""
+        return np.where(self.window < self.sequence, np.minimum(self.window, self.inside), self.inside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

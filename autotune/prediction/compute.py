@@ -28,13 +28,13 @@ class MicroBatch:
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
-    forward = _layer_forward(cases, rates)
-    again = _recomputed(cases, rates, forward)
+    forward, trained = _layer_forward(cases, rates), _bottlenecks(cases, rates)
+    again = _recomputed(cases, rates, forward + trained)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
     launches = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     launched = launches * (1 + rates.backward_ratio + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0))
-    computed = forward * (1 + backward_only) + again + unpacking_seconds(cases)
+    computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden
@@ -53,7 +53,7 @@ def _longer(one: Array, other: Array) -> Array:
 
 
 def _tokens(cases: Cases) -> Array:
-    return cases.layouts.micro_batch * cases.shapes.sequence / cases.layouts.context
+    return cases.layouts.micro_batch * cases.shapes.inside / cases.layouts.context
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
@@ -82,16 +82,25 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
 
 
+def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
+    """Of a layer's two bottlenecks, which every tensor rank computes whole, or for its share of the tokens."""
+    shapes, layouts = cases.shapes, cases.layouts
+    rows = _tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    columns = np.maximum(shapes.bottleneck, 1.0)
+    sides = _product(cases, rates, rows, shapes.hidden, columns) + _product(cases, rates, rows, columns, shapes.hidden)
+    return np.where(shapes.bottleneck > 0, 2 * sides, 0.0)
+
+
 def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept."""
     shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
-    looked = np.minimum(shapes.window, shapes.sequence)
+    looked, causal = shapes.looked + shapes.prefix, shapes.looked / 2 + shapes.prefix
     products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
     elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
     kept = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
-    fused = products / 2 / speed * np.where(narrow > 1, narrow**0.25, 1.0)
+    fused = products * causal / looked / speed * np.where(narrow > 1, narrow**0.25, 1.0)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
     return np.where(kept, whole, fused)
@@ -117,8 +126,9 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
 
 
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
-    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
-    divided = shapes.vocabulary / layouts.tensor
+    """Virtual tokens have no logits."""
+    shapes, layouts = cases.shapes, cases.layouts
+    tokens, divided = layouts.micro_batch * shapes.sequence / layouts.context, shapes.vocabulary / layouts.tensor
     loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
     return _product(cases, rates, tokens, shapes.hidden, divided) + loss
 

@@ -12,6 +12,7 @@ from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
 from autotune.prediction.uneven import layout_key, tabled
+from search_spaces.adapters import METHODS
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import moment_bytes
@@ -19,7 +20,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
-UNIFORM = ("precision", "attention_backend", "lora_rank", "lora_targets", "frozen_dtype")
+UNIFORM = ("precision", "attention_backend", *METHODS, "lora_targets", "frozen_dtype")
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
 

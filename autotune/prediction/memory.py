@@ -285,13 +285,14 @@ def _activations(
 ) -> tuple[Array, Array]:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
-    tokens = layouts.micro_batch * shapes.sequence / layouts.context
+    tokens = layouts.micro_batch * shapes.inside / layouts.context
+    told = tokens - layouts.micro_batch * shapes.prompt
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
     all_kept = layers * kept if again is None else again.kept
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
-    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, tokens), tokens)
+    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, told), told)
     outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
@@ -308,7 +309,8 @@ def _divided(cases: Cases) -> Array:
 def layer_bytes(cases: Cases) -> Array:
     """Bytes a token that a layer keeps without recomputation.
 
-    A frozen matrix keeps no input, so that the input of adapters and what is not linear remain.
+    A frozen matrix keeps no input, so that the input of adapters and what is not linear remain. A bottleneck keeps what goes
+    in and both sides of what is not linear in it; a prefix is joined with the keys and values of each sample.
     Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values, the output and
     its log-sum-exp; the MLP's hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
     """
@@ -318,20 +320,22 @@ def layer_bytes(cases: Cases) -> Array:
     masks = shapes.dropout * 2 * shapes.hidden
     norms = (2 * width + software.norm_extra) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
-    inputs = np.where(frozen, width, 2 * width) * software.input_share * shapes.hidden
+    inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
     attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
     least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
+    attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
+    norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
     return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
 
 
 def _scores(cases: Cases) -> Array:
     """Bytes a token of the attention matrix, where the kernel keeps it."""
     shapes = cases.shapes
-    return cases.software.scores * shapes.heads * np.minimum(shapes.window, shapes.sequence)
+    return cases.software.scores * shapes.heads * (shapes.looked + shapes.prefix)
 
 
 def kept_layer_bytes(cases: Cases) -> Array:

@@ -86,6 +86,7 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
     dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables
     experts = layers * layer.experts / (layouts.tensor * layouts.expert)
     adapters = layers * (shapes.adapter + shapes.adapter_divided / layouts.tensor)
+    adapters = adapters + first * shapes.prompt * shapes.hidden
     frozen = shapes.frozen_bytes > 0
     return StageParameters(
         trained=np.where(frozen, adapters, dense + experts),

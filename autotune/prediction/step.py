@@ -189,7 +189,7 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds until a micro-batch's hidden state is on the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
-    tokens = layouts.micro_batch * shapes.sequence / layouts.context
+    tokens = layouts.micro_batch * shapes.inside / layouts.context
     message = tokens * shapes.hidden * layouts.parameter_bytes / divided
     hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
     return hop
@@ -213,7 +213,7 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
         layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0)
     )
     gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
-    buckets = np.ceil(held.trained / layouts.reduce_bucket)
+    buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
     pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
     apart = np.where(at_three & is_quantised(cases), 2.0, 1.0)
     sent = np.where(cases.software.waits_for_bucket > 0, buckets, pieces)

@@ -1,5 +1,6 @@
 """What experts on different ranks are refused with. Imports no torch: the search reads it."""
 
+from search_spaces.adapters import METHODS, adapts
 from search_spaces.capability import Combination
 from search_spaces.trial_config import TrialConfig
 
@@ -13,14 +14,14 @@ def _compiles(config: TrialConfig, _: int) -> bool:
 
 
 def _adapts(config: TrialConfig, _: int) -> bool:
-    return config.expert_parallel_size > 1 and config.lora_rank > 0
+    return config.expert_parallel_size > 1 and adapts(config)
 
 
 EXPERTS_ADAPTERS = Combination(
     rule="experts-adapters",
-    reads=("expert_parallel_size", "lora_rank"),
+    reads=("expert_parallel_size", *METHODS),
     problem="frozen parameters are shared out over every data-parallel rank, and of experts each rank holds its own",
-    remedy="leave lora_rank at 0, or set expert_parallel_size=1",
+    remedy="leave adapters and virtual tokens at 0, or set expert_parallel_size=1",
     holds=_adapts,
 )
 EXPERTS_COPIES = Combination(

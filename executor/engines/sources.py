@@ -75,14 +75,14 @@ class _Shape(Source):
 
     def __init__(self, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)
-        if spec.lora_rank:
-            raise EngineRefusalError("adapters", "the model has adapters of its own; set the knob lora_rank, not the model's")
+        if spec.adapts:
+            raise EngineRefusalError("adapters", "the model has adapters of its own; set the knobs, not the model's fields")
         self.spec = adapted(spec, config)
         self.data = text_data(workload, spec.vocab_size)
 
     @property
     def is_tied(self) -> bool:
-        return self.spec.tied_embeddings and not self.spec.lora_rank
+        return self.spec.tied_embeddings and not self.spec.adapts
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel)
@@ -119,7 +119,7 @@ class _Shape(Source):
 
     def _hidden(self, module: Transformer) -> Tensor:
         tensor = module.part.tensor
-        tokens = len(module.places) // (tensor.size if tensor.sequence_parallel else 1)
+        tokens = (len(module.places) + self.spec.prompt_length) // (tensor.size if tensor.sequence_parallel else 1)
         shape = (self.config.micro_batch_size, tokens, self.spec.hidden_size)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 

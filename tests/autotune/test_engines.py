@@ -54,6 +54,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "experts-copies": {"expert_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 2},
     "experts-compiled": {"expert_parallel_size": 2, "compile_blocks": True},
     "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
+    "prompt-context": {"context_parallel_size": 2, "prompt_length": 4},
+    "virtual-tokens-muon": {"optimizer": "muon", "prefix_length": 4},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -77,6 +79,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "experts-copies": {"hsdp_shard_size": 0},
     "experts-compiled": {"compile_blocks": False},
     "experts-adapters": {"lora_rank": 0},
+    "prompt-context": {"prompt_length": 0, "prefix_length": 4},
+    "virtual-tokens-muon": {"optimizer": "adamw"},
 }
 """What its remedy makes of that."""
 

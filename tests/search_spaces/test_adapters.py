@@ -1,4 +1,4 @@
-"""Low-rank adapters as knobs: what they train, what refuses them, and the lower bound of their states."""
+"""Adapters and virtual tokens as knobs: what they train, what refuses them, and the lower bound of their states."""
 
 import dataclasses
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.adapters import adapted, layer_adapter_elements
+from search_spaces.adapters import METHODS, adapted, adapts, layer_adapter_elements
 from search_spaces.canonical import canonical
 from search_spaces.capability import Capability
 from search_spaces.clusters import resolve_cluster
@@ -57,13 +57,14 @@ def test_every_expert_has_adapters_of_its_own() -> None:
     [
         (MODEL, HIDDEN + 1, "are wider than a matrix: .* has rank"),
         (dataclasses.replace(MODEL, lora_rank=8), 8, "has adapters of rank 8 already"),
-        (FactoryModel(reference="mine:make", parameter_count=10), 8, "not those of mine:make"),
+        (dataclasses.replace(MODEL, prefix_length=8), 8, "has adapters already"),
+        (FactoryModel(reference="mine:make", parameter_count=10), 8, "not into mine:make"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(model: Model, rank: int, told: str) -> None:
     refused = {item.rule: item for item in check_config(TrialConfig(lora_rank=rank), context(model))}
     assert re.search(told, refused["adapters"].message)
-    assert "smaller lora_rank" in refused["adapters"].remedy
+    assert "smaller adapters" in refused["adapters"].remedy
     assert "adapters" not in {item.rule for item in check_config(TrialConfig(), context(model))}
 
 
@@ -79,7 +80,62 @@ def test_an_unknown_target_is_told_with_the_names() -> None:
 
 def test_without_adapters_their_targets_are_one_configuration() -> None:
     assert canonical(TrialConfig(lora_targets="mlp", frozen_dtype="nf4"), context()) == TrialConfig()
+    for method in METHODS:
+        kept = canonical(TrialConfig(frozen_dtype="nf4", lora_targets="mlp").replace({method: 4}), context())
+        assert (kept.frozen_dtype, kept.lora_targets) == ("nf4", "mlp" if method == "lora_rank" else "attention")
     assert TrialConfig(lora_rank=4, lora_targets="mlp").hash != TrialConfig(lora_rank=4).hash
+
+
+LAYERS = MODEL.num_layers
+
+
+@pytest.mark.parametrize(
+    ("knobs", "layer", "once"),
+    [
+        ({"adapter_size": 8}, (2 * (2 * 8 * HIDDEN + 8 + HIDDEN), 0), 0),
+        ({"prefix_length": 5}, (0, 2 * 5 * KEYS), 0),
+        ({"prompt_length": 5}, (0, 0), 5 * HIDDEN),
+    ],
+    ids=str,
+)
+def test_what_else_is_trained_beside_a_frozen_model(knobs: dict[str, int], layer: tuple[int, int], once: int) -> None:
+    model = adapted(MODEL, TrialConfig().replace(knobs))
+    assert adapts(TrialConfig().replace(knobs))
+    assert layer_adapter_elements(model) == layer
+    assert model.adapter_parameters == LAYERS * sum(layer) + once
+    assert model.parameter_count == COUNT
+
+
+def test_flops_beside_a_frozen_model() -> None:
+    """4 a frozen parameter that is multiplied; 6 one of a bottleneck; a prefix is looked at; a prompt passes the layers."""
+    length = 64
+    frozen = adapted(MODEL, TrialConfig(prefix_length=1)).flops_per_token(length) - 12 * LAYERS * QUERIES
+    head = MODEL.vocab_size * HIDDEN
+    assert (
+        frozen == 4 * (COUNT - MODEL.input_embedding_parameters + head * MODEL.tied_embeddings) + 12 * LAYERS * QUERIES * length
+    )
+
+    def of(**knobs: int) -> float:
+        return adapted(MODEL, TrialConfig().replace(knobs)).flops_per_token(length)
+
+    assert of(adapter_size=8) == frozen + 6 * LAYERS * 2 * (2 * 8 * HIDDEN + 8 + HIDDEN)
+    assert of(prefix_length=16) == frozen + 12 * LAYERS * QUERIES * 16
+    inside = frozen - 4 * head - 12 * LAYERS * QUERIES * length + 12 * LAYERS * QUERIES * (length + 16)
+    assert of(prompt_length=16) == pytest.approx(4 * head + inside * (length + 16) / length)
+
+
+@pytest.mark.parametrize("other", [name for name in METHODS if name != "prefix_length"])
+def test_two_methods_at_once_are_refused(other: str) -> None:
+    config = TrialConfig(prefix_length=4).replace({other: 4})
+    refused = {item.rule: item for item in check_config(config, context())}
+    assert re.search(rf"(?=.*{other}=4)(?=.*prefix_length=4).* are two ways", refused["adapters-together"].message)
+
+
+@pytest.mark.parametrize("name", ["prefix_length", "prompt_length"])
+def test_more_virtual_tokens_than_real_ones_are_refused(name: str) -> None:
+    (refused,) = check_config(TrialConfig().replace({name: 65}), context())
+    assert refused.message == f"{name}=65 is longer than the samples of 64 tokens that it stands before"
+    assert check_config(TrialConfig().replace({name: 64}), context()) == []
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,8 @@ REFUSED = [
     ("adapters", {"lora_rank": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("environment-variables", {"environment": "NCCL_ALGO=Ring"}, {"cluster": "local"}),
     ("environment-variables", {"environment": "LD_PRELOAD=/tmp/x.so"}, {"cluster": "dgx-a100"}),
+    ("adapters-together", {"lora_rank": 8, "prefix_length": 8}, {}),
+    ("virtual-tokens", {"prompt_length": 2**20}, {}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from autotune.prediction.cases import SCHEDULES, Cases
 from autotune.prediction.residual import features
+from search_spaces.adapters import METHODS
 from search_spaces.knobs import KNOBS
 from search_spaces.trial_config import SCRIPT, TrialConfig, Value, stable_hash
 
@@ -61,7 +62,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
         DETAIL * numbers("expandable_segments", float),
         CHOICE * numbers("compile_blocks", float),
-        _doublings(numbers("lora_rank", float)),
+        *(_doublings(numbers(name, float)) for name in METHODS),
         CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
         CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
         *_script_columns(numbers),

@@ -101,9 +101,9 @@ def _no_loss(_outputs: Tensor, _labels: Tensor) -> Tensor:
 
 
 def _transformer(spec: ModelSpec, config: TrialConfig, workload: Workload, dtype: torch.dtype, part: Part) -> Transformer:
-    if spec.lora_rank:
+    if spec.adapts:
         raise EngineRefusalError(
-            "adapters", "this engine trains every parameter; leave lora_rank at 0, or give a module:factory"
+            "adapters", "this engine trains every parameter; leave adapters at 0, or give a module:factory"
         )
     module = build_transformer(spec, workload.sequence_length, workload.seed, dtype, config.loss_chunk_size, part)
     checkpoint_blocks(module.layers(), config)

@@ -1,5 +1,6 @@
 """What the native engine honours and refuses. Imports no torch: the search reads it."""
 
+from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
 from search_spaces.capability import Capability, Combination
@@ -65,6 +66,9 @@ NATIVE = Capability(
         "lora_rank": None,
         "lora_targets": None,
         "frozen_dtype": None,
+        "adapter_size": None,
+        "prefix_length": None,
+        "prompt_length": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -80,6 +84,8 @@ NATIVE = Capability(
         EXPERTS_COPIES,
         EXPERTS_ADAPTERS,
         EXPERTS_COMPILED,
+        PROMPT_CONTEXT,
+        VIRTUAL_TOKENS_MUON,
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),

@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.selective import keep_collective
+from executor.engines.native.virtual_tokens import Prefix
 
 CHUNKS_PER_RANK = 2
 
@@ -31,21 +32,27 @@ class ContextParallel:
             return chunks[0]
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool, prefix: Prefix | None = None
+    ) -> Tensor:
         """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values.
 
-        `mask` [own tokens, tokens] is True where a token may look; None: causality alone.
+        `mask` [own tokens, prefix and tokens] is True where a token may look; None: at the prefix, and as causality allows.
         """
         if self.size == 1:
+            if prefix is not None:
+                key, value = prefix(key, value)
+                mask = _up_to_the_end(query, key.shape[2]) if mask is None else mask
             return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
             )
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
-        key, value = gathered
+        key, value = gathered if prefix is None else prefix(*gathered)
         if mask is not None:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
         chunk = query.shape[2] // CHUNKS_PER_RANK
-        seen = ((self.group.rank + 1) * chunk, key.shape[2] - self.group.rank * chunk)
+        virtual = 0 if prefix is None else prefix.length
+        seen = (virtual + (self.group.rank + 1) * chunk, key.shape[2] - self.group.rank * chunk)
         mixed = [
             functional.scaled_dot_product_attention(
                 part, key[:, :, :end], value[:, :, :end], attn_mask=_up_to_the_end(part, end), enable_gqa=grouped

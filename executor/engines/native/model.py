@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor.engines.native.bottleneck import WIDENING, Bottleneck, behind
 from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.experts import Experts
@@ -20,6 +21,7 @@ from executor.engines.native.tensor import (
     VocabularyEmbedding,
     vocabulary_cross_entropy,
 )
+from executor.engines.native.virtual_tokens import Prefix, Prompt
 from search_spaces.model import ModelSpec, Norm, Position
 
 INITIAL_DEVIATION = 0.02
@@ -94,6 +96,8 @@ class Attention(nn.Module):
         self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
         self.key = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
         self.value = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
+        heads = spec.num_key_value_heads // part.tensor.size
+        self.prefix = Prefix(heads, spec.prefix_length, spec.head_dim) if spec.prefix_length else None
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
@@ -103,7 +107,7 @@ class Attention(nn.Module):
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
-        mixed = self.context.attend(query, key, value, mask, grouped)
+        mixed = self.context.attend(query, key, value, mask, grouped, self.prefix)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -138,6 +142,10 @@ def _experts(spec: ModelSpec, part: Part) -> Experts:
     return Experts(spec, part.tensor, part.expert, lambda: FeedForward(spec, part, expert=True))
 
 
+def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
+    return Bottleneck(spec.hidden_size, spec.adapter_size) if spec.adapter_size else None
+
+
 class Block(nn.Module):
     """One layer: [batch, tokens, hidden] to the same."""
 
@@ -146,16 +154,18 @@ class Block(nn.Module):
         self.pre_norm, self.parallel_residual = spec.pre_norm, spec.parallel_residual
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec, part)
+        self.attention_adapter = _bottleneck(spec)
         self.mlp_norm = make_norm(spec)
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
+        self.mlp_adapter = _bottleneck(spec)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         if not self.pre_norm:
-            x = self.attention_norm(x + self.attention(x, rotary, mask))
-            post: Tensor = self.mlp_norm(x + self.mlp(x))
+            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary, mask)))
+            post: Tensor = self.mlp_norm(x + behind(self.mlp_adapter, self.mlp(x)))
             return post
-        attended = x + self.attention(self.attention_norm(x), rotary, mask)
-        result: Tensor = attended + self.mlp(self.mlp_norm(x if self.parallel_residual else attended))
+        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary, mask))
+        result: Tensor = attended + behind(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
         return result
 
 
@@ -168,7 +178,8 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
         self.offset, self.tensor = spec.position_offset, part.tensor
-        self.tokens = VocabularyEmbedding(spec.vocab_size, spec.embedding_size or spec.hidden_size, part.tensor)
+        self.prompt = Prompt(spec.prompt_length, spec.table_width) if spec.prompt_length else None
+        self.tokens = VocabularyEmbedding(spec.vocab_size, spec.table_width, part.tensor)
         self.project = nn.Linear(spec.embedding_size, spec.hidden_size, bias=False) if spec.embedding_size else None
         learned = spec.position is Position.LEARNED
         rows = spec.sequence_length + spec.position_offset
@@ -176,12 +187,19 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """`places` [tokens]: where in the sequence the tokens stand."""
-        x: Tensor = self.tokens(tokens)
+        x: Tensor = self.tokens(tokens, self.prompt)
         if self.project is not None:
             x = self.project(x)
         if self.positions is not None:
-            x = x + self.positions(self.tensor.own_tokens(places) + self.offset)
+            x = x + self._positions(self.positions, places + self.offset)
         return x
+
+    def _positions(self, table: nn.Embedding, rows: Tensor) -> Tensor:
+        """What the rank's tokens get of the learned positions; virtual ones get nothing."""
+        if self.prompt is None:
+            learned: Tensor = table(self.tensor.own_tokens(rows))
+            return learned
+        return self.tensor.own_tokens(functional.pad(table(rows), (0, 0, self.prompt.length, 0)))
 
 
 class Head(nn.Module):
@@ -192,7 +210,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
         super().__init__()
-        self.chunk, self.tensor = chunk, part.tensor
+        self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
         self.norm = make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
@@ -203,7 +221,7 @@ class Head(nn.Module):
             x = self.norm(x)
         if self.project is not None:
             x = self.project(x)
-        x = self.tensor.enter(x)
+        x = self.tensor.enter(x)[:, self.virtual :]
         rows, targets = x.flatten(0, 1), labels.flatten()
         if not self.chunk or self.chunk >= rows.shape[0]:
             return self._summed_loss(rows, targets) / targets.numel()
@@ -221,8 +239,9 @@ class Transformer(nn.Module):
     """The model, or one rank's part of it.
 
     The first part takes `tokens` [batch, tokens], a later one in their place the hidden states [batch, tokens, hidden] of the
-    part before; the last returns the mean loss against `labels` [batch, tokens], an earlier one its hidden states. With context
-    parallelism the tokens are those of the rank's positions, with sequence parallelism hidden states a share of them.
+    part before, in which virtual tokens of a prompt come first; the last returns the mean loss against `labels` [batch,
+    tokens], an earlier one its hidden states. With context parallelism the tokens are those of the rank's positions, with
+    sequence parallelism hidden states a share of them.
     """
 
     rotary_cosines: Tensor
@@ -249,17 +268,20 @@ class Transformer(nn.Module):
             self.head.output.weight = self.embedding.tokens.weight
 
     def adapt(self) -> None:
-        """Where the model has adapters: put them beside their matrices, and freeze all else."""
-        if not self.spec.lora_rank:
+        """Where adapters or virtual tokens are trained: freeze all else, and put low-rank adapters beside their matrices."""
+        if not self.spec.adapts:
             return
         self.requires_grad_(False)
-        for name, matrix in self.matrices():
+        for module in self.modules():
+            if isinstance(module, Bottleneck | Prefix | Prompt):
+                module.requires_grad_(True)
+        for name, matrix in self.matrices() if self.spec.lora_rank else ():
             if name.rpartition(".")[2] in self.spec.lora_targets:
                 matrix.adapt(self.spec.lora_rank)
 
     def quantise(self) -> None:
         """Where the model has frozen weights of fewer bits: make the matrices of its layers so. Tables and norms stay."""
-        if self.spec.lora_rank and self.spec.frozen_bits < WHOLE_BITS:
+        if self.spec.adapts and self.spec.frozen_bits < WHOLE_BITS:
             for _, matrix in self.matrices():
                 matrix.quantise(self.spec.frozen_bits)
 
@@ -269,14 +291,15 @@ class Transformer(nn.Module):
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
-        """Rotations and masks of the rank's tokens, in fp32 whatever the parameters' type."""
-        places = self.part.context.positions(self.sequence_length)
-        self.register_buffer("places", places, persistent=False)
+        """Rotations and masks of the rank's tokens, virtual ones included, in fp32 whatever the parameters' type."""
+        self.register_buffer("places", self.part.context.positions(self.sequence_length), persistent=False)
+        length = self.sequence_length + self.spec.prompt_length
+        places = self.part.context.positions(length)
         if self.rotary:
-            cosines, sines = rotary_table(self.spec, self.sequence_length)
+            cosines, sines = rotary_table(self.spec, length)
             self.register_buffer("rotary_cosines", cosines[places], persistent=False)
             self.register_buffer("rotary_sines", sines[places], persistent=False)
-        mask = _window_mask(self.spec.sliding_window, self.sequence_length)
+        mask = _window_mask(self.spec.sliding_window, length, self.spec.prefix_length)
         self.register_buffer("mask", None if mask is None else mask[places], persistent=False)
 
     def layers(self) -> list[nn.Module]:
@@ -291,7 +314,7 @@ class Transformer(nn.Module):
         """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
         found = {}
         for name, module in self.named_modules():
-            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank):
+            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix):
                 own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
                 found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
         return found
@@ -326,12 +349,12 @@ class Transformer(nn.Module):
         return loss
 
 
-def _window_mask(window: int, length: int) -> Tensor | None:
-    """True where attention may look: the `window` last tokens. None where causality alone decides."""
+def _window_mask(window: int, length: int, prefix: int) -> Tensor | None:
+    """True where attention may look: the prefix and the `window` last tokens. None where causality alone decides."""
     if not window or window >= length:
         return None
     distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    return (distance >= 0) & (distance < window)
+    return functional.pad((distance >= 0) & (distance < window), (prefix, 0), value=True)
 
 
 def build_transformer(
@@ -366,12 +389,12 @@ def _whole_name(name: str, spec: ModelSpec) -> str:
 
 @torch.no_grad()
 def initialize(name: str, parameter: Tensor, seed: int, split: int | None = None, slices: int = 1, place: int = 0) -> None:
-    """Norm weights 1, biases and adapters' second factors 0, matrices normal with deviation 0.02, drawn whole in fp32 from the
+    """Norm weights 1, biases and adapters' second matrices 0, matrices normal with deviation 0.02, drawn whole in fp32 from the
     seed and the name.
 
     `parameter` is the `place`th of `slices` slices along dimension `split` of what is drawn.
     """
-    if name.endswith(("bias", OUTWARD)):
+    if name.endswith(("bias", OUTWARD, WIDENING)):
         parameter.zero_()
     elif parameter.dim() == 1:
         parameter.fill_(1.0)

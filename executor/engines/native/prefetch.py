@@ -13,9 +13,10 @@ from executor.engines.native.collectives import Group, InFlight, mark
 from executor.engines.native.layout import Slot, ranges, unpack
 from executor.engines.native.parameter_shard import Loaded, ParameterShard
 from executor.engines.native.tensor import VocabularyEmbedding
+from executor.engines.native.virtual_tokens import Prompt
 from search_spaces.trial_config import TrialConfig
 
-TABLES = (nn.Embedding, VocabularyEmbedding)
+TABLES = (nn.Embedding, VocabularyEmbedding, Prompt)
 
 
 @dataclass(slots=True, eq=False)

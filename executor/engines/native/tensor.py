@@ -15,6 +15,7 @@ from executor.engines.native.collectives import Group
 from executor.engines.native.low_rank import INWARD, OUTWARD, LowRank, adapted_result
 from executor.engines.native.quantised import QuantisedMatrix
 from executor.engines.native.selective import keep_collective
+from executor.engines.native.virtual_tokens import Prompt, in_front
 
 
 class TensorParallel:
@@ -134,13 +135,25 @@ class VocabularyEmbedding(nn.Embedding):
         super().__init__(rows // tensor.size, width)
         self.tensor = tensor
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """`prompt`: what stands before the tokens."""
         if self.tensor.size == 1:
-            return super().forward(tokens)
+            return with_prompt(prompt, super().forward(tokens))
         own = tokens - self.tensor.rank * self.num_embeddings
         elsewhere = (own < 0) | (own >= self.num_embeddings)
-        rows = super().forward(own.masked_fill(elsewhere, 0))
-        return self.tensor.leave(rows.masked_fill(elsewhere[..., None], 0))
+        rows = super().forward(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
+        if prompt is None or not self.tensor.sequence_parallel:
+            return with_prompt(prompt, self.tensor.leave(rows))
+        # Before ranks part with tokens: each adds its part of the prompt, and has a summand of its gradient.
+        return self.tensor.leave(in_front(prompt.rows / self.tensor.size, rows))
+
+
+def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
+    """The rows of tokens, behind those of the prompt where there is one."""
+    if prompt is None:
+        return x
+    result: Tensor = prompt(x)
+    return result
 
 
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:

@@ -121,6 +121,20 @@ CASES: dict[str, Case] = {
     ),
     "adapters wider than their matrix": ("adapters", {"lora_rank": 4096}, ()),
     "adapters of a module of the user's": ("adapters", {"lora_rank": 4}, ("factory:build",)),
+    "bottlenecks wider than the model": ("adapters", {"adapter_size": 4096}, ()),
+    "a prefix of a module of the user's": ("adapters", {"prefix_length": 4}, ("factory:build",)),
+    "low-rank adapters and a prefix": ("adapters-together", {"lora_rank": 4, "prefix_length": 4}, ()),
+    "bottlenecks and a prompt": ("adapters-together", {"adapter_size": 4, "prompt_length": 4}, ()),
+    "a prompt longer than the samples": ("virtual-tokens", {"prompt_length": 129}, ()),
+    "a prefix longer than the samples": ("virtual-tokens", {"prefix_length": 129}, ()),
+    "a prompt that sequence parallelism does not divide": (
+        "sequence-divides",
+        {"prompt_length": 3, "tensor_parallel_size": 2, "sequence_parallel": "true"},
+        (),
+    ),
+    "a prompt across context ranks": ("prompt-context", {"prompt_length": 4, "context_parallel_size": 2}, ()),
+    "Muon of a prefix": ("virtual-tokens-muon", {"prefix_length": 4, "optimizer": "muon"}, ()),
+    "a prompt of fsdp2": ("engine-honours", {"prompt_length": 4}, ("config.json", "--engine", "fsdp2")),
     "adapters of ddp": ("engine-honours", {"lora_rank": 4}, ("config.json", "--engine", "ddp")),
     "experts across ranks of ddp": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json", "--engine", "ddp")),
     "experts across more ranks than hold copies": (
@@ -138,6 +152,11 @@ CASES: dict[str, Case] = {
     "adapters with experts across ranks": (
         "experts-adapters",
         {"expert_parallel_size": 2, "lora_rank": 4},
+        ("experts.json",),
+    ),
+    "a prompt with experts across ranks": (
+        "experts-adapters",
+        {"expert_parallel_size": 2, "prompt_length": 4},
         ("experts.json",),
     ),
     "compiled blocks with experts across ranks": (

@@ -101,6 +101,9 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "lora_targets": ("mlp", {"lora_rank": 8}),
     "frozen_dtype": ("nf4", {"lora_rank": 8}),
     "environment": ("NCCL_PROTO=Simple", {}),
+    "adapter_size": (64, {}),
+    "prefix_length": (16, {}),
+    "prompt_length": (16, {}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -121,6 +124,7 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("precision", "fp8", {"precision": "bf16"}),
     ("precision", "fp8", SHARDED | {"precision": "bf16"}),
     ("accumulation_dtype", "bf16", {"precision": "bf16", "zero_stage": 2, "reduce_dtype": "bf16"}),
+    *(("frozen_dtype", "nf4", {method: 16}) for method in ("adapter_size", "prefix_length", "prompt_length")),
     *(("optimizer", name, {}) for name in ("lamb", "muon", "adamw8bit")),
     *(("optimizer", name, SHARDED) for name in ("sgd", "lamb", "muon", "adamw8bit")),
     ("activation_checkpointing", "selective", SHARDED),

@@ -1,4 +1,4 @@
-"""How adapters are told to those who train by PEFT or by Megatron-Bridge."""
+"""How adapters and virtual tokens are told to those who train by PEFT or by Megatron-Bridge."""
 
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,27 @@ def test_bitsandbytes_quantises_them(tmp_path: Path, knobs: dict[str, Any], made
     notes = EXPORTERS["transformers"](exported.document(exported.small(tmp_path), lora_rank=8, **knobs)).notes
     (told,) = [note for note in notes if note.startswith(f"frozen_dtype={knobs['frozen_dtype']}")]
     assert f"quantization_config=transformers.BitsAndBytesConfig({made}" in told
+
+
+@pytest.mark.parametrize("name", ["transformers", "accelerate-fsdp", "accelerate-deepspeed", "deepspeed"])
+@pytest.mark.parametrize(
+    ("knob", "made"),
+    [
+        ("prefix_length", "peft.PrefixTuningConfig(num_virtual_tokens=16, task_type='CAUSAL_LM')"),
+        ("prompt_length", "peft.PromptTuningConfig(num_virtual_tokens=16, task_type='CAUSAL_LM')"),
+        ("adapter_size", "PEFT has no bottleneck adapters; the package adapters (AdapterHub) has: adapters.BnConfig("),
+    ],
+)
+def test_what_else_is_trained_beside_a_frozen_model(tmp_path: Path, name: str, knob: str, made: str) -> None:
+    notes = EXPORTERS[name](exported.document(exported.small(tmp_path), **{knob: 16})).notes
+    (told,) = [note for note in notes if note.startswith(f"{knob}=16")]
+    assert made in told
+
+
+@pytest.mark.parametrize("knob", ["prefix_length", "prompt_length", "adapter_size"])
+def test_megatron_has_low_rank_adapters_alone(tmp_path: Path, knob: str) -> None:
+    notes = EXPORTERS["megatron"](exported.document(exported.small(tmp_path), **{knob: 16})).notes
+    assert f"{knob}=16: neither Megatron-LM nor Megatron-Bridge has it; train by Transformers" in notes
 
 
 def test_megatron_is_left_for_its_bridge(tmp_path: Path) -> None:

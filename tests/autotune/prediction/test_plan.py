@@ -76,13 +76,14 @@ def test_a_scan_tells_adapters_apart() -> None:
         "lora_rank": "0,16",
         "lora_targets": "attention,mlp",
         "frozen_dtype": "same,nf4",
+        "prompt_length": "0,64",
     }
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)
     scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
     assert scanned.fitting == len(fitting)
     assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
-    assert {config.lora_rank for _, _, config in fitting} == {0, 16}
+    assert {(config.lora_rank, config.prompt_length) for _, _, config in fitting} == {(0, 0), (16, 0), (0, 64)}
     by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
     for leader in scanned.leaders:
         assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))

@@ -170,6 +170,24 @@ def frozen_experts_are_shared_with_ranks_that_hold_others(gang: Gang, rule: str)
         tried = dataclasses.replace(case("native", {**knobs, "expert_parallel_size": 2}), model="experts")
         refused_alone(rule, tried)
         assert off(gang, tried) > WRONG, "adapters go with experts across ranks now: let them run"
+    for method in ("adapter_size", "prefix_length", "prompt_length"):
+        tried = dataclasses.replace(case("native", {"expert_parallel_size": 2, method: 4}), model="experts")
+        refused_alone(rule, tried)
+
+
+def a_prompt_is_not_cut_among_context_ranks(gang: Gang, rule: str) -> None:
+    knobs: dict[str, Value] = {"precision": "fp64", "micro_batch_size": 4, "prompt_length": 4}
+    assert off(gang, case("native", knobs)) <= FLOAT64_BOUND
+    tried = case("native", {**knobs, "context_parallel_size": 2})
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "context ranks cut prompts now: let them run"
+
+
+def muon_finds_no_matrices_among_virtual_tokens(gang: Gang, rule: str) -> None:
+    for method in ("prefix_length", "prompt_length"):
+        tried = case("native", {"precision": "fp64", "micro_batch_size": 4, "optimizer": "muon", method: 4})
+        refused_alone(rule, tried)
+        assert off(gang, tried) > WRONG, "muon makes something of virtual tokens now: let it run"
 
 
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
@@ -184,6 +202,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
     "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,
+    "prompt-context": a_prompt_is_not_cut_among_context_ranks,
+    "virtual-tokens-muon": muon_finds_no_matrices_among_virtual_tokens,
     "experts-compiled": compiled_blocks_do_not_send_what_depends_on_data,
 }
 """Rule -> what shows that it is needed."""
