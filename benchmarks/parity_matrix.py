@@ -68,6 +68,11 @@ OFFLOADS: tuple[Knobs, ...] = (
     {"offload_optimizer": "cpu", "offload_param": "cpu"},
     {"offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.4},
 )
+WINDOWS: tuple[Knobs, ...] = (
+    {"attention_window": 5},
+    {"attention_window": 4, "attention_global_tokens": 3},
+    {"attention_window": 1, "attention_global_tokens": 1},
+)
 FROZEN: tuple[Knobs, ...] = ({"frozen_dtype": "same"}, {"frozen_dtype": "int8"}, {"frozen_dtype": "nf4"})
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},
@@ -147,7 +152,7 @@ def matrix(ranks: int) -> list[Case]:
     for engine in CAPABILITIES:
         sections = [_crossed(engine, ranks), _copies(engine, ranks), _offloads(engine, ranks)]
         if ranks <= 4:
-            sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
+            sections += [_data_parallel(engine, ranks), _precisions(engine, ranks), _attention(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
             sections += [_experts(engine, ranks)]
@@ -284,6 +289,25 @@ def _experts(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
 
 
+def _attention(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Windows, and tokens exchanged for heads: each layout and stage; schedules, checkpointing and kernels in turn."""
+    draw = Draw(engine, ranks, "attention")
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), _stages(engine))):
+        knobs = {**layout, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        if not runs:
+            continue
+        divided = layout["context_parallel_size"] != 1
+        for way in range(2 if divided else 1):
+            window = WINDOWS[(turn + way) % len(WINDOWS)]
+            method: Knobs = {"context_parallel_method": ("ulysses", "gather")[way]} if divided else {}
+            besides = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
+            yield draw.case({**knobs, **besides, **window, **method}, [*MODELS])
+        if divided:
+            checkpointing = draw.choose(CHECKPOINTING)
+            yield draw.case({**knobs, **draw.choose(runs), **checkpointing, "context_parallel_method": "ulysses"}, [*MODELS])
+
+
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:
     """Other types than float64, of which losses alone can be compared: each with each stage on two layouts in turn."""
     draw = Draw(engine, ranks, "precisions")
@@ -305,6 +329,7 @@ def _compiled(engine: str, ranks: int) -> Iterator[Case | None]:
         {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"},
         {"tensor_parallel_size": 2, "sequence_parallel": True},
         {"context_parallel_size": 2},
+        {"context_parallel_size": 2, "context_parallel_method": "ulysses", "attention_window": 5},
     )
     for turn, stage in enumerate(_stages(engine)):
         for way in range(2):

@@ -55,6 +55,10 @@ CHECKPOINTS = Condition(
     ("activation_checkpointing",),
     lambda config, _: config.activation_checkpointing != "none",
 )
+CONTEXT_PARALLEL = Condition(
+    "context_parallel_size > 1", ("context_parallel_size",), lambda config, _: config.context_parallel_size > 1
+)
+WINDOWED = Condition("attention_window > 0", ("attention_window",), lambda config, _: config.attention_window > 0)
 ADAPTED = Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0)
 DATA_AND_PIPELINE = Condition(
     "pipeline_parallel_size > 1 and data-parallel degree > 1",
@@ -176,6 +180,13 @@ _TABLE = (
     _knob("frozen_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
           "What frozen matrices of layers are kept in: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
           choices=("same", "int8", "nf4"), condition=ADAPTED),
+    _knob("context_parallel_method", "name", _CHOICE, _REORDERS, _REBUILD,
+          "How ranks that divide a sequence attend to all of it: gather brings every rank's keys and values together, ulysses "
+          "exchanges tokens for heads and back.", choices=("gather", "ulysses"), condition=CONTEXT_PARALLEL),
+    _knob("attention_window", "tokens", _INT, _CHANGES, _REBUILD,
+          "Tokens that a token sees back, itself included; 0: all, or as many as the model's own window."),
+    _knob("attention_global_tokens", "tokens", _INT, _CHANGES, _REBUILD,
+          "First tokens of a sequence that every token sees besides its window; 0: none.", condition=WINDOWED),
 )
 # fmt: on
 

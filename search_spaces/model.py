@@ -84,6 +84,8 @@ class ModelSpec:
     """Weight of each router's load-balance loss, which gradients have and the loss that is told has not; 0: none."""
     sliding_window: int = 0
     """Tokens that attention looks back; 0: all."""
+    global_tokens: int = 0
+    """First tokens of a sequence that attention looks at besides its sliding window."""
     lora_rank: int = 0
     """Rank of low-rank adapters; all other parameters are frozen then. 0: every parameter is trained."""
     lora_targets: tuple[str, ...] = ("query", "value")
@@ -99,7 +101,14 @@ class ModelSpec:
             if getattr(self, field) < 1:
                 raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
             self._require_at_most(field, MOST_LAYERS if field == "num_layers" else LARGEST_SIZE)
-        for field in ("position_offset", "embedding_size", "num_experts", "experts_per_token", "sliding_window"):
+        for field in (
+            "position_offset",
+            "embedding_size",
+            "num_experts",
+            "experts_per_token",
+            "sliding_window",
+            "global_tokens",
+        ):
             self._require_at_most(field, LARGEST_SIZE)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelFormatError(
@@ -216,12 +225,14 @@ class ModelSpec:
         """FLOPs that training needs for a token, forward and backward, recomputation not counted.
 
         6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
-        tied table once, as the output projection; lookup tables not), T `sequence_length`. Causality is not discounted.
+        tied table once, as the output projection; lookup tables not), T `sequence_length` or, where there are fewer, the tokens
+        of the sliding window and the global ones. Causality is not discounted.
         """
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
             multiplied += self.vocab_size * (self.embedding_size or self.hidden_size)
-        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim * sequence_length
+        looked = min(self.sliding_window + self.global_tokens if self.sliding_window else sequence_length, sequence_length)
+        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim * looked
         if self.lora_rank:  # of a frozen matrix no gradient is computed
             return 4.0 * multiplied + 6.0 * self.adapter_parameters + attention
         return 6.0 * multiplied + attention

@@ -63,6 +63,9 @@ class TrialConfig:
     lora_rank: int = 0
     lora_targets: str = "attention"
     frozen_dtype: str = "same"
+    context_parallel_method: str = "gather"
+    attention_window: int = 0
+    attention_global_tokens: int = 0
 
     @property
     def model_parallel_size(self) -> int:
@@ -125,6 +128,7 @@ KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(T
 """The names of all knobs, in the order in which they are shown."""
 LATER = frozenset({
     SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
+    "context_parallel_method", "attention_window", "attention_global_tokens",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

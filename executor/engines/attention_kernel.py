@@ -18,3 +18,8 @@ def choose_attention_kernel(name: str) -> None:
     """Leave torch this kernel alone, or the choice of all. Said anew by every session, as ranks outlive their trials."""
     for kernel, switch in SWITCHES.items():
         switch(name in (BEST, kernel))
+
+
+def any_kernel() -> bool:
+    """Whether the choice is torch's."""
+    return torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()

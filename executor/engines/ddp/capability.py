@@ -16,6 +16,8 @@ DDP = Capability(
         "fused_optimizer": None,
         "expandable_segments": None,
         "compile_blocks": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     combinations=(COMPILE_SELECTIVE,),
 )

@@ -50,6 +50,9 @@ FSDP2 = Capability(
         "rank_order": None,
         "expandable_segments": None,
         "compile_blocks": None,
+        "context_parallel_method": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(

@@ -64,6 +64,9 @@ NATIVE = Capability(
         "lora_rank": None,
         "lora_targets": None,
         "frozen_dtype": None,
+        "context_parallel_method": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     combinations=(
         COMPILE_SELECTIVE,

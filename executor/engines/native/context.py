@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all."""
+"""Context parallelism: each rank has a part of every sequence, and its tokens attend to those of all."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.selective import keep_collective
+from executor.engines.native.windowed import attend_to_window
+from search_spaces.windows import Window
 
 CHUNKS_PER_RANK = 2
 
@@ -31,28 +33,64 @@ class ContextParallel:
             return chunks[0]
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool) -> Tensor:
-        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values.
-
-        `mask` [own tokens, tokens] is True where a token may look; None: causality alone.
-        """
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool) -> Tensor:
+        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values."""
         if self.size == 1:
-            return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-            )
+            return attend_alone(query, key, value, window, grouped)
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
         key, value = gathered
-        if mask is not None:
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
         chunk = query.shape[2] // CHUNKS_PER_RANK
-        seen = ((self.group.rank + 1) * chunk, key.shape[2] - self.group.rank * chunk)
+        starts = (self.group.rank * chunk, key.shape[2] - (self.group.rank + 1) * chunk)
         mixed = [
-            functional.scaled_dot_product_attention(
-                part, key[:, :, :end], value[:, :, :end], attn_mask=_up_to_the_end(part, end), enable_gqa=grouped
-            )
-            for part, end in zip(query.chunk(CHUNKS_PER_RANK, dim=2), seen, strict=True)
+            _attend_from(start, part, key, value, window, grouped)
+            for start, part in zip(starts, query.chunk(CHUNKS_PER_RANK, dim=2), strict=True)
         ]
         return torch.cat(mixed, dim=2)
+
+
+class Ulysses(ContextParallel):
+    """Context parallelism that exchanges tokens for heads [Jacobs et al. 2023, DeepSpeed-Ulysses, 3.1].
+
+    Rank i has the ith part of a sequence. For attention each rank gets some heads of all tokens: one all-to-all of queries,
+    keys and values together, and one of the results back. What a rank sends falls with the ranks, where gathered keys and
+    values are as long as the whole sequence; but ranks must divide the key-value heads.
+    """
+
+    def positions(self, length: int) -> Tensor:
+        return torch.arange(length).chunk(self.size)[self.group.rank]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool) -> Tensor:
+        if self.size == 1:
+            return attend_alone(query, key, value, window, grouped)
+        heads = [x.shape[1] // self.size for x in (query, key, value)]
+        # Each rank's heads of all three side by side, so that they travel in one message.
+        own = torch.cat([x.unflatten(1, (self.size, -1)) for x in (query, key, value)], dim=2)
+        whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
+        mixed = attend_alone(*whole.split(heads, dim=1), window, grouped)
+        result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+
+METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
+"""Value of `context_parallel_method` -> how it is done."""
+
+
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool) -> Tensor:
+    """Causal attention among the tokens of whole sequences."""
+    if window.hides(key.shape[2]):
+        return attend_to_window(query, key, value, window, 0, grouped)
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def _attend_from(start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool) -> Tensor:
+    """Causal attention of neighbouring tokens from `start` on to the keys and values of whole sequences."""
+    if window.hides(key.shape[2]):
+        return attend_to_window(query, key, value, window, start, grouped)
+    end = start + query.shape[2]
+    mask = _up_to_the_end(query, end)
+    return functional.scaled_dot_product_attention(
+        query, key[:, :, :end], value[:, :, :end], attn_mask=mask, enable_gqa=grouped
+    )
 
 
 def _up_to_the_end(query: Tensor, end: int) -> Tensor:
@@ -71,6 +109,50 @@ def _gather_chunks(x: Tensor, group: Group) -> Tensor:
     heads, tails = rows.view(group.size, *x.shape).chunk(CHUNKS_PER_RANK, dim=4)
     ordered = torch.cat((heads, tails.flip(0)))
     return ordered.movedim(0, 3).flatten(3, 4)
+
+
+def _exchanged(parts: Tensor, group: Group) -> Tensor:
+    """[ranks, …], a part for each rank, to the parts that the ranks have for this one."""
+    result = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    ones = [1] * group.size
+    group.all_to_all(result, parts.contiguous(), ones, ones).wait()
+    return result
+
+
+def _tokens_for_heads(x: Tensor, group: Group) -> Tensor:
+    """[batch, ranks, heads, own tokens, width] to this rank's [batch, heads, tokens, width]."""
+    return _exchanged(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
+
+
+def _heads_for_tokens(x: Tensor, group: Group) -> Tensor:
+    """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
+    return _exchanged(x.unflatten(2, (group.size, -1)).movedim(2, 0), group).movedim(0, 1)
+
+
+class _TokensForHeads(torch.autograd.Function):
+    """[batch, ranks, heads, own tokens, width] of this rank's tokens to [batch, heads, tokens, width] of its heads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: _tokens_for_heads(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _heads_for_tokens(gradients[0], ctx.group), None
+
+
+class _HeadsForTokens(torch.autograd.Function):
+    """[batch, heads, tokens, width] of this rank's heads to [batch, all heads, own tokens, width] of its tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: _heads_for_tokens(x, group).flatten(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _tokens_for_heads(gradients[0].unflatten(1, (ctx.group.size, -1)), ctx.group), None
 
 
 class _GatherChunks(torch.autograd.Function):

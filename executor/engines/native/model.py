@@ -21,6 +21,7 @@ from executor.engines.native.tensor import (
     vocabulary_cross_entropy,
 )
 from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.windows import window_of
 
 INITIAL_DEVIATION = 0.02
 WHOLE_BITS = 16
@@ -89,21 +90,21 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.spec, self.tensor, self.context = spec, part.tensor, part.context
+        self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec)
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
         self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
         self.key = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
         self.value = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         x = self.tensor.enter(x)
         heads = (self._split(project(x)) for project in (self.query, self.key, self.value))
         query, key, value = heads
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
-        mixed = self.context.attend(query, key, value, mask, grouped)
+        mixed = self.context.attend(query, key, value, self.window, grouped)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -149,12 +150,12 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(spec)
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         if not self.pre_norm:
-            x = self.attention_norm(x + self.attention(x, rotary, mask))
+            x = self.attention_norm(x + self.attention(x, rotary))
             post: Tensor = self.mlp_norm(x + self.mlp(x))
             return post
-        attended = x + self.attention(self.attention_norm(x), rotary, mask)
+        attended = x + self.attention(self.attention_norm(x), rotary)
         result: Tensor = attended + self.mlp(self.mlp_norm(x if self.parallel_residual else attended))
         return result
 
@@ -227,7 +228,6 @@ class Transformer(nn.Module):
 
     rotary_cosines: Tensor
     rotary_sines: Tensor
-    mask: Tensor | None
     places: Tensor
 
     def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
@@ -269,15 +269,13 @@ class Transformer(nn.Module):
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
-        """Rotations and masks of the rank's tokens, in fp32 whatever the parameters' type."""
+        """Rotations of the rank's tokens, in fp32 whatever the parameters' type."""
         places = self.part.context.positions(self.sequence_length)
         self.register_buffer("places", places, persistent=False)
         if self.rotary:
             cosines, sines = rotary_table(self.spec, self.sequence_length)
             self.register_buffer("rotary_cosines", cosines[places], persistent=False)
             self.register_buffer("rotary_sines", sines[places], persistent=False)
-        mask = _window_mask(self.spec.sliding_window, self.sequence_length)
-        self.register_buffer("mask", None if mask is None else mask[places], persistent=False)
 
     def layers(self) -> list[nn.Module]:
         """The blocks in order."""
@@ -319,19 +317,11 @@ class Transformer(nn.Module):
         x = tokens if self.embedding is None else self.embedding(tokens, self.places)
         rotary = (self.rotary_cosines.to(x.dtype), self.rotary_sines.to(x.dtype)) if self.rotary else None
         for block in self.layers():
-            x = block(x, rotary, self.mask)
+            x = block(x, rotary)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)
         return loss
-
-
-def _window_mask(window: int, length: int) -> Tensor | None:
-    """True where attention may look: the `window` last tokens. None where causality alone decides."""
-    if not window or window >= length:
-        return None
-    distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    return (distance >= 0) & (distance < window)
 
 
 def build_transformer(
