@@ -64,7 +64,7 @@ class Ulysses(ContextParallel):
             return attend_alone(query, key, value, window, grouped)
         heads = [x.shape[1] // self.size for x in (query, key, value)]
         # Each rank's heads of all three side by side, so that they travel in one message.
-        own = torch.cat([x.unflatten(1, (self.size, -1)) for x in (query, key, value)], dim=2)
+        own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
         mixed = attend_alone(*whole.split(heads, dim=1), window, grouped)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
@@ -111,6 +111,11 @@ def _gather_chunks(x: Tensor, group: Group) -> Tensor:
     return ordered.movedim(0, 3).flatten(3, 4)
 
 
+def _by_rank(x: Tensor, ranks: int) -> Tensor:
+    """[batch, all heads, tokens, width] to [batch, ranks, heads, tokens, width]."""
+    return x.reshape(x.shape[0], ranks, -1, *x.shape[2:])
+
+
 def _exchanged(parts: Tensor, group: Group) -> Tensor:
     """[ranks, …], a part for each rank, to the parts that the ranks have for this one."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
@@ -126,7 +131,8 @@ def _tokens_for_heads(x: Tensor, group: Group) -> Tensor:
 
 def _heads_for_tokens(x: Tensor, group: Group) -> Tensor:
     """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
-    return _exchanged(x.unflatten(2, (group.size, -1)).movedim(2, 0), group).movedim(0, 1)
+    parts = x.reshape(*x.shape[:2], group.size, -1, x.shape[3]).movedim(2, 0)
+    return _exchanged(parts, group).movedim(0, 1)
 
 
 class _TokensForHeads(torch.autograd.Function):
@@ -152,7 +158,7 @@ class _HeadsForTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _tokens_for_heads(gradients[0].unflatten(1, (ctx.group.size, -1)), ctx.group), None
+        return _tokens_for_heads(_by_rank(gradients[0], ctx.group.size), ctx.group), None
 
 
 class _GatherChunks(torch.autograd.Function):
