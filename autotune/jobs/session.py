@@ -40,6 +40,8 @@ DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
 ADAPTERS = ("lora_rank", "lora_targets")
 """Knobs that say what of the model is trained."""
+OTHER_MODELS = ("frozen_dtype", "attention_window", "attention_global_tokens")
+"""Knobs whose values have no loss in common."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
 
@@ -101,9 +103,10 @@ class Session:
         """Of a job's reference those losses that hold for all of its trials.
 
         Whatever the optimizer, and with adapters of any rank or none (their second factors are zero), trials start from one
-        loss, and are other models from the first update on. Weights of fewer bits are another model from the start.
+        loss, and are other models from the first update on. Weights of fewer bits, and attention to fewer tokens, are another
+        model from the start.
         """
-        if self._varies("frozen_dtype"):
+        if any(self._varies(name) for name in OTHER_MODELS):
             return ()
         return losses[:1] if any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS)) else losses
 

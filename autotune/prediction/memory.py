@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
+from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
@@ -309,8 +309,9 @@ def layer_bytes(cases: Cases) -> Array:
     """Bytes a token that a layer keeps without recomputation.
 
     A frozen matrix keeps no input, so that the input of adapters and what is not linear remain.
-    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values, the output and
-    its log-sum-exp; the MLP's hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
+    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values (of all context
+    ranks, where they are gathered), the output (twice, where it is put together or travels) and its log-sum-exp; the MLP's
+    hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
     """
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     width, t = layouts.parameter_bytes, layouts.tensor
@@ -319,13 +320,26 @@ def layer_bytes(cases: Cases) -> Array:
     norms = (2 * width + software.norm_extra) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width, 2 * width) * software.input_share * shapes.hidden
-    attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
+    attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
     least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+
+
+def _outputs(cases: Cases) -> Array:
+    """Queries, and the results of attention: once where its kernel gives them out as they go on, else twice."""
+    layouts, shapes = cases.layouts, cases.shapes
+    in_parts = (shapes.window < shapes.sequence) | ((layouts.context > 1) & (layouts.context_method > 0))
+    return np.where(in_parts, 3.0, 2.0)
+
+
+def _keys_kept(cases: Cases) -> Array:
+    """Tokens whose keys are kept, as a multiple of the rank's own."""
+    layouts = cases.layouts
+    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0)
 
 
 def _scores(cases: Cases) -> Array:

@@ -100,6 +100,9 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "lora_rank": (8, {}),
     "lora_targets": ("mlp", {"lora_rank": 8}),
     "frozen_dtype": ("nf4", {"lora_rank": 8}),
+    "context_parallel_method": ("ulysses", {"context_parallel_size": 2}),
+    "attention_window": (256, {}),
+    "attention_global_tokens": (4, {"attention_window": 256}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

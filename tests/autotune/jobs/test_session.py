@@ -60,6 +60,8 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
     assert held(lora_rank="0,4") == held(lora_rank="4", lora_targets="mlp,both") == (4.0,)
     assert held(lora_rank="4", frozen_dtype="nf4") == (4.0, 3.0, 2.0)
     assert held(lora_rank="4", frozen_dtype="same,nf4") == ()
+    assert held(attention_window="8") == (4.0, 3.0, 2.0)
+    assert held(attention_window="0,8") == held(attention_window="8", attention_global_tokens="0,4") == ()
 
 
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
