@@ -2,9 +2,9 @@
 
     python benchmarks/attention_windows.py [--steps 60] [--markdown docs/attention-windows.md]
 
-The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/parity.md): each window with five
-seeds, its loss within a stated bound of full attention's. Then forward and backward of attention at lengths that are trained,
-a window and full causal attention in turn.
+The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/parity.md): each window with
+five seeds, its loss within a stated bound of full attention's. Then forward and backward of attention at lengths that are
+trained, a window and full causal attention in turn.
 """
 
 import argparse
@@ -96,10 +96,10 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in one process: "
-        f"mean loss of the last {LAST} steps for {SEEDS} seeds, and the relative difference from full attention of the same seed. "
-        f"Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the windows are: "
-        f"[attention](parallelism.md#attention). {seconds:.0f} s."
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in "
+        f"one process: mean loss of the last {LAST} steps for {SEEDS} seeds, and the relative difference from full attention of the "
+        f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the "
+        f"windows are: [attention](parallelism.md#attention). {seconds:.0f} s."
     )
     lines = [
         "# Windows of attention", "", about, "", "## Loss", "",
@@ -116,9 +116,9 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
 def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
     """Markdown of what is saved."""
     about = (
-        f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) on this "
-        f"CPU, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their range. Computed "
-        "pairs are those of the blocks that are visited, of all that causality leaves."
+        f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
+        f"on two CPU cores, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their "
+        "range. Computed pairs are those of the blocks that are visited, of all that causality leaves."
     )
     lines = [
         "", "## Time", "", about, "", "| tokens | window | global | pairs computed | time | range |", "|---" * 6 + "|",
