@@ -96,8 +96,8 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in "
-        f"one process: mean loss of the last {LAST} steps for {SEEDS} seeds, and the relative difference from full attention of the "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in one "
+        f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and how far that is from full attention of the "
         f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the "
         f"windows are: [attention](parallelism.md#attention). {seconds:.0f} s."
     )
