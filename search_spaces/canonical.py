@@ -12,7 +12,6 @@ from search_spaces.windows import tokens_seen
 
 SEARCH_ORDER: tuple[str, ...] = (
     *PARALLEL_SIZES,
-    "context_parallel_method",
     "micro_batch_size",
     "compile_blocks",
     "pipeline_schedule",
@@ -20,6 +19,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "pipeline_layout",
     "pipeline_split",
     "sequence_parallel",
+    "context_parallel_method",
     "expert_parallel_size",
     "rank_order",
     "zero_stage",

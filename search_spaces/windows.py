@@ -72,6 +72,10 @@ class Window:
         """Pairs of a query and a key that are computed for a sequence, those that a mask hides included."""
         return sum(visit.queries * visit.keys for visit in self.visits(0, length))
 
+    def copied_keys(self, length: int) -> int:
+        """Keys of a sequence that are copied to stand beside the global ones of a block, these included."""
+        return sum(visit.keys for visit in self.visits(0, length) if visit.global_keys)
+
     def visible_pairs(self, length: int) -> int:
         """Pairs of a query and a key that it sees: w s - w (w - 1) / 2 by the window w of a sequence s, and besides g n -
         g (g - 1) / 2 by n = s - w queries that have not all of the g global tokens in their window, g at most n.

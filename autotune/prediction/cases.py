@@ -62,6 +62,8 @@ class Shapes:
     """Bytes of a frozen parameter; 0: nothing is frozen."""
     dropout: Array
     """1 where dropout keeps its masks."""
+    copied: Array = field(default_factory=lambda: np.zeros(1))
+    """Keys that are copied for blocks of queries, a token: where a window has global tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -337,9 +337,9 @@ def _outputs(cases: Cases) -> Array:
 
 
 def _keys_kept(cases: Cases) -> Array:
-    """Tokens whose keys are kept, as a multiple of the rank's own."""
+    """Tokens whose keys are kept, copies counted, as a multiple of the rank's own."""
     layouts = cases.layouts
-    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0)
+    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
 
 
 def _scores(cases: Cases) -> Array:

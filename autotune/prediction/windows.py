@@ -16,8 +16,15 @@ def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, conf
     """The shapes with the window of each configuration, where one asks for any."""
     if not any(config.attention_window for config in configs):
         return shapes
-    read = [keys_read(window_of(windowed(model, config)), sequence_length) for config in configs]
-    return dataclasses.replace(shapes, window=np.array(read, dtype=np.float64))
+    windows = [window_of(windowed(model, config)) for config in configs]
+    read, copied = ([of(window, sequence_length) for window in windows] for of in (keys_read, keys_copied))
+    return dataclasses.replace(shapes, window=np.array(read, dtype=np.float64), copied=np.array(copied, dtype=np.float64))
+
+
+@lru_cache(maxsize=1024)
+def keys_copied(window: Window, sequence_length: int) -> float:
+    """`Shapes.copied`."""
+    return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
 
 
 @lru_cache(maxsize=1024)
