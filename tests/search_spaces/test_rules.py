@@ -110,6 +110,8 @@ REFUSED = [
     ("accumulation-type", {"precision": "fp64", "accumulation_dtype": "bf16"}, {"cluster": "local"}),
     ("adapters", {"lora_rank": 2**20}, {}),
     ("adapters", {"lora_rank": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("ulysses-heads", {"context_parallel_size": 3, "context_parallel_method": "ulysses"}, {}),
+    ("attention-window", {"attention_window": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
