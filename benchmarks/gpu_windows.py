@@ -1,5 +1,7 @@
 """Attention to a window on a GPU: what flex attention computes, forward and backward, against every score under a mask."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -34,8 +36,9 @@ def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: to
     weights = torch.randn(shapes[0], device=device).to(dtype)
     own = [x.clone().requires_grad_() for x in rounded]
     exact = [x.float().requires_grad_() for x in rounded]
-    found = attend_to_window(*own, window, start, grouped=True)
-    wanted = _by_a_mask(*exact, window, start)
+    query, key, value = own
+    found = attend_to_window(query, key, value, window, start, grouped=True)
+    wanted = _by_a_mask(exact, window, start)
     pairs = [
         (found, wanted),
         *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(wanted, exact, weights.float()), strict=True),
@@ -43,7 +46,8 @@ def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: to
     return max(float((one.float() - other).abs().max() / other.abs().max()) for one, other in pairs)
 
 
-def _by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
+def _by_a_mask(inputs: Sequence[Tensor], window: Window, start: int) -> Tensor:
+    query, key, value = inputs
     places = torch.arange(key.shape[2], device=query.device)
     seen = sees(window)(places[start:, None], places)
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)

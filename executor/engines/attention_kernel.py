@@ -1,6 +1,6 @@
 """Which kernel computes scaled dot-product attention, in our modules and in a user's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,4 +22,5 @@ def choose_attention_kernel(name: str) -> None:
 
 def any_kernel() -> bool:
     """Whether the choice is torch's."""
-    return torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
+    enabled: Sequence[Callable[[], bool]] = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.math_sdp_enabled)
+    return all(one() for one in enabled)

@@ -66,7 +66,8 @@ class Ulysses(ContextParallel):
         # Each rank's heads of all three side by side, so that they travel in one message.
         own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
-        mixed = attend_alone(*whole.split(heads, dim=1), window, grouped)
+        query, key, value = torch.split(whole, heads, dim=1)
+        mixed = attend_alone(query, key, value, window, grouped)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
         return result
 

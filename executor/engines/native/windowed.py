@@ -34,8 +34,8 @@ def attend_by_flex(
 ) -> Tensor:
     """In torch's flex attention; not `compiled` it computes every score, forward alone on CPUs."""
     mask = _block_mask(window, start, query.shape[2], key.shape[2], str(query.device))
-    mixed: Tensor = (_compiled_flex() if compiled else flex_attention)(query, key, value, block_mask=mask, enable_gqa=grouped)
-    return mixed
+    attend = _compiled_flex() if compiled else _plain_flex
+    return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
 
 def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
@@ -50,9 +50,8 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     keys, values = (_visited(x, visits) for x in (key, value))
     masks: dict[tuple[int, ...], Tensor] = {}
     mixed = []
-    for visit, rows, near, far in zip(
-        visits, query.split([visit.queries for visit in visits], dim=2), keys, values, strict=True
-    ):
+    queries = torch.split(query, [visit.queries for visit in visits], dim=2)
+    for visit, rows, near, far in zip(visits, queries, keys, values, strict=True):
         kind = (visit.queries, visit.first_query - visit.first_key, visit.global_keys, visit.first_key == 0)
         if kind not in masks:
             masks[kind] = _mask(visit, window, query)
@@ -100,9 +99,14 @@ class _Ranges(torch.autograd.Function):
         return total, None
 
 
+def _plain_flex(query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> Tensor:
+    mixed: Tensor = flex_attention(query, key, value, **asked)
+    return mixed
+
+
 @cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(_plain_flex, dynamic=False)
 
 
 @lru_cache(MASKS_KEPT)
