@@ -43,7 +43,7 @@ def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: to
         (found, wanted),
         *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(wanted, exact, weights.float()), strict=True),
     ]
-    return max(float((one.float() - other).abs().max() / other.abs().max()) for one, other in pairs)
+    return max(float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max()) for one, other in pairs)
 
 
 def _by_a_mask(inputs: Sequence[Tensor], window: Window, start: int) -> Tensor:

@@ -55,7 +55,7 @@ def test_blocks_are_attention_under_a_mask(length: int, window: Window, heads: i
     assert max((one - other).abs().max() for one, other in zip(*gradients, strict=True)) < 1e-13
 
 
-@pytest.mark.parametrize(("length", "window", "heads", "start"), CASES)
+@pytest.mark.parametrize(("length", "window", "heads", "start"), CASES[1::3])
 def test_flex_attention_is_attention_under_a_mask(length: int, window: Window, heads: int, start: int) -> None:
     """Forward: on CPUs it has no backward."""
     query, key, value = (x.detach() for x in tensors(length, heads, start))
