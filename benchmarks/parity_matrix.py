@@ -69,6 +69,11 @@ OFFLOADS: tuple[Knobs, ...] = (
     {"offload_optimizer": "cpu", "offload_param": "cpu", "offload_ratio": 0.4},
 )
 BESIDE_FROZEN: tuple[Knobs, ...] = ({"adapter_size": 3}, {"prefix_length": 3}, {"prompt_length": 4})
+WINDOWS: tuple[Knobs, ...] = (
+    {"attention_window": 5},
+    {"attention_window": 4, "attention_global_tokens": 3},
+    {"attention_window": 1, "attention_global_tokens": 1},
+)
 FROZEN: tuple[Knobs, ...] = ({"frozen_dtype": "same"}, {"frozen_dtype": "int8"}, {"frozen_dtype": "nf4"})
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},
@@ -148,7 +153,7 @@ def matrix(ranks: int) -> list[Case]:
     for engine in CAPABILITIES:
         sections = [_crossed(engine, ranks), _copies(engine, ranks), _offloads(engine, ranks)]
         if ranks <= 4:
-            sections += [_data_parallel(engine, ranks), _precisions(engine, ranks)]
+            sections += [_data_parallel(engine, ranks), _precisions(engine, ranks), _attention(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
             sections += [_experts(engine, ranks)]
@@ -285,6 +290,25 @@ def _experts(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
 
 
+def _attention(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Windows, and tokens exchanged for heads: each layout and stage; schedules, checkpointing and kernels in turn."""
+    draw = Draw(engine, ranks, "attention")
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), _stages(engine))):
+        knobs = {**layout, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        if not runs:
+            continue
+        divided = layout["context_parallel_size"] != 1
+        for way in range(2 if divided else 1):
+            window = WINDOWS[(turn + way) % len(WINDOWS)]
+            method: Knobs = {"context_parallel_method": ("ulysses", "gather")[way]} if divided else {}
+            besides = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
+            yield draw.case({**knobs, **besides, **window, **method}, [*MODELS])
+        if divided:
+            checkpointing = draw.choose(CHECKPOINTING)
+            yield draw.case({**knobs, **draw.choose(runs), **checkpointing, "context_parallel_method": "ulysses"}, [*MODELS])
+
+
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:
     """Other types than float64, of which losses alone can be compared: each with each stage on two layouts in turn."""
     draw = Draw(engine, ranks, "precisions")
@@ -306,6 +330,7 @@ def _compiled(engine: str, ranks: int) -> Iterator[Case | None]:
         {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"},
         {"tensor_parallel_size": 2, "sequence_parallel": True},
         {"context_parallel_size": 2},
+        {"context_parallel_size": 2, "context_parallel_method": "ulysses", "attention_window": 5},
     )
     for turn, stage in enumerate(_stages(engine)):
         for way in range(2):
@@ -388,6 +413,10 @@ def _beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
         for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
             for stage in (1, 3):
                 yield draw.case({**method, "pipeline_parallel_size": ranks, "zero_stage": stage, **run}, models)
+    divided: Knobs = {"context_parallel_size": 2} if ranks == 2 else {"context_parallel_size": 2, "tensor_parallel_size": 2}
+    for window, name in product((*WINDOWS, {}), KNOBS["context_parallel_method"].choices):
+        yield draw.case({**BESIDE_FROZEN[1], **divided, "context_parallel_method": name, **window}, [WIDE])
+        yield draw.case({**BESIDE_FROZEN[2], "zero_stage": 2, **window}, models)
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

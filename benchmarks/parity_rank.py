@@ -16,14 +16,17 @@ from executor.data import Data, FactoryData, text_data
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
+from executor.engines.native import context as attention
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.model import build_transformer
+from executor.engines.native.windowed import sees
 from executor.engines.session import ParallelSession
 from executor.engines.sources import DTYPES
 from executor.user_module.factory import load_factory
-from search_spaces.adapters import adapted
+from search_spaces.configured import configured
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
+from search_spaces.windows import Window
 
 STEPS = 3
 ENGINES = {engine.capability.engine: engine for engine in (NativeEngine, DdpEngine, Fsdp2Engine)}
@@ -44,7 +47,7 @@ class Report:
 def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
-    model = adapted(case.model_of(), case.config)
+    model = configured(case.model_of(), case.config)
     losses, norms, weights = _reference(model, case.workload(), dtype, case.config.optimizer)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
     with _unguarded(case.refused):
@@ -70,7 +73,7 @@ def compare(rank: int, case: Case) -> Report:
 
 def reference_weights(case: Case) -> frozenset[str]:
     """The names of all trainable weights."""
-    return _names(adapted(case.model_of(), case.config), case.workload())
+    return _names(configured(case.model_of(), case.config), case.workload())
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,7 +113,8 @@ def _reference(
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(STEPS):
-        output = module(**_exact(data.global_batch(step)))
+        with patch.object(attention, "attend_to_window", _attend_by_a_mask):
+            output = module(**_exact(data.global_batch(step)))
         loss = output if isinstance(output, Tensor) else output.loss
         loss.backward()
         for parameter in module.parameters():
@@ -123,6 +127,13 @@ def _reference(
             one.zero_grad()
         losses.append(loss.item())
     return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
+
+
+def _attend_by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
+    """Every score, and a mask over those that a window hides."""
+    places = torch.arange(key.shape[2])
+    seen = sees(window)(places[start : start + query.shape[2], None], places)
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=grouped)
 
 
 def _exact(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from executor.measurement.flops import flops_utilization, tflops_per_device
 from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.trial_report import rate_of
-from search_spaces.adapters import adapted
+from search_spaces.configured import configured
 from search_spaces.fewer import LAYERS, fewer_layers
 from search_spaces.model import ModelSpec
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
@@ -49,7 +49,7 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
     seconds = [line.at_full(short, long) for short, long in pairs]
     timing = step_time(seconds)
     rate = rate_of(timing, request.workload.global_batch_size)
-    tflops = tflops_per_device(adapted(request.model, request.config), request.workload, rate.mean, request.world_size)
+    tflops = tflops_per_device(configured(request.model, request.config), request.workload, rate.mean, request.world_size)
     executed = _executed(line, first, second)
     hardware = None if executed is None else executed / timing.mean
     notes = [result.message for result in (first, second) if result.unstable]

@@ -12,7 +12,7 @@ from executor.measurement.meter import Costs
 from executor.measurement.racing import HOPELESS
 from executor.measurement.timing import StepTime, step_time, student_t_975
 from executor.trial_state import Trial, Window
-from search_spaces.adapters import adapted
+from search_spaces.configured import configured
 from search_spaces.fewer import MICRO_BATCHES
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
@@ -39,7 +39,7 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
     ranks = tuple(from_plain(RankMeasurement, row) for row in gather_plain(context, mine))
     timing = step_time(window.seconds)
     rate = window.lost or rate_of(timing, request.workload.global_batch_size)
-    tflops = tflops_per_device(adapted(request.model, request.config), request.workload, rate.mean, context.world_size)
+    tflops = tflops_per_device(configured(request.model, request.config), request.workload, rate.mean, context.world_size)
     executed = hardware_tflops_per_device(gather_plain(context, trial.flops), timing.mean)
     retried = any(rank.allocation_retries for rank in ranks)
     return TrialResult(

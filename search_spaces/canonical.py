@@ -9,6 +9,7 @@ from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import split_layers
 from search_spaces.stage_layout import Stage, layout_text, parse_layout
 from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.windows import tokens_seen
 
 SEARCH_ORDER: tuple[str, ...] = (
     *PARALLEL_SIZES,
@@ -19,6 +20,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "pipeline_layout",
     "pipeline_split",
     "sequence_parallel",
+    "context_parallel_method",
     "expert_parallel_size",
     "rank_order",
     "zero_stage",
@@ -42,6 +44,8 @@ SEARCH_ORDER: tuple[str, ...] = (
     "reduce_dtype",
     "precision",
     "attention_backend",
+    "attention_window",
+    "attention_global_tokens",
     "lora_rank",
     "adapter_size",
     "prefix_length",
@@ -83,6 +87,7 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     4. The flash kernel on CPUs: what torch chooses there.
     5. A split of the layers that gives every stage what the default gives it: the default. A layout without marks that gives
        every stage what the default split does: none.
+    6. A window of the whole sequence, or as long as the model's own: the default.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -92,6 +97,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0
     if name == "attention_backend" and value == "flash" and context.cluster.device.kind == "cpu":
+        return knob.default
+    if name == "attention_window" and value and int(value) >= tokens_seen(context.model, context.workload.sequence_length) > 0:
         return knob.default
     if name == "pipeline_split" and value != knob.default and _splits_alike(config, context, value):
         return knob.default

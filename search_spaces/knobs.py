@@ -59,6 +59,10 @@ CHECKPOINTS = Condition(
 )
 LOW_RANK = Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0)
 ADAPTED = Condition(f"{', '.join(METHODS[:-1])} or {METHODS[-1]} > 0", METHODS, lambda config, _: adapts(config))
+CONTEXT_PARALLEL = Condition(
+    "context_parallel_size > 1", ("context_parallel_size",), lambda config, _: config.context_parallel_size > 1
+)
+WINDOWED = Condition("attention_window > 0", ("attention_window",), lambda config, _: config.attention_window > 0)
 DATA_AND_PIPELINE = Condition(
     "pipeline_parallel_size > 1 and data-parallel degree > 1",
     PARALLEL_SIZES,
@@ -187,6 +191,13 @@ _TABLE = (
           "Trained keys and values before those of the tokens in each layer, all that is trained then; 0: none."),
     _knob("prompt_length", "tokens", _INT, _CHANGES, _REBUILD,
           "Trained embeddings before those of the tokens, all that is trained then; 0: none."),
+    _knob("context_parallel_method", "name", _CHOICE, _REORDERS, _REBUILD,
+          "How ranks that divide a sequence attend to all of it: gather brings every rank's keys and values together, ulysses "
+          "exchanges tokens for heads and back.", choices=("gather", "ulysses"), condition=CONTEXT_PARALLEL),
+    _knob("attention_window", "tokens", _INT, _CHANGES, _REBUILD,
+          "Tokens that a token sees back, itself included; 0: all, or as many as the model's own window."),
+    _knob("attention_global_tokens", "tokens", _INT, _CHANGES, _REBUILD,
+          "First tokens of a sequence that every token sees besides its window; 0: none.", condition=WINDOWED),
 )
 # fmt: on
 

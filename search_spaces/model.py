@@ -84,6 +84,8 @@ class ModelSpec:
     """Weight of each router's load-balance loss, which gradients have and the loss that is told has not; 0: none."""
     sliding_window: int = 0
     """Tokens that attention looks back; 0: all."""
+    global_tokens: int = 0
+    """First tokens of a sequence that attention looks at besides its sliding window."""
     lora_rank: int = 0
     """Rank of low-rank adapters; all other parameters are frozen then. 0: every parameter is trained."""
     lora_targets: tuple[str, ...] = ("query", "value")
@@ -105,7 +107,14 @@ class ModelSpec:
             if getattr(self, field) < 1:
                 raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
             self._require_at_most(field, MOST_LAYERS if field == "num_layers" else LARGEST_SIZE)
-        for field in ("position_offset", "embedding_size", "num_experts", "experts_per_token", "sliding_window"):
+        for field in (
+            "position_offset",
+            "embedding_size",
+            "num_experts",
+            "experts_per_token",
+            "sliding_window",
+            "global_tokens",
+        ):
             self._require_at_most(field, LARGEST_SIZE)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelFormatError(
@@ -235,21 +244,26 @@ class ModelSpec:
         """FLOPs that training needs for a token, forward and backward, recomputation not counted.
 
         6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
-        tied table once, as the output projection; lookup tables not), T `sequence_length`. Causality is not discounted.
-        Virtual tokens of a prompt pass the layers with the others, and a prefix is looked at by every token.
+        tied table once, as the output projection; lookup tables not), T `sequence_length` or, where there are fewer, the tokens
+        of the sliding window and the global ones. Causality is not discounted. Virtual tokens of a prompt pass the layers with
+        the others, and a prefix is looked at by every token.
         """
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
             multiplied += self.vocab_size * self.table_width
         attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
         if not self.adapts:
-            return 6.0 * multiplied + attention * sequence_length
+            return 6.0 * multiplied + attention * self._looked_at(sequence_length)
         # Of a frozen matrix no gradient is computed.
         length = sequence_length + self.prompt_length
         passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
-        passing += attention * (length + self.prefix_length)
+        passing += attention * (self._looked_at(length) + self.prefix_length)
         head = 4.0 * self.vocab_size * self.table_width
         return head + (4.0 * multiplied - head + passing) * length / sequence_length
+
+    def _looked_at(self, length: int) -> int:
+        """Tokens that a token of a sequence of so many looks at, causality not discounted."""
+        return min(self.sliding_window + self.global_tokens, length) if self.sliding_window else length
 
     @property
     def _factor_parameters(self) -> int:

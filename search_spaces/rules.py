@@ -14,6 +14,7 @@ from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
 from search_spaces.stage_layout import marks_offloading
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from search_spaces.windows import window_problem, windowed
 
 _DEFAULTS = TrialConfig()
 
@@ -33,6 +34,7 @@ class Rule:
 
 TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
 EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
+METHOD, WINDOW = "context_parallel_method", "attention_window"
 STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
 DEGREES = (TP, PP, CP)
 OFFLOADS = ("offload_optimizer", ZERO, PP, LAYOUT)
@@ -40,7 +42,7 @@ FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
-SEQUENCE = (CP, TP, "sequence_parallel", "prompt_length")
+SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
 FLOAT8 = "fp8"
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedules of several stages a rank -> what they are with one."""
@@ -106,11 +108,14 @@ def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
-    """A context rank takes one chunk from the head and one from the tail, so that causal attention costs all ranks alike."""
+    """Where keys and values are gathered a context rank takes one chunk from the head and one from the tail, so that causal
+    attention costs all ranks alike.
+    """
     length, ranks = context.workload.sequence_length, config.context_parallel_size
-    chunks = 2 * ranks if ranks > 1 else 1
-    if length % chunks:
-        return f"a sequence of {length} tokens is not divided into {chunks} chunks, two for each of {ranks} context ranks"
+    each = 2 if ranks > 1 and config.context_parallel_method == "gather" else 1
+    if length % (each * ranks):
+        told = f"{each * ranks} chunks, {'two' if each == 2 else 'one'} for each of {ranks} context ranks"
+        return f"a sequence of {length} tokens is not divided into {told}"
     tensor = config.tensor_parallel_size if config.sequence_parallel else 1
     inside = length // ranks + config.prompt_length
     if inside % tensor:
@@ -250,10 +255,24 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
         return f"the {kernel} kernel runs on CUDA alone" if kernel in ("efficient", "cudnn") else None
     if kernel in ("flash", "cudnn") and config.precision not in ("bf16", "fp16"):
         return f"the {kernel} kernel computes in bf16 and fp16 alone, not in {config.precision}"
-    window = model.sliding_window if isinstance(model, ModelSpec) else 0
+    window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
     if kernel == "flash" and 0 < window < context.workload.sequence_length:
         return f"the flash kernel takes no mask, which the sliding window of {window} tokens needs"
     return None
+
+
+def _attention_window(config: TrialConfig, context: SpaceContext) -> str | None:
+    return window_problem(config, context.model, context.workload.sequence_length)
+
+
+def _ulysses_heads(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Every context rank has heads of its own for the whole sequence, after tensor ranks have taken theirs."""
+    model, ranks = context.model, config.context_parallel_size * config.tensor_parallel_size
+    if config.context_parallel_method != "ulysses" or config.context_parallel_size == 1 or not isinstance(model, ModelSpec):
+        return None
+    sizes = {"attention heads": model.num_attention_heads, "key-value heads": model.num_key_value_heads}
+    wrong = [f"{name} ({value})" for name, value in sizes.items() if value % ranks]
+    return f"{ranks} ranks of context x tensor do not divide {', '.join(wrong)} of {model.name}" if wrong else None
 
 
 def _adapters(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -301,13 +320,15 @@ RULES: tuple[Rule, ...] = (
     Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme, or use cpu", _nvme_path),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
-    Rule("attention-kernel", ("attention_backend", "precision"), "leave attention_backend at best", _attention_kernel),
+    Rule("attention-kernel", ("attention_backend", "precision", WINDOW), "leave attention_backend at best", _attention_kernel),
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
     Rule("adapters", (*adapters.METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),
     Rule("adapters-together", adapters.METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
     Rule("virtual-tokens", adapters.VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
+    Rule("ulysses-heads", (CP, TP, METHOD), "set context_parallel_method=gather, or use fewer ranks", _ulysses_heads),
+    Rule("attention-window", (WINDOW, "attention_global_tokens"), "lower them, or set attention_window=0", _attention_window),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -67,6 +67,9 @@ class TrialConfig:
     adapter_size: int = 0
     prefix_length: int = 0
     prompt_length: int = 0
+    context_parallel_method: str = "gather"
+    attention_window: int = 0
+    attention_global_tokens: int = 0
 
     @property
     def model_parallel_size(self) -> int:
@@ -131,6 +134,7 @@ LATER = frozenset({
     SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
     "environment",
     "adapter_size", "prefix_length", "prompt_length",
+    "context_parallel_method", "attention_window", "attention_global_tokens",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

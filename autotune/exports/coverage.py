@@ -39,6 +39,9 @@ ANYWHERE: Mapping[str, str] = {
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",
     "optimizer": "choose it where the optimizer is made",
+    "context_parallel_method": "it divides sequences in its own way",
+    "attention_window": "mask the model's attention, with flex_attention and a BlockMask of this window",
+    "attention_global_tokens": "add them to the mask of the window",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

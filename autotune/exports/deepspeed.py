@@ -31,6 +31,9 @@ TARGET = Target(
         "pipeline_split": "set the partition_method of the PipelineModule",
         "pipeline_layout": "give the PipelineModule these layers; it recomputes on every stage alike",
         "context_parallel_size": "DeepSpeed divides sequences by heads instead (Ulysses, deepspeed.sequence)",
+        "context_parallel_method": "as sequence_parallel_size of UlyssesSPAttentionHF.register_with_transformers "
+        "(deepspeed.runtime.sequence_parallel.ulysses_sp), whose groups are the mpu of deepspeed.initialize",
+        "attention_window": "load the model with this sliding_window, where its class has one",
         "expert_parallel_size": "build the experts as deepspeed.moe.layer.MoE with this ep_size",
         "rank_order": "give the PipelineModule a topology with these axes",
         "checkpoint_every_k": "set it in the model (activation_checkpoint_interval of a PipelineModule)",

@@ -22,7 +22,8 @@ TARGET = Target(
         "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
-        "pipeline_layout", "accumulation_dtype", "optimizer", "environment", *peft.KNOBS,
+        "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
+        *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -30,6 +31,7 @@ TARGET = Target(
         "offload_param": "Megatron-LM keeps parameters on the device",
         "loss_chunk_size": "--cross-entropy-loss-fusion saves some of that memory",
         "allgather_bucket_size": "parameters are gathered in the buckets of --ddp-bucket-size",
+        "attention_global_tokens": "--window-size speaks of neighbours alone; write a mask of your own",
     },
 )  # fmt: skip
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -83,6 +85,10 @@ def _parallel(winner: Winner) -> list[str]:
         lines.append("--sequence-parallel")
     if config.expert_parallel_size > 1:
         lines.append(f"--expert-model-parallel-size {config.expert_parallel_size}")
+    if config.context_parallel_method == "ulysses":
+        lines.append("--cp-comm-type a2a")
+    if config.attention_window:  # tokens before one's own, and after it
+        lines.append(f"--window-size {config.attention_window - 1},0")
     if config.rank_order == "tp-cp-pp-dp":
         lines.append("--use-tp-pp-dp-mapping")
     if config.attention_backend in ATTENTION:

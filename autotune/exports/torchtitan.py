@@ -20,6 +20,7 @@ TARGET = Target(
         "environment",
     }),
     elsewhere={
+        "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
         "rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost",
         "optimizer": "name it in the param_groups of the OptimizersContainer.Config of your registry function",
     },

@@ -20,7 +20,10 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "precision", "activation_checkpointing", "fused_optimizer", "reduce_bucket_size",
         "optimizer", *peft.KNOBS,
     }),
-    elsewhere={"attention_backend": "give from_pretrained an attn_implementation"},
+    elsewhere={
+        "attention_backend": "give from_pretrained an attn_implementation",
+        "attention_window": "give from_pretrained this sliding_window, where the model's class has one",
+    },
     refused={
         "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
         "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",

@@ -43,7 +43,7 @@ DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
 """Knobs that say what is trained beside a model that starts as it is."""
-OTHER_MODELS = ("frozen_dtype", *VIRTUAL_TOKENS)
+OTHER_MODELS = ("frozen_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens")
 """Knobs with which a model computes something else from the start."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
@@ -111,8 +111,8 @@ class Session:
         """Of a job's reference those losses that hold for all of its trials.
 
         Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
-        loss, and are other models from the first update on. Weights of fewer bits, or virtual tokens, make another model from
-        the start.
+        loss, and are other models from the first update on. Weights of fewer bits, virtual tokens, or attention to fewer
+        tokens, make another model from the start.
         """
         if any(self._varies(name) for name in OTHER_MODELS):
             return ()

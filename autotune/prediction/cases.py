@@ -19,6 +19,9 @@ Flags = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
 """A schedule stands in an array as its place here."""
+CONTEXT_METHODS = ("ring", "gather", "ulysses")
+"""context_parallel_method stands in an array as its place here; in a ring, which others have, keys and values pass from rank to
+rank and none keeps more than its own."""
 RECOMPUTE = ("none", "selective", "full")
 """activation_checkpointing stands in an array as its place here."""
 
@@ -43,7 +46,8 @@ class Shapes:
     sequence: Array
     """Tokens in a sample."""
     window: Array
-    """Tokens that attention looks back; the sequence where it looks at all."""
+    """Keys that attention reads for a token, on the mean of a sequence, where a window hides some: less than the sequence, and
+    what causality hides left out. The sequence where nothing else is hidden."""
     tied: Array
     """1 where the output projection is the embedding table."""
     experts: Array
@@ -58,6 +62,8 @@ class Shapes:
     """Bytes of a frozen parameter; 0: nothing is frozen, every parameter is trained."""
     dropout: Array
     """1 where dropout keeps its masks."""
+    copied: Array = field(default_factory=lambda: np.zeros(1))
+    """Keys that are copied for blocks of queries, a token: where a window has global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))
     """1 where what is trained beside frozen parameters are low-rank adapters, which keep inputs of frozen matrices."""
     bottleneck: Array = field(default_factory=lambda: np.zeros(1))
@@ -157,6 +163,8 @@ class Layouts:
     """1 where the offloaded optimizer state is in files instead of host memory."""
     parameters_in_files: Array = field(default_factory=lambda: np.zeros(1))
     """1 where the offloaded parameters are."""
+    context_method: Array = field(default_factory=lambda: np.zeros(1))
+    """How context ranks attend to all tokens: their place in `CONTEXT_METHODS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases, gathered_kept
+from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 from autotune.prediction.frozen import unpacking_seconds
@@ -92,9 +92,12 @@ def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
 
 
 def attention_forward(cases: Cases, rates: Coefficients) -> Array:
-    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept."""
+    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept.
+    With a window those of the blocks that are visited, in either.
+    """
     shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
-    looked, causal = shapes.looked + shapes.prefix, shapes.looked / 2 + shapes.prefix
+    causal = shapes.looked * np.where(shapes.window < shapes.sequence, 1.0, 0.5) + shapes.prefix
+    looked = shapes.looked + shapes.prefix
     products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
     elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
     kept = cases.software.scores > 0
@@ -137,8 +140,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
 
     Sequence parallelism that gathers its inputs again moves 10 units for 8. Full recomputation runs the forward ones again but
-    the last. Context: gathered keys and values forward, scattered backward. Experts: tokens out and back, forward and backward,
-    and forward again where all is computed again.
+    the last. Context: gathered keys and values forward, scattered backward; or queries, keys and values to the ranks of
+    their heads and results back, and their gradients the other way [Jacobs 2023]. Experts: tokens out and back, forward and
+    backward, and forward again where all is computed again.
     """
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes
@@ -151,7 +155,10 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
     passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
     share = (layouts.context - 1) / layouts.context
-    context = collective_seconds(cases, context_group(cases), passes * keys * share, passes, rates)
+    exchanged = layouts.context_method == CONTEXT_METHODS.index("ulysses")
+    heads = 2 * _tokens(cases) * (shapes.query + shapes.key_value) * width / n
+    sent, times = np.where(exchanged, heads, keys), np.where(exchanged, 2.0, 1.0)
+    context = collective_seconds(cases, context_group(cases), passes * sent * share, passes * times, rates)
     e = layouts.expert
     routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
     travels = 2 * (passes + 0 * e)

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.prediction.adapters import adapted_shapes
-from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
+from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
 from autotune.prediction.software import software_named
 from autotune.prediction.uneven import layout_key, tabled
+from autotune.prediction.windows import keys_read, windowed_shapes
 from search_spaces.cluster import ClusterSpec
 from search_spaces.model import ModelSpec, Position
 from search_spaces.optimizers import moment_bytes
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+from search_spaces.windows import window_of
 
 MASTER = 4.0
 """Bytes of an element of the master copy."""
@@ -26,9 +28,10 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
     """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory."""
     precision = configs[0].precision
     laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
+    shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
     layouts = layouts_of(configs, workload.global_batch_size, cluster.world_size)
     return Cases(
-        shapes=adapted_shapes(shapes_of(model, workload.sequence_length), model, configs),
+        shapes=windowed_shapes(shapes, model, workload.sequence_length, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}),
@@ -56,7 +59,7 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         vocabulary=scalar(model.vocab_size),
         positions=scalar(sequence_length if model.position is Position.LEARNED else 0),
         sequence=scalar(sequence_length),
-        window=scalar(model.sliding_window or sequence_length),
+        window=scalar(keys_read(window_of(model), sequence_length)),
         tied=scalar(float(model.tied_embeddings)),
         experts=scalar(model.num_experts),
         experts_per_token=scalar(_rows_per_token(model, sequence_length)),
@@ -109,6 +112,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         orthogonalizes=column([config.optimizer == "muon" for config in configs]),
         optimizer_in_files=column([config.offload_optimizer == "nvme" for config in configs]),
         parameters_in_files=column([config.offload_param == "nvme" for config in configs]),
+        context_method=column([CONTEXT_METHODS.index(config.context_parallel_method) for config in configs]),
     )
 
 

@@ -14,7 +14,7 @@ from autotune.prediction.question import Question
 from autotune.prediction.room import fit_probability, ranks_of_node
 from autotune.prediction.step import Z90, Prediction, predict
 from autotune.prediction.uneven import marked, shares_of, written_out
-from search_spaces.adapters import adapted
+from search_spaces.configured import configured
 from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
@@ -130,7 +130,7 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
     peak = fullest.total
     factor = math.exp(Z90 * prediction.memory_spread)
     host = _at(prediction.memory.host, row)
-    flops = adapted(question.model, config).flops_per_token(question.sequence_length) * tokens
+    flops = configured(question.model, config).flops_per_token(question.sequence_length) * tokens
     tflops = flops / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return Estimate(

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.prediction.adapters import adapted_shapes
-from autotune.prediction.cases import RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
+from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
 from autotune.prediction.config_cases import MASTER, engine_software, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
 from autotune.prediction.uneven import layout_key, tabled
+from autotune.prediction.windows import windowed_shapes
 from search_spaces.adapters import METHODS
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.model import ModelSpec
@@ -20,7 +21,9 @@ from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
-UNIFORM = ("precision", "attention_backend", *METHODS, "lora_targets", "frozen_dtype")
+UNIFORM = (
+    "precision", "attention_backend", "attention_window", "attention_global_tokens", *METHODS, "lora_targets", "frozen_dtype",
+)  # fmt: skip
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
 
@@ -37,7 +40,8 @@ class GridCases:
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
         same = {name: _only(space, name) for name in UNIFORM}
         precision, attention = same["precision"], same["attention_backend"]
-        self._shapes = adapted_shapes(shapes_of(model, space.workload.sequence_length), model, [space.base.replace(same)])
+        length, alike = space.workload.sequence_length, [space.base.replace(same)]
+        self._shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
         self._width = scalar(PARAMETER_BYTES[str(precision)])
@@ -91,6 +95,7 @@ class GridCases:
             offload_parameters=number("offload_param", lambda value: value != "none"),
             optimizer_in_files=number("offload_optimizer", lambda value: value == "nvme"),
             parameters_in_files=number("offload_param", lambda value: value == "nvme"),
+            context_method=number("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
             parameter_bytes=self._width,
             reduce_bytes=number("reduce_dtype", lambda value: PARAMETER_BYTES[str(value)]),
             reduce_bucket=number("reduce_bucket_size"),

@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases, Flags, gathered_kept
+from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
@@ -311,8 +311,9 @@ def layer_bytes(cases: Cases) -> Array:
 
     A frozen matrix keeps no input, so that the input of adapters and what is not linear remain. A bottleneck keeps what goes
     in and both sides of what is not linear in it; a prefix is joined with the keys and values of each sample.
-    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values, the output and
-    its log-sum-exp; the MLP's hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
+    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values (of all context
+    ranks, where they are gathered), the output (twice, where it is put together or travels) and its log-sum-exp; the MLP's
+    hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
     """
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     width, t = layouts.parameter_bytes, layouts.tensor
@@ -321,7 +322,7 @@ def layer_bytes(cases: Cases) -> Array:
     norms = (2 * width + software.norm_extra) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
-    attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads
+    attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
     least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
@@ -330,6 +331,19 @@ def layer_bytes(cases: Cases) -> Array:
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
     norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
     return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+
+
+def _outputs(cases: Cases) -> Array:
+    """Queries, and the results of attention: once where its kernel gives them out as they go on, else twice."""
+    layouts, shapes = cases.layouts, cases.shapes
+    in_parts = (shapes.window < shapes.sequence) | ((layouts.context > 1) & (layouts.context_method > 0))
+    return np.where(in_parts, 3.0, 2.0)
+
+
+def _keys_kept(cases: Cases) -> Array:
+    """Tokens whose keys are kept, copies counted, as a multiple of the rank's own."""
+    layouts = cases.layouts
+    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
 
 
 def _scores(cases: Cases) -> Array:

@@ -11,7 +11,7 @@ from executor.engine import REFERENCE_STEPS, EngineSession, RankContext, StepRep
 from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.context import ContextParallel
+from executor.engines.native.context import METHODS
 from executor.engines.native.experts import tell_loss_scale
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.loss_scaling import LossScaler
@@ -73,8 +73,8 @@ class ParallelSession(EngineSession):
         self._dtype = DTYPES[config.precision]
         self.scaler = LossScaler() if scales_losses(config) else None
         self._batches: list[dict[str, Tensor]] = []
-        split = self.groups.context.size > 1
-        self._positions = ContextParallel(self.groups.context).positions(workload.sequence_length) if split else None
+        context_parallel = METHODS[config.context_parallel_method](self.groups.context)
+        self._positions = context_parallel.positions(workload.sequence_length) if context_parallel.size > 1 else None
         self.pipeline = self._make_pipeline() if config.pipeline_parallel_size > 1 else None
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:

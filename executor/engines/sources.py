@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.data import Data, FactoryData, text_data
-from executor.engines.native.context import ContextParallel
+from executor.engines.native.context import METHODS
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.model import Part, Transformer, build_transformer
 from executor.engines.native.tensor import TensorParallel
@@ -18,7 +18,7 @@ from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
-from search_spaces.adapters import adapted
+from search_spaces.configured import configured
 from search_spaces.mesh import PIPELINE
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, stages_of_rank
@@ -77,7 +77,7 @@ class _Shape(Source):
         super().__init__(config, workload)
         if spec.adapts:
             raise EngineRefusalError("adapters", "the model has adapters of its own; set the knobs, not the model's fields")
-        self.spec = adapted(spec, config)
+        self.spec = configured(spec, config)
         self.data = text_data(workload, spec.vocab_size)
 
     @property
@@ -86,7 +86,7 @@ class _Shape(Source):
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel)
-        context = ContextParallel(groups.context)
+        context = METHODS[self.config.context_parallel_method](groups.context)
         layers = split_layers(self.spec, self.config, self.workload.sequence_length)
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         return [

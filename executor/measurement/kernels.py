@@ -150,7 +150,7 @@ def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tupl
         cosines, sines = (table.to(device=device, dtype=dtype) for table in rotary_table(spec, tokens))
         x = torch.randn(samples, tokens, hidden, device=device, dtype=dtype, requires_grad=True)
         gradient, leaves = torch.randn_like(x), [x, *block.parameters()]
-        return lambda: torch.autograd.grad(block(x, (cosines, sines), None), leaves, gradient)
+        return lambda: torch.autograd.grad(block(x, (cosines, sines)), leaves, gradient)
 
     parameters = 4 * hidden * hidden + 3 * hidden * ffn
     cost = 6.0 * samples * tokens * (parameters + tokens * hidden) + LAUNCH_FLOPS

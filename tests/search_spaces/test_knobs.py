@@ -42,7 +42,7 @@ def test_search_order_puts_what_is_read_first() -> None:
 def test_what_changes_results() -> None:
     assert {name for name, knob in KNOBS.items() if knob.numerics is Numerics.CHANGES} == {
         "precision", "reduce_dtype", "script", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets",
-        "frozen_dtype", "adapter_size", "prefix_length", "prompt_length",
+        "frozen_dtype", "adapter_size", "prefix_length", "prompt_length", "attention_window", "attention_global_tokens",
     }  # fmt: skip
 
 

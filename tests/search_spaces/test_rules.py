@@ -114,6 +114,8 @@ REFUSED = [
     ("environment-variables", {"environment": "LD_PRELOAD=/tmp/x.so"}, {"cluster": "dgx-a100"}),
     ("adapters-together", {"lora_rank": 8, "prefix_length": 8}, {}),
     ("virtual-tokens", {"prompt_length": 2**20}, {}),
+    ("ulysses-heads", {"context_parallel_size": 3, "context_parallel_method": "ulysses"}, {}),
+    ("attention-window", {"attention_window": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),

@@ -17,6 +17,8 @@ DDP = Capability(
         "expandable_segments": None,
         "environment": None,
         "compile_blocks": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     combinations=(COMPILE_SELECTIVE,),
 )

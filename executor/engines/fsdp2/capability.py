@@ -51,6 +51,9 @@ FSDP2 = Capability(
         "expandable_segments": None,
         "environment": None,
         "compile_blocks": None,
+        "context_parallel_method": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(

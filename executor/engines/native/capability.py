@@ -69,6 +69,9 @@ NATIVE = Capability(
         "adapter_size": None,
         "prefix_length": None,
         "prompt_length": None,
+        "context_parallel_method": None,
+        "attention_window": None,
+        "attention_global_tokens": None,
     },
     combinations=(
         COMPILE_SELECTIVE,

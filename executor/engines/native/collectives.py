@@ -177,7 +177,8 @@ class Group:
     def count(self, operation: str, message: Tensor) -> None:
         """Enter a message in the account of what was sent: the full one, of which a rank may hold a part."""
         count, size = self.sent.get(operation, (0, 0))
-        self.sent[operation] = (count + 1, size + message.nbytes)
+        # Not `nbytes`, which torch.compile cannot tell of a size that varies.
+        self.sent[operation] = (count + 1, size + message.numel() * message.element_size())
 
 
 def accounting() -> bool:

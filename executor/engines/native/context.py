@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all."""
+"""Context parallelism: each rank has a part of every sequence, and its tokens attend to those of all."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch.nn.attention.bias import causal_lower_right
 from executor.engines.native.collectives import Group
 from executor.engines.native.selective import keep_collective
 from executor.engines.native.virtual_tokens import Prefix
+from executor.engines.native.windowed import attend_to_window, sees
+from search_spaces.windows import Window
 
 CHUNKS_PER_RANK = 2
 
@@ -33,33 +35,87 @@ class ContextParallel:
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]))
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool, prefix: Prefix | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
     ) -> Tensor:
-        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values.
-
-        `mask` [own tokens, prefix and tokens] is True where a token may look; None: at the prefix, and as causality allows.
-        """
+        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values, and on
+        all of a prefix."""
         if self.size == 1:
-            if prefix is not None:
-                key, value = prefix(key, value)
-                mask = _up_to_the_end(query, key.shape[2]) if mask is None else mask
-            return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-            )
+            return attend_alone(query, key, value, window, grouped, prefix)
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
+        chunk, whole = query.shape[2] // CHUNKS_PER_RANK, gathered.shape[3]
         key, value = gathered if prefix is None else prefix(*gathered)
-        if mask is not None:
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
-        chunk = query.shape[2] // CHUNKS_PER_RANK
         virtual = 0 if prefix is None else prefix.length
-        seen = (virtual + (self.group.rank + 1) * chunk, key.shape[2] - self.group.rank * chunk)
+        starts = (self.group.rank * chunk, whole - (self.group.rank + 1) * chunk)
         mixed = [
-            functional.scaled_dot_product_attention(
-                part, key[:, :, :end], value[:, :, :end], attn_mask=_up_to_the_end(part, end), enable_gqa=grouped
-            )
-            for part, end in zip(query.chunk(CHUNKS_PER_RANK, dim=2), seen, strict=True)
+            _attend_from(start, part, key, value, window, grouped, virtual)
+            for start, part in zip(starts, query.chunk(CHUNKS_PER_RANK, dim=2), strict=True)
         ]
         return torch.cat(mixed, dim=2)
+
+
+class Ulysses(ContextParallel):
+    """Context parallelism that exchanges tokens for heads [Jacobs et al. 2023, DeepSpeed-Ulysses, 3.1].
+
+    Rank i has the ith part of a sequence. For attention each rank gets some heads of all tokens: one all-to-all of queries,
+    keys and values together, and one of the results back. What a rank sends falls with the ranks, where gathered keys and
+    values are as long as the whole sequence; but ranks must divide the key-value heads.
+    """
+
+    def positions(self, length: int) -> Tensor:
+        return torch.arange(length).chunk(self.size)[self.group.rank]
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
+    ) -> Tensor:
+        if self.size == 1:
+            return attend_alone(query, key, value, window, grouped, prefix)
+        heads = [x.shape[1] // self.size for x in (query, key, value)]
+        # Each rank's heads of all three side by side, so that they travel in one message.
+        own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
+        whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
+        query, key, value = torch.split(whole, heads, dim=1)
+        mixed = attend_alone(query, key, value, window, grouped, prefix, self.group.rank * heads[1])
+        result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+
+METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
+"""Value of `context_parallel_method` -> how it is done."""
+
+
+def attend_alone(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+    first_head: int = 0,
+) -> Tensor:  # fmt: skip
+    """Causal attention among the tokens of whole sequences, and to all of a prefix, of the heads from `first_head` on."""
+    if prefix is not None:
+        key, value = prefix(key, value, first_head)
+        return _attend_from(0, query, key, value, window, grouped, prefix.length)
+    if window.hides(key.shape[2]):
+        return attend_to_window(query, key, value, window, 0, grouped)
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def _attend_from(
+    start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, virtual: int = 0
+) -> Tensor:
+    """Causal attention of neighbouring tokens from `start` on to the keys and values of whole sequences, before which stand
+    `virtual` ones that every token sees."""
+    hides = window.hides(key.shape[2] - virtual)
+    if hides and not virtual:
+        return attend_to_window(query, key, value, window, start, grouped)
+    end = virtual + start + query.shape[2]
+    mask = _seen_behind(virtual, start, query, window) if hides else _up_to_the_end(query, end)
+    return functional.scaled_dot_product_attention(
+        query, key[:, :, :end], value[:, :, :end], attn_mask=mask, enable_gqa=grouped
+    )
+
+
+def _seen_behind(virtual: int, start: int, query: Tensor, window: Window) -> Tensor:
+    """[queries, virtual and real tokens up to the last query] True where a token may look: at what is virtual, and as its
+    window shows."""
+    places = torch.arange(start + query.shape[2], device=query.device)
+    return functional.pad(sees(window)(places[start:, None], places[None]), (virtual, 0), value=True)
 
 
 def _up_to_the_end(query: Tensor, end: int) -> Tensor:
@@ -78,6 +134,56 @@ def _gather_chunks(x: Tensor, group: Group) -> Tensor:
     heads, tails = rows.view(group.size, *x.shape).chunk(CHUNKS_PER_RANK, dim=4)
     ordered = torch.cat((heads, tails.flip(0)))
     return ordered.movedim(0, 3).flatten(3, 4)
+
+
+def _by_rank(x: Tensor, ranks: int) -> Tensor:
+    """[batch, all heads, tokens, width] to [batch, ranks, heads, tokens, width]."""
+    return x.reshape(x.shape[0], ranks, -1, *x.shape[2:])
+
+
+def _exchanged(parts: Tensor, group: Group) -> Tensor:
+    """[ranks, …], a part for each rank, to the parts that the ranks have for this one."""
+    result = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    ones = [1] * group.size
+    group.all_to_all(result, parts.contiguous(), ones, ones).wait()
+    return result
+
+
+def _tokens_for_heads(x: Tensor, group: Group) -> Tensor:
+    """[batch, ranks, heads, own tokens, width] to this rank's [batch, heads, tokens, width]."""
+    return _exchanged(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
+
+
+def _heads_for_tokens(x: Tensor, group: Group) -> Tensor:
+    """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
+    parts = x.reshape(*x.shape[:2], group.size, -1, x.shape[3]).movedim(2, 0)
+    return _exchanged(parts, group).movedim(0, 1)
+
+
+class _TokensForHeads(torch.autograd.Function):
+    """[batch, ranks, heads, own tokens, width] of this rank's tokens to [batch, heads, tokens, width] of its heads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: _tokens_for_heads(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _heads_for_tokens(gradients[0], ctx.group), None
+
+
+class _HeadsForTokens(torch.autograd.Function):
+    """[batch, heads, tokens, width] of this rank's heads to [batch, all heads, own tokens, width] of its tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: _heads_for_tokens(x, group).flatten(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _tokens_for_heads(_by_rank(gradients[0], ctx.group.size), ctx.group), None
 
 
 class _GatherChunks(torch.autograd.Function):

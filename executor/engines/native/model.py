@@ -23,6 +23,7 @@ from executor.engines.native.tensor import (
 )
 from executor.engines.native.virtual_tokens import Prefix, Prompt
 from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.windows import window_of
 
 INITIAL_DEVIATION = 0.02
 WHOLE_BITS = 16
@@ -91,7 +92,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.spec, self.tensor, self.context = spec, part.tensor, part.context
+        self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec)
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
         self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
         self.key = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
@@ -100,14 +101,14 @@ class Attention(nn.Module):
         self.prefix = Prefix(heads, spec.prefix_length, spec.head_dim) if spec.prefix_length else None
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         x = self.tensor.enter(x)
         heads = (self._split(project(x)) for project in (self.query, self.key, self.value))
         query, key, value = heads
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
-        mixed = self.context.attend(query, key, value, mask, grouped, self.prefix)
+        mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -159,12 +160,12 @@ class Block(nn.Module):
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
         self.mlp_adapter = _bottleneck(spec)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         if not self.pre_norm:
-            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary, mask)))
+            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary)))
             post: Tensor = self.mlp_norm(x + behind(self.mlp_adapter, self.mlp(x)))
             return post
-        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary, mask))
+        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary))
         result: Tensor = attended + behind(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
         return result
 
@@ -246,7 +247,6 @@ class Transformer(nn.Module):
 
     rotary_cosines: Tensor
     rotary_sines: Tensor
-    mask: Tensor | None
     places: Tensor
 
     def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
@@ -291,7 +291,7 @@ class Transformer(nn.Module):
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
-        """Rotations and masks of the rank's tokens, virtual ones included, in fp32 whatever the parameters' type."""
+        """Rotations of the rank's tokens, virtual ones included, in fp32 whatever the parameters' type."""
         self.register_buffer("places", self.part.context.positions(self.sequence_length), persistent=False)
         length = self.sequence_length + self.spec.prompt_length
         places = self.part.context.positions(length)
@@ -299,8 +299,6 @@ class Transformer(nn.Module):
             cosines, sines = rotary_table(self.spec, length)
             self.register_buffer("rotary_cosines", cosines[places], persistent=False)
             self.register_buffer("rotary_sines", sines[places], persistent=False)
-        mask = _window_mask(self.spec.sliding_window, length, self.spec.prefix_length)
-        self.register_buffer("mask", None if mask is None else mask[places], persistent=False)
 
     def layers(self) -> list[nn.Module]:
         """The blocks in order."""
@@ -342,19 +340,11 @@ class Transformer(nn.Module):
         x = tokens if self.embedding is None else self.embedding(tokens, self.places)
         rotary = (self.rotary_cosines.to(x.dtype), self.rotary_sines.to(x.dtype)) if self.rotary else None
         for block in self.layers():
-            x = block(x, rotary, self.mask)
+            x = block(x, rotary)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)
         return loss
-
-
-def _window_mask(window: int, length: int, prefix: int) -> Tensor | None:
-    """True where attention may look: the prefix and the `window` last tokens. None where causality alone decides."""
-    if not window or window >= length:
-        return None
-    distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    return functional.pad((distance >= 0) & (distance < window), (prefix, 0), value=True)
 
 
 def build_transformer(

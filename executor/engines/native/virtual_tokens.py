@@ -11,7 +11,7 @@ class Prefix(nn.Module):
 
     Every token looks at all of them, whatever the window. They have no position, since they are trained as they are looked at,
     and the tokens keep theirs. Tensor-parallel ranks divide them by key-value heads, as they do what computes keys and values;
-    context-parallel ranks have them whole, and each gets the gradient of its own queries.
+    context-parallel ranks have them whole, and each gets the gradient of its own queries, or heads.
     """
 
     split: ClassVar[dict[str, int]] = {"keys": 0, "values": 0}
@@ -23,9 +23,10 @@ class Prefix(nn.Module):
         self.keys = nn.Parameter(torch.empty(heads, length, head_dim))
         self.values = nn.Parameter(torch.empty(heads, length, head_dim))
 
-    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, heads, tokens, head_dim] to the same with `length` more before the tokens."""
-        return in_front(self.keys, key), in_front(self.values, value)
+    def forward(self, key: Tensor, value: Tensor, first_head: int = 0) -> tuple[Tensor, Tensor]:
+        """[batch, heads, tokens, head_dim], heads from `first_head` on, to the same with `length` more before the tokens."""
+        heads = slice(first_head, first_head + key.shape[1])
+        return in_front(self.keys[heads], key), in_front(self.values[heads], value)
 
 
 class Prompt(nn.Module):

@@ -135,6 +135,18 @@ CASES: dict[str, Case] = {
     "a prompt across context ranks": ("prompt-context", {"prompt_length": 4, "context_parallel_size": 2}, ()),
     "Muon of a prefix": ("virtual-tokens-muon", {"prefix_length": 4, "optimizer": "muon"}, ()),
     "a prompt of fsdp2": ("engine-honours", {"prompt_length": 4}, ("config.json", "--engine", "fsdp2")),
+    "heads that ranks do not divide": (
+        "ulysses-heads",
+        {"context_parallel_size": 4, "context_parallel_method": "ulysses"},
+        (),
+    ),
+    "a window of a module of the user's": ("attention-window", {"attention_window": 4}, ("factory:build",)),
+    "a window and global tokens that hide nothing": (
+        "attention-window",
+        {"attention_window": 16, "attention_global_tokens": 16},
+        ("config.json", "--seq-len", "32"),
+    ),
+    "a window of deepspeed": ("engine-honours", {"attention_window": 4}, DEEPSPEED),
     "adapters of ddp": ("engine-honours", {"lora_rank": 4}, ("config.json", "--engine", "ddp")),
     "experts across ranks of ddp": ("engine-honours", {"expert_parallel_size": 2}, ("experts.json", "--engine", "ddp")),
     "experts across more ranks than hold copies": (

@@ -104,6 +104,9 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "adapter_size": (64, {}),
     "prefix_length": (16, {}),
     "prompt_length": (16, {}),
+    "context_parallel_method": ("ulysses", {"context_parallel_size": 2}),
+    "attention_window": (256, {}),
+    "attention_global_tokens": (4, {"attention_window": 256}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

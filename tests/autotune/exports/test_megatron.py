@@ -41,6 +41,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tensor_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2, "attention_backend": "flash"},
     {"pipeline_parallel_size": 4, "rank_order": "tp-cp-pp-dp", "activation_checkpointing": "full", "micro_batch_size": 1},
     {"pipeline_parallel_size": 2, "virtual_stages": 4, "pipeline_schedule": "interleaved_1f1b"},
+    {"context_parallel_size": 2, "context_parallel_method": "ulysses", "attention_window": 256},
 ]
 
 
@@ -65,6 +66,13 @@ def test_the_layout(tmp_path: Path) -> None:
     stages = made["--pipeline-model-parallel-layout"].split("|")
     assert (len(stages), sum(stage.count("t") for stage in stages)) == (4, 32)
     assert (stages[0][0], stages[-1][-1]) == ("E", "L")
+
+
+def test_a_window_is_told_in_neighbours_and_heads_are_exchanged() -> None:
+    knobs: dict[str, Any] = {"context_parallel_size": 2, "context_parallel_method": "ulysses", "attention_window": 256}
+    made = arguments(exported.document(exported.large(), **knobs))
+    assert (made["--window-size"], made["--cp-comm-type"]) == ("255,0", "a2a")
+    assert not {"--window-size", "--cp-comm-type"} & arguments(exported.document(exported.large())).keys()
 
 
 def test_a_pipeline_is_laid_out_stage_by_stage() -> None:

@@ -63,6 +63,8 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
     assert held(adapter_size="0,4") == (4.0,)
     assert held(prefix_length="4") == held(prompt_length="4") == (4.0, 3.0, 2.0)
     assert held(prefix_length="0,4") == held(prompt_length="2,4") == ()
+    assert held(attention_window="8") == (4.0, 3.0, 2.0)
+    assert held(attention_window="0,8") == held(attention_window="8", attention_global_tokens="0,4") == ()
 
 
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:

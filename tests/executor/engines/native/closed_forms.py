@@ -97,6 +97,12 @@ class Layout:
         layers = times * sum(stage.layers for stage in stages)
         again = times * sum(self._runs_again(stage) for stage in stages)
         keys = self.spec.num_key_value_heads * self.spec.head_dim // self.mesh.tensor
+        queries = self.spec.num_attention_heads * self.spec.head_dim // self.mesh.tensor
+        if self.config.context_parallel_method == "ulysses":
+            # Queries, keys and values go to their heads' ranks and results come back; gradients the other way.
+            yield "all_to_all", "context", 2 * layers + again, self.tokens * (queries + 2 * keys)
+            yield "all_to_all", "context", 2 * layers + again, self.tokens * queries
+            return
         message = 2 * self.config.micro_batch_size * self.workload.sequence_length * keys
         yield "all_gather", "context", layers + again, message
         yield "reduce_scatter", "context", layers, message

@@ -34,6 +34,7 @@ WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 TP2, TP4 = {"tensor_parallel_size": 2, "micro_batch_size": 4}, {"tensor_parallel_size": 4, "micro_batch_size": 4}
 CP2, CP4 = {"context_parallel_size": 2, "micro_batch_size": 4}, {"context_parallel_size": 4, "micro_batch_size": 4}
 SP = {"sequence_parallel": True}
+ULYSSES = {"context_parallel_method": "ulysses"}
 EP2, EP4 = {"expert_parallel_size": 2, "micro_batch_size": 1}, {"expert_parallel_size": 4, "micro_batch_size": 1}
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
 HELD = {"zero_stage": 3, "reshard_after_forward": False}
@@ -60,6 +61,12 @@ LAYOUTS = {
     **{f"cp2 zero{stage}": Layout(SHORT, **CP2, zero_stage=stage) for stage in (0, 2, 3)},
     "cp2 tp2": Layout(SHORT, **CP2, tensor_parallel_size=2),
     "cp2 tp2 sp zero3": Layout(SHORT, **CP2, tensor_parallel_size=2, zero_stage=3, **SP),
+    # Tokens exchanged for heads.
+    "cp4 ulysses": Layout(SHORT, **CP4, **ULYSSES),
+    "cp4 ulysses full": Layout(SHORT, **CP4, **ULYSSES, **FULL),
+    "cp2 ulysses selective zero3": Layout(SHORT, **CP2, **ULYSSES, **SELECTIVE, zero_stage=3),
+    "cp2 ulysses tp2 sp": Layout(SHORT, **CP2, **ULYSSES, tensor_parallel_size=2, **SP),
+    "cp2 ulysses pp2 zbv full": Layout(**PP2, **SCHEDULES["zbv"], context_parallel_size=2, **ULYSSES, **FULL),
     # Every schedule: alone, with the ZeRO stages that send for each micro-batch; with the others, one of either kind.
     **{f"pp4 {name}": Layout(LONG, **PP4, **knobs) for name, knobs in SCHEDULES.items()},
     # A stage of one unit alone keeps it from a forward to the next: here each has at least two.

@@ -1,0 +1,152 @@
+"""Do windows of attention train as well as looking at all, and do they save what they promise? Exit code 1 where not.
+
+    python benchmarks/attention_windows.py [--steps 60] [--markdown docs/attention-windows.md]
+
+The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/parity.md): each window with
+five seeds, its loss within a stated bound of full attention's. Then forward and backward of attention at lengths that are
+trained, a window and full causal attention in turn.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gang import Gang
+from benchmarks.loss_curves import ALONE, SHOWN, SPEC, WORKLOAD, Curve, train
+from benchmarks.loss_of_types import LAST, SEEDS, Ends
+from executor.engines.native.context import attend_alone
+from search_spaces.trial_config import Value
+from search_spaces.windows import Window
+
+BOUND = 2e-2
+"""Relative, of the mean loss of the last steps: by how much it may end above full attention's, on the mean of the seeds."""
+WINDOWS: Mapping[str, Mapping[str, Value]] = {
+    "all 64 tokens": {},
+    "32": {"attention_window": 32},
+    "16": {"attention_window": 16},
+    "16, and 4 global": {"attention_window": 16, "attention_global_tokens": 4},
+    "8": {"attention_window": 8},
+}
+"""The first is what the others are held against."""
+HEADS, KEYS, WIDTH = 8, 2, 64
+TIMED = {
+    2048: (Window(256), Window(512), Window(512, 64)),
+    4096: (Window(256), Window(512), Window(512, 64), Window(1024)),
+}
+ROUNDS = 7
+
+
+def losses_of(steps: int) -> list[Ends]:
+    """Train with every window and every seed."""
+    with Gang(1, train) as gang:
+
+        def end(knobs: Mapping[str, Value], seed: int) -> float:
+            return statistics.fmean(gang.run(Curve(knobs={**ALONE, **knobs}, steps=steps, seed=seed))[0][-LAST:])
+
+        return [Ends(name=name, losses=tuple(end(knobs, seed) for seed in range(SEEDS))) for name, knobs in WINDOWS.items()]
+
+
+def problems(found: Sequence[Ends]) -> Iterator[str]:
+    """What is beyond the bound."""
+    exact, *others = found
+    for other in others:
+        mean = statistics.fmean(other.off(exact))
+        if not mean <= BOUND:
+            yield f"a window of {other.name} ends {mean:.1e} above {exact.name} on the mean of its seeds"
+
+
+def attention(length: int, window: Window) -> Callable[[], None]:
+    """Forward and backward of one sample's attention with grouped queries, in fp32."""
+    query = torch.randn(1, HEADS, length, WIDTH, requires_grad=True)
+    key, value = (torch.randn(1, KEYS, length, WIDTH, requires_grad=True) for _ in range(2))
+    gradient = torch.randn_like(query)
+
+    def step() -> None:
+        torch.autograd.grad(attend_alone(query, key, value, window, grouped=True), (query, key, value), gradient)
+
+    return step
+
+
+def ratios(length: int, window: Window) -> list[float]:
+    """Seconds with the window over seconds without, each pair of measurements one after the other."""
+    ways = [attention(length, window), attention(length, Window(0))]
+    for way in ways:
+        way()
+    found = []
+    for turn in range(ROUNDS):
+        seconds = [0.0, 0.0]
+        for place in (0, 1) if turn % 2 else (1, 0):
+            began = time.perf_counter()
+            ways[place]()
+            seconds[place] = time.perf_counter() - began
+        found.append(seconds[0] / seconds[1])
+    return found
+
+
+def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
+    """Markdown of the losses."""
+    exact = ends[0]
+    spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
+    about = (
+        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in one "
+        f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and how far that is from full attention of the "
+        f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the "
+        f"windows are: [attention](parallelism.md#attention). {seconds:.0f} s."
+    )
+    lines = [
+        "# Windows of attention", "", about, "", "## Loss", "",
+        "| window | " + " | ".join(f"seed {seed}" for seed in range(SEEDS)) + " | from full, mean | worst |",
+        "|---" * (SEEDS + 3) + "|",
+    ]  # fmt: skip
+    for one in ends:
+        off = one.off(exact)
+        values = " | ".join(f"{loss:.4f}" for loss in one.losses)
+        lines.append(f"| {one.name} | {values} | {statistics.fmean(off):+.1e} | {max(off):+.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
+    """Markdown of what is saved."""
+    about = (
+        f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
+        f"on two CPU cores, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their "
+        "range. Computed pairs are those of the blocks that are visited, of all that causality leaves."
+    )
+    lines = [
+        "", "## Time", "", about, "", "| tokens | window | global | pairs computed | time | range |", "|---" * 6 + "|",
+    ]  # fmt: skip
+    for (length, window), found in measured.items():
+        pairs = window.visited_pairs(length) / Window(0).visible_pairs(length)
+        shown = f"{pairs:.0%} | {statistics.median(found):.0%} | {min(found):.0%} to {max(found):.0%}"
+        lines.append(f"| {length:,} | {window.tokens} | {window.global_tokens} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=SHOWN[-1])
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    ends = losses_of(arguments.steps)
+    measured = {(length, window): ratios(length, window) for length, windows in TIMED.items() for window in windows}
+    text = page(ends, arguments.steps, time.monotonic() - began) + timing(measured)
+    print(text)
+    told = [*problems(ends)]
+    for problem in told:
+        print(f"WRONG {problem}")
+    if arguments.markdown and not told:
+        arguments.markdown.write_text(text)
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

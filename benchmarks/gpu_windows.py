@@ -1,0 +1,53 @@
+"""Attention to a window on a GPU: what flex attention computes, forward and backward, against every score under a mask."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.gpu_proof import Proof
+from executor.engines.native.windowed import attend_to_window, sees
+from search_spaces.windows import Window
+
+BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
+"""Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits, on their way."""
+CASES = ((1024, Window(256), 0), (1024, Window(200, 16), 0), (1024, Window(256, 4), 512), (1000, Window(300), 0))
+"""Tokens, window, where queries begin."""
+SMALL = ((64, Window(16), 0), (64, Window(12, 3), 32))
+HEADS, KEYS, WIDTH = 8, 2, 64
+
+
+def prove_windows(proof: Proof, device: torch.device) -> None:
+    proof.say("\n## Attention to a window\n")
+    for length, window, start in CASES if device.type == "cuda" else SMALL:
+        for dtype, bound in BOUNDS.items():
+            off = _off(length, window, start, dtype, device)
+            told = (
+                f"{window.tokens} of {length} tokens and {window.global_tokens} global ones, queries from {start} on, {dtype}"
+            )
+            proof.claim(off <= bound, f"{told}: {off:.1e} off a mask in float32 (bound {bound:g})")
+
+
+def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest relative difference of results and gradients."""
+    shapes = ((1, HEADS, length - start, WIDTH), (1, KEYS, length, WIDTH), (1, KEYS, length, WIDTH))
+    rounded = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+    weights = torch.randn(shapes[0], device=device).to(dtype)
+    own = [x.clone().requires_grad_() for x in rounded]
+    exact = [x.float().requires_grad_() for x in rounded]
+    query, key, value = own
+    found = attend_to_window(query, key, value, window, start, grouped=True)
+    wanted = _by_a_mask(exact, window, start)
+    pairs = [
+        (found, wanted),
+        *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(wanted, exact, weights.float()), strict=True),
+    ]
+    return max(float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max()) for one, other in pairs)
+
+
+def _by_a_mask(inputs: Sequence[Tensor], window: Window, start: int) -> Tensor:
+    query, key, value = inputs
+    places = torch.arange(key.shape[2], device=query.device)
+    seen = sees(window)(places[start:, None], places)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
