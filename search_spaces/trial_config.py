@@ -67,6 +67,10 @@ class TrialConfig:
     adapter_size: int = 0
     prefix_length: int = 0
     prompt_length: int = 0
+    gc_interval: int = 0
+    overlap_param_gather: bool = False
+    offload_activations: bool = False
+    numa_binding: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -131,6 +135,7 @@ LATER = frozenset({
     SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
     "environment",
     "adapter_size", "prefix_length", "prompt_length",
+    "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

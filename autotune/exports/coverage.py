@@ -39,6 +39,10 @@ ANYWHERE: Mapping[str, str] = {
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",
     "optimizer": "choose it where the optimizer is made",
+    "gc_interval": "call gc.disable() before the first step, and gc.collect(1) every so many steps",
+    "overlap_param_gather": "it gathers updated parameters where it always does",
+    "offload_activations": "run the model's forward inside of torch.autograd.graph.save_on_cpu(pin_memory=True)",
+    "numa_binding": "the launcher binds: torchrun --numa-binding=node on GPUs, else numactl --cpunodebind=N for each rank",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

@@ -157,6 +157,10 @@ class Layouts:
     """1 where the offloaded optimizer state is in files instead of host memory."""
     parameters_in_files: Array = field(default_factory=lambda: np.zeros(1))
     """1 where the offloaded parameters are."""
+    late_gather: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where updated parameters are gathered beside the next step's forward."""
+    offload_activations: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where what blocks save for backward waits in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

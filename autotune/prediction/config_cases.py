@@ -109,6 +109,8 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         orthogonalizes=column([config.optimizer == "muon" for config in configs]),
         optimizer_in_files=column([config.offload_optimizer == "nvme" for config in configs]),
         parameters_in_files=column([config.offload_param == "nvme" for config in configs]),
+        late_gather=column([config.overlap_param_gather for config in configs]),
+        offload_activations=column([config.offload_activations for config in configs]),
     )
 
 

@@ -17,6 +17,8 @@ DDP = Capability(
         "expandable_segments": None,
         "environment": None,
         "compile_blocks": None,
+        "gc_interval": None,
+        "numa_binding": None,
     },
     combinations=(COMPILE_SELECTIVE,),
 )

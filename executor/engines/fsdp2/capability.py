@@ -51,6 +51,8 @@ FSDP2 = Capability(
         "expandable_segments": None,
         "environment": None,
         "compile_blocks": None,
+        "gc_interval": None,
+        "numa_binding": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(
