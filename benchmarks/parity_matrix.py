@@ -15,8 +15,9 @@ from search_spaces.trial_config import TrialConfig, Value
 
 Knobs = Mapping[str, Value]
 
-NOT_COMPUTED = frozenset({"expandable_segments", "environment"})
-"""Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with."""
+NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding"})
+"""Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with,
+when Python collects, on which cores."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {"attention_backend": ("flash", "efficient", "cudnn")}
 """Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is."""
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8
@@ -51,6 +52,12 @@ SETTINGS: Mapping[str, Knobs] = {
     "everything sharded": {"param_persistence_threshold": 0, "max_live_parameters": 1, "contiguous_gradients": False},
     "kept gathered": {"reshard_after_forward": False},
     "deferred": {"defer_gradient_reduction": True},
+    "gathered beside forward": {"overlap_param_gather": True},
+    "gathered beside forward in pieces": {
+        "overlap_param_gather": True,
+        "allgather_bucket_size": 300,
+        "reduce_bucket_size": 700,
+    },
     "chunked loss": {"loss_chunk_size": 20},
     "unfused attention": {"attention_backend": "math"},
 }
@@ -156,7 +163,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks), _attention(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
-            sections += [_experts(engine, ranks)]
+            sections += [_experts(engine, ranks), _activations(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
@@ -307,6 +314,17 @@ def _attention(engine: str, ranks: int) -> Iterator[Case | None]:
         if divided:
             checkpointing = draw.choose(CHECKPOINTING)
             yield draw.case({**knobs, **draw.choose(runs), **checkpointing, "context_parallel_method": "ulysses"}, [*MODELS])
+
+
+def _activations(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Saved activations in host memory: each layout and stage; schedules and what is computed again in turn."""
+    draw = Draw(engine, ranks, "activations")
+    again = [way for way in CHECKPOINTING if way.get("activation_checkpointing") != "selective"]
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), _stages(engine))):
+        knobs = {**layout, **again[turn % len(again)], "zero_stage": stage, "offload_activations": True}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        if runs:
+            yield draw.case({**knobs, **draw.choose(runs)})
 
 
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:

@@ -13,6 +13,7 @@ from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
+from executor.garbage import collect_at, collected_by_steps
 from executor.measurement.agreement import gather_numbers
 from executor.measurement.device import DeviceEvents, set_expandable_segments
 from executor.measurement.fewer import Line
@@ -21,6 +22,7 @@ from executor.measurement.limits import bounded_memory
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
+from executor.numa import bound_to_node
 from executor.trial_layers import at_full_depth, line_of_layers, shallower
 from executor.trial_report import report, window_of_warm_up
 from executor.trial_state import Trial, Window, is_enough
@@ -78,12 +80,14 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
         known = ", ".join((*ENGINES, COMMAND))
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
     set_expandable_segments(context.device, request.config.expandable_segments)
-    with bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
+    binds = bound_to_node(context.device, request.config.numa_binding)
+    with binds, bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = trial.enter("build")
         session = engine.build(context, request.model, request.config, request.workload)
         trial.leave(began)
         try:
-            return _measure(trial, session)
+            with collected_by_steps(request.config.gc_interval):
+                return _measure(trial, session)
         finally:
             session.close()
 
@@ -241,6 +245,7 @@ def _run_step(
     began = time.perf_counter()
     if events is not None:
         events.start()
+    collect_at(trial.step, trial.request.config.gc_interval)  # timed, as it takes its time in training, too
     report = session.train_step()
     while report.skipped:
         trial.skipped += 1

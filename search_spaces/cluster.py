@@ -88,6 +88,8 @@ class ClusterSpec:
     """Main memory of a node."""
     cores_per_node: int
     """Processor cores of a node."""
+    numa_nodes: int | None = None
+    """Parts of a node whose cores and memory are near each other; None: not known."""
     groups: tuple[NodeGroup, ...] = ()
     """In the order of their ranks; none where all nodes are alike."""
 
@@ -96,6 +98,8 @@ class ClusterSpec:
             "nodes", "devices_per_node", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node",
         ):  # fmt: skip
             _require_positive(getattr(self, field), field)
+        if self.numa_nodes is not None:
+            _require_positive(self.numa_nodes, "numa_nodes")
         if self.groups and sum(group.nodes for group in self.groups) != self.nodes:
             problem = f"{self.nodes} are not the {sum(group.nodes for group in self.groups)} of its groups, which differ"
             raise ClusterFormatError("nodes", problem, "describe a cluster of nodes that are alike, or all nodes of this one")

@@ -11,6 +11,7 @@ from typing import Any
 from search_spaces.cards import CARDS, machine_of_cards
 from search_spaces.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.errors import ClusterFormatError
+from search_spaces.numa import numa_nodes
 from search_spaces.preset_files import preset_tables, unknown_name
 
 RANKS_PER_CORE = 4
@@ -103,6 +104,7 @@ def local_cluster(
         inter_node_bandwidth=LOOPBACK_BANDWIDTH,
         host_memory_bytes=_host_memory_bytes(),
         cores_per_node=cores,
+        numa_nodes=len(numa_nodes()) or None,
     )
     return _limited(cluster, memory_limit_bytes)
 
@@ -204,6 +206,7 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
         inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
         host_memory_bytes=_count(table, "host_memory_bytes"),
         cores_per_node=_count(table, "cores_per_node"),
+        numa_nodes=_count(table, "numa_nodes") if "numa_nodes" in table else None,
     )
 
 

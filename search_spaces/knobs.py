@@ -27,6 +27,11 @@ def _accumulates(config: TrialConfig, context: SpaceContext) -> bool:
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 STAGE_3 = _at_stages(3)
 STAGES_1_2 = _at_stages(1, 2)
+GATHERS_UPDATED = Condition(
+    "zero_stage is 1 or 2 and data x context ranks > 1",
+    ("zero_stage", *PARALLEL_SIZES),
+    lambda config, context: config.zero_stage in (1, 2) and config.zero_ranks(context.world_size) > 1,
+)
 DEFERS = Condition(
     "zero_stage is 2 and gradient_accumulation_steps > 1",
     ("zero_stage", "micro_batch_size", *PARALLEL_SIZES),
@@ -71,6 +76,8 @@ DATA_AND_PIPELINE = Condition(
 ACCUMULATES = Condition("gradient_accumulation_steps > 1", ("micro_batch_size", *PARALLEL_SIZES), _accumulates)
 HAS_KERNEL = Condition(f"optimizer is {' or '.join(KERNELS)}", ("optimizer",), lambda config, _: config.optimizer in KERNELS)
 ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
+
+HAS_NUMA_NODES = Condition("a machine has several NUMA nodes", (), lambda _, context: context.cluster.numa_nodes != 1)
 
 _INT, _BOOL, _FLOAT, _CHOICE = Kind.INT, Kind.BOOL, Kind.FLOAT, Kind.CHOICE
 _EXACT, _REORDERS, _CHANGES = Numerics.EXACT, Numerics.REORDERS, Numerics.CHANGES
@@ -198,6 +205,16 @@ _TABLE = (
           "Tokens that a token sees back, itself included; 0: all, or as many as the model's own window."),
     _knob("attention_global_tokens", "tokens", _INT, _CHANGES, _REBUILD,
           "First tokens of a sequence that every token sees besides its window; 0: none.", condition=WINDOWED),
+    _knob("gc_interval", "steps", _INT, _EXACT, _STEP,
+          "Steps between two collections of reference cycles, at the same step on every rank; 0: Python collects by itself."),
+    _knob("overlap_param_gather", "", _BOOL, _EXACT, _REBUILD,
+          "Whether updated parameters are gathered beside the next step's forward instead of at the end of a step.",
+          choices=_BOTH, condition=GATHERS_UPDATED),
+    _knob("offload_activations", "", _BOOL, _EXACT, _REBUILD,
+          "Whether what blocks save for backward waits in host memory.", choices=_BOTH),
+    _knob("numa_binding", "", _BOOL, _EXACT, _PROCESS,
+          "Whether each rank runs on the cores and in the memory of the NUMA node that its device is connected to.",
+          choices=_BOTH, condition=HAS_NUMA_NODES),
 )
 # fmt: on
 

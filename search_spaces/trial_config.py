@@ -70,6 +70,10 @@ class TrialConfig:
     context_parallel_method: str = "gather"
     attention_window: int = 0
     attention_global_tokens: int = 0
+    gc_interval: int = 0
+    overlap_param_gather: bool = False
+    offload_activations: bool = False
+    numa_binding: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -135,6 +139,7 @@ LATER = frozenset({
     "environment",
     "adapter_size", "prefix_length", "prompt_length",
     "context_parallel_method", "attention_window", "attention_global_tokens",
+    "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

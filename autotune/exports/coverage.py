@@ -42,6 +42,10 @@ ANYWHERE: Mapping[str, str] = {
     "context_parallel_method": "it divides sequences in its own way",
     "attention_window": "mask the model's attention, with flex_attention and a BlockMask of this window",
     "attention_global_tokens": "add them to the mask of the window",
+    "gc_interval": "call gc.disable() before the first step, and gc.collect(1) every so many steps",
+    "overlap_param_gather": "it gathers updated parameters where it always does",
+    "offload_activations": "run the model's forward inside of torch.autograd.graph.save_on_cpu(pin_memory=True)",
+    "numa_binding": "the launcher binds: torchrun --numa-binding=node on GPUs, else numactl --cpunodebind=N for each rank",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

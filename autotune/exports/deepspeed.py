@@ -22,6 +22,8 @@ TARGET = Target(
         *peft.KNOBS,
     }),
     elsewhere={
+        "offload_activations": "DeepSpeed's own checkpointing has cpu_checkpointing; else wrap the model's forward in "
+        "torch.autograd.graph.save_on_cpu(pin_memory=True)",
         "allgather_bucket_size": "DeepSpeed accepts its key and never reads it",
         "activation_checkpointing": "switch it on in the model (`model.gradient_checkpointing_enable()` in Transformers)",
         "sequence_parallel": "DeepSpeed's AutoTP keeps the norms' sequence whole",

@@ -54,12 +54,14 @@ def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str =
         f'--node-rank="{node}"' if node.startswith("$") else f"--node-rank={node}",
         f'--master-addr="{address}"',
         f"--master-port={PORT}",
+        *(["--numa-binding=node"] if winner.config.numa_binding and winner.on_gpus else []),
     ]
 
 
 def layout_notes(winner: Winner) -> list[str]:
     """What a launcher leaves to the program that it starts, on one line."""
-    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in VARIABLES}
+    own = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
+    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in own}
     if not knobs:
         return ["a launcher says where ranks run; every knob stands at its default"]
     told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items())

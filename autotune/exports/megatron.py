@@ -23,7 +23,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        *peft.KNOBS,
+        "gc_interval", "overlap_param_gather", "offload_activations", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -76,7 +76,18 @@ def _layout(winner: Winner) -> list[str]:
         lines.append("--distributed-backend gloo")
     if config.optimizer == "sgd":
         lines += ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"]
+    if config.gc_interval:
+        lines += ["--manual-gc", f"--manual-gc-interval {config.gc_interval}"]
+    if _offloads_activations(winner) and winner.shape is not None:
+        lines.append(f"--cpu-offloading-num-layers {winner.shape.num_layers - 1}")
     return [*lines, *_parallel(winner), *_sharded(winner), *_precision(config), *_recomputed(config)]
+
+
+def _offloads_activations(winner: Winner) -> bool:
+    """Whether Megatron-LM can: of a model whose layers are known, on one pipeline rank, without recomputation."""
+    config = winner.config
+    alone = config.pipeline_parallel_size == 1 and config.activation_checkpointing == "none"
+    return config.offload_activations and alone and winner.shape is not None and winner.shape.num_layers > 1
 
 
 def _parallel(winner: Winner) -> list[str]:
@@ -114,7 +125,9 @@ def _sharded(winner: Winner) -> list[str]:
     if config.overlap_comm:
         lines.append("--overlap-grad-reduce")
     if config.zero_stage >= 1:
-        lines += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if config.overlap_comm else [])]
+        # Of Megatron-FSDP, which gathers on use, the same word says that it gathers ahead.
+        ahead = config.overlap_comm and (config.overlap_param_gather or config.zero_stage == 3)
+        lines += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if ahead else [])]
     if config.zero_stage >= 2:
         lines += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {SHARDING[config.zero_stage]}"]
         lines.append("--ckpt-format fsdp_dtensor")
@@ -213,6 +226,10 @@ def _notes(winner: Winner) -> list[str]:
         )
     if config.offload_optimizer == "nvme":
         notes.append("offload_optimizer=nvme: Megatron-LM offloads to main memory alone")
+    if config.offload_activations and not _offloads_activations(winner):
+        notes.append("offload_activations=True: Megatron-LM offloads by layers, without a pipeline and without recomputation")
+    if config.overlap_param_gather and not config.overlap_comm:
+        notes.append("overlap_param_gather=True: Megatron-LM takes it beside --overlap-grad-reduce alone")
     if config.precision == "fp64" or config.reduce_dtype == "fp16":
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
     if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:

@@ -18,6 +18,7 @@ TARGET = Target(
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
         "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
         "environment",
+        "gc_interval",
     }),
     elsewhere={
         "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
@@ -69,6 +70,8 @@ def _overrides(winner: Winner) -> list[str]:
         "parallelism.expert_parallel_degree": config.expert_parallel_size,
     }
     words = [f"--{name} {value}" for name, value in values.items()]
+    if config.gc_interval:  # else torchtitan's own interval: it always collects by steps
+        words.append(f"--training.gc_freq {config.gc_interval}")
     if config.compile_blocks:
         words += ["--compile.enable", "--compile.components model"]
     if config.offload_param == "cpu":

@@ -165,6 +165,10 @@ class Layouts:
     """1 where the offloaded parameters are."""
     context_method: Array = field(default_factory=lambda: np.zeros(1))
     """How context ranks attend to all tokens: their place in `CONTEXT_METHODS`."""
+    late_gather: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where updated parameters are gathered beside the next step's forward."""
+    offload_activations: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where what blocks save for backward waits in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

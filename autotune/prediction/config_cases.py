@@ -113,6 +113,8 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         optimizer_in_files=column([config.offload_optimizer == "nvme" for config in configs]),
         parameters_in_files=column([config.offload_param == "nvme" for config in configs]),
         context_method=column([CONTEXT_METHODS.index(config.context_parallel_method) for config in configs]),
+        late_gather=column([config.overlap_param_gather for config in configs]),
+        offload_activations=column([config.offload_activations for config in configs]),
     )
 
 

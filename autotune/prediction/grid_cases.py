@@ -96,6 +96,8 @@ class GridCases:
             optimizer_in_files=number("offload_optimizer", lambda value: value == "nvme"),
             parameters_in_files=number("offload_param", lambda value: value == "nvme"),
             context_method=number("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
+            late_gather=number("overlap_param_gather"),
+            offload_activations=number("offload_activations"),
             parameter_bytes=self._width,
             reduce_bytes=number("reduce_dtype", lambda value: PARAMETER_BYTES[str(value)]),
             reduce_bucket=number("reduce_bucket_size"),

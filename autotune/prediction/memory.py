@@ -9,6 +9,8 @@ from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gath
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
+from autotune.prediction.late_gather import buffer_bytes, standing_bytes
+from autotune.prediction.offloaded_activations import host_bytes, on_device
 from autotune.prediction.parameters import (
     StageParameters,
     counted_elements,
@@ -134,6 +136,20 @@ def _as_columns(held: Memory) -> dict[str, Array]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of a rank's activations."""
+
+    begins: Array
+    """When backward begins: what forward keeps for it, and what the layer that runs and the loss need besides."""
+    ends: Array
+    """When it ends: what the layer that runs needs."""
+    forward: Array
+    """In the first micro-batch's forward, before its loss."""
+    host: Array
+    """In host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
     """Bytes a token of a rank's layers, where they are not all computed again alike."""
 
@@ -148,32 +164,39 @@ def rank_memory(
 ) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
     held = stage_parameters(cases, layers, first, last)
-    tags = _tags(cases, rates, held, layers, _activations(cases, rates, layers, place, first, last, again))
+    kept = _activations(cases, rates, layers, place, first, last, again)
+    tags = _tags(cases, rates, held, layers, kept)
     used = reduce(np.add, tags.values())
     # Halfway to what it must have where it fragments most.
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"] = (reserved - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
-    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held), stage=place + 0 * used)
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held) + kept.host, stage=place + 0 * used)
 
 
 def _tags(
-    cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: tuple[Array, Array]
+    cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations
 ) -> dict[str, Array]:
-    """Bytes by tag at the fuller of two moments: when backward begins, and when it ends.
+    """Bytes by tag at the fullest of three moments: in forward, when backward begins, and when it ends.
 
+    0. The first micro-batch's forward has the buffers of updated parameters that come beside it.
     1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
     2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
     3. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
     """
-    kept, working = (rates.activation_scale * part + rates.workspace_bytes for part in activations)
+    parts = (activations.begins, activations.ends, activations.forward)
+    kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
     tags = _states(cases, held, layers)
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = _summed_gradients(cases, held) * before + gathered + kept
     ends = tags["gradients"] + gathered + reducing + working
-    tags["buffers"] = gathered + reducing
-    tags["activations"] = np.maximum(begins, ends) - tags["gradients"] - tags["buffers"]
+    late = buffer_bytes(cases, held)
+    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + forward, 0.0)
+    rest = np.maximum(np.maximum(begins, ends), runs) - tags["gradients"]
+    # Buffers of forward are not there with all gradients: of them as many are told as the peak has room for.
+    tags["buffers"] = np.minimum(np.maximum(gathered + reducing, late), rest)
+    tags["activations"] = rest - tags["buffers"]
     return tags
 
 
@@ -207,7 +230,7 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     own = divided(cases, held, by_state)
     here = divided(cases, held, by_parameter) * layouts.parameter_bytes
     return {
-        "parameters": on_device * (here + frozen / by_parameter + whole),
+        "parameters": on_device * (here + frozen / by_parameter + whole) + standing_bytes(cases, own),
         "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
         "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
     }
@@ -282,7 +305,7 @@ def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
 
 def _activations(
     cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None
-) -> tuple[Array, Array]:
+) -> Activations:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch * shapes.inside / layouts.context
@@ -299,7 +322,12 @@ def _activations(
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
     unpacked = unpacked_bytes(cases)
     peak = np.maximum(tokens * working + unpacked, logits * cases.software.logit_bytes) + logits * outlive
-    return tokens * ahead * all_kept + ahead * embedded + peak, tokens * besides + unpacked
+    return Activations(
+        begins=tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak,
+        ends=tokens * besides + unpacked,
+        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked,
+        host=host_bytes(cases, layers, all_kept, ahead),
+    )
 
 
 def _divided(cases: Cases) -> Array:

@@ -23,11 +23,12 @@ from search_spaces.trial_config import TrialConfig, Value
 
 BUCKETS = (
     "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
-    "loss_chunk_size",
+    "overlap_param_gather", "loss_chunk_size",
 )  # fmt: skip
 """Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
 UNSEEN = (
     "allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
+    "gc_interval", "numa_binding",
 )  # fmt: skip
 """Knobs that no equation looks at: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})

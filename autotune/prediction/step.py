@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 
+from autotune.prediction import offloaded_activations
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import (
@@ -18,7 +19,8 @@ from autotune.prediction.communication import (
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.files import file_read_seconds, file_update_seconds
 from autotune.prediction.frozen import frozen_bytes, frozen_width
-from autotune.prediction.memory import Memory, memory
+from autotune.prediction.late_gather import exposed_seconds, gathers, gathers_late
+from autotune.prediction.memory import Memory, kept_layer_bytes, memory
 from autotune.prediction.optimizer import update_seconds
 from autotune.prediction.parameters import StageParameters, divided, is_quantised, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
@@ -199,7 +201,8 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     """Communication of the states: 2 P a step, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
 
     Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation. Where a reduction waits
-    for its bucket, the last one begins when backward has ended; without prefetching no gather is ahead.
+    for its bucket, the last one begins when backward has ended; without prefetching no gather is ahead. Of updated parameters
+    they hide where they are gathered late, beneath one forward.
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
@@ -220,8 +223,11 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     common, alike = shard_group(cases), expert_data_group(cases)
     scatter = _along(cases, rates, common, (held.trained - experts) * reduced_bytes, reduce_times * sent)
     scatter = scatter + _along(cases, rates, alike, experts * reduced_bytes, reduce_times * sent)
-    gather = _along(cases, rates, common, moved * gather_times, gather_times * pieces * apart)
-    gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * pieces)
+    late, most = gathers_late(cases), np.maximum(split.first, split.most)
+    back = np.where(late, gathers(most), pieces)
+    gather = _along(cases, rates, common, moved * gather_times, gather_times * back * apart)
+    gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * back)
+    after = np.where(late, exposed_seconds(cases, rates, gather, slowest, most, held), gather)
     copies = replica_group(cases)
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
     replicas = collective_seconds(cases, copies, between * reduce_times, reduce_times * pieces, rates)
@@ -232,7 +238,7 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     all_reduced = layouts.zero_stage == 0
     reduction = np.where(all_reduced, scatter + gather, scatter)
     hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
-    open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, gather))
+    open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, after))
     overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
     slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
     covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
@@ -252,7 +258,9 @@ def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
 
 
 def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
-    """The update on the host, gradients to it beyond what backward hides, parameters back; parameters of every micro-batch."""
+    """The update on the host, gradients to it beyond what backward hides, parameters back; what of parameters and saved
+    activations every micro-batch copies.
+    """
     layouts, hardware = cases.layouts, cases.hardware
     local = _local_parameters(cases, split) * layouts.offload_optimizer
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
@@ -266,7 +274,9 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
     fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
     waited = file_read_seconds(cases, rates, shared, slowest)
-    return down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
+    layers = np.maximum(split.first, split.most)
+    saved = offloaded_activations.exposed_seconds(cases, rates, layers, kept_layer_bytes(cases), slowest)
+    return saved + down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
 
 
 def _held(cases: Cases, split: Split) -> StageParameters:

@@ -23,8 +23,9 @@ class ModelPart:
     """Parameters of experts of which other ranks hold others (`expert_parallel_size`)."""
     tied: frozenset[str] = frozenset()
     """Names of the weight that another stage holds too; empty: none."""
-    shards_frozen: bool = False
-    """Whether stage 3 shards frozen parameters, too: each is read inside of its unit alone. Else they stay whole."""
+    reads_in_units: bool = False
+    """Whether each parameter is read inside of its unit alone, so that stage 3 shards frozen ones, too, and units need no other
+    parameters than their own up to date."""
     enters: str = ""
     """Entry of a batch that the first stage of a pipeline gets by position."""
     reads: tuple[str, ...] = ()

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from executor.data import micro_batches as cut_batch
-from executor.engine import REFERENCE_STEPS, EngineSession, RankContext, StepReport
+from executor.engine import HOST, REFERENCE_STEPS, EngineSession, RankContext, StepReport
 from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import METHODS
 from executor.engines.native.experts import tell_loss_scale
@@ -48,8 +49,8 @@ class ParallelSession(EngineSession):
     """One model on this rank, in as many parts as the rank has pipeline stages.
 
     A part is built in this order: its slice of the matrices (tensor), the layers of its stage (pipeline), checkpointing of
-    blocks, then the replica that shards it over data x context ranks: the gather hooks of a replica must stay outside of the
-    region that runs again.
+    blocks and offloading of what they save, then the replica that shards it over data x context ranks: the gather hooks of a
+    replica must stay outside of the region that runs again.
     """
 
     def __init__(
@@ -67,6 +68,10 @@ class ParallelSession(EngineSession):
             if config.compile_blocks:
                 compile_blocks(part.blocks)
             checkpoint_blocks(part.blocks, config, part.stage)
+        self._activations = ActivationOffload(context.device) if config.offload_activations else None
+        if self._activations is not None:
+            for part in self.parts:
+                self._activations.attach(part.blocks, keeps_last=config.pipeline_parallel_size == 1)
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
@@ -116,6 +121,8 @@ class ParallelSession(EngineSession):
             yield from replica.tagged_storages()
         for batch in self._batches:
             yield from (("activations", value) for value in batch.values())
+        if self._activations is not None:
+            yield from ((HOST, value) for value in self._activations.pool.tensors())
         if self.pipeline is not None:
             yield from (("buffers", value) for value in self.pipeline.receive_buffers())
 
@@ -138,6 +145,8 @@ class ParallelSession(EngineSession):
         for replica in self.replicas:
             replica.close()
         self.pipeline = None
+        if self._activations is not None:
+            self._activations.close()
         self._batches, self.parts, self._in_training = [], [], []
         self.groups.close()
         forget_compiled()

@@ -110,7 +110,7 @@ class _Shape(Source):
         return ModelPart(
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
             summands=frozenset(module.summand_parameters()), experts=frozenset(module.expert_parameters()),
-            tied=TIED_NAMES if self.is_tied else frozenset(), shards_frozen=True, enters="tokens",
+            tied=TIED_NAMES if self.is_tied else frozenset(), reads_in_units=True, enters="tokens",
             reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 

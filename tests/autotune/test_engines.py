@@ -33,6 +33,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "fsdp2-zero-bubble": {
         "zero_stage": 2, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
     },
+    "offload-selective": {"offload_activations": True, "activation_checkpointing": "selective"},
+    "offload-compiled": {"offload_activations": True, "compile_blocks": True},
     "optimizer-on-device": {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": "muon"},
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
@@ -75,6 +77,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "compile-selective": {"activation_checkpointing": "full"},
     "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "offload-selective": {"activation_checkpointing": "full"},
+    "offload-compiled": {"compile_blocks": False},
     "optimizer-on-device": {"optimizer": "adamw"},
     "experts-copies": {"hsdp_shard_size": 0},
     "experts-compiled": {"compile_blocks": False},

@@ -39,11 +39,13 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * (layouts.zero_stage == 2),
         2 * CHOICE * layouts.offload_optimizer * (1 + layouts.optimizer_in_files),
         2 * CHOICE * layouts.offload_parameters * (1 + layouts.parameters_in_files),
+        2 * CHOICE * layouts.offload_activations,
         *(CHOICE * (piped & (layouts.schedule == place)) for place in range(len(SCHEDULES))),
         CHOICE * (piped & (layouts.balanced > 0)),
         CHOICE * (piped & (layouts.laid_out > 0)),
         np.log2(layouts.recompute_every) / 2,
         DETAIL * layouts.overlap,
+        DETAIL * layouts.late_gather,
         DETAIL * layouts.defer,
         CHOICE * (at_three & (layouts.reshard > 0)),
         _doublings(layouts.reduce_bucket),
@@ -61,6 +63,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),
         CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
         DETAIL * numbers("expandable_segments", float),
+        DETAIL * numbers("gc_interval", _whether),
+        DETAIL * numbers("numa_binding", float),
         CHOICE * numbers("compile_blocks", float),
         CHOICE * (layouts.context_method * (layouts.context > 1)),
         *(_doublings(numbers(name, float)) for name in METHODS),
@@ -96,6 +100,10 @@ def _optimizer_columns(numbers: Numbers) -> list[Array]:
     names = [str(name) for name in KNOBS["optimizer"].choices]
     columns = [numbers("optimizer", partial(_is, name)) for name in names]
     return [CHOICE * column for column in columns] if not np.all(columns[0]) else []
+
+
+def _whether(value: Value) -> float:
+    return float(value != 0)
 
 
 def _is(name: str, value: Value) -> float:

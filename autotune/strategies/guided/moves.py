@@ -13,12 +13,15 @@ ACTS_ON: Mapping[str, tuple[str, ...]] = {
     "param_persistence_threshold": ("data",),
     "max_live_parameters": ("data",),
     "overlap_comm": ("data",),
+    "overlap_param_gather": ("data",),
     "contiguous_gradients": ("data",),
     "loss_chunk_size": ("compute",),
     "fused_optimizer": ("optimizer",),
     "rank_order": ("data", "tensor", "pipeline"),
     "expandable_segments": ("compute",),
     "compile_blocks": ("compute",),
+    "gc_interval": ("compute",),
+    "numa_binding": ("compute", "data", "optimizer", "offload"),
 }
 """Knob -> the parts of a step (`step.PARTS`) that it changes."""
 LEAST_SHARE = 0.01

@@ -19,6 +19,8 @@ DDP = Capability(
         "compile_blocks": None,
         "attention_window": None,
         "attention_global_tokens": None,
+        "gc_interval": None,
+        "numa_binding": None,
     },
     combinations=(COMPILE_SELECTIVE,),
 )

@@ -92,6 +92,8 @@ DEEPSPEED = Capability(
         "fused_optimizer": None,
         "expandable_segments": None,
         "environment": None,
+        "gc_interval": None,
+        "numa_binding": None,
     },
     specific=frozenset({"micro_batch_size", "reduce_bucket_size"}),
     combinations=(

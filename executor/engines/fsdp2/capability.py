@@ -54,6 +54,8 @@ FSDP2 = Capability(
         "context_parallel_method": None,
         "attention_window": None,
         "attention_global_tokens": None,
+        "gc_interval": None,
+        "numa_binding": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(

@@ -22,6 +22,15 @@ def _updates_another_on_host(config: TrialConfig, _: int) -> bool:
     return config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
 
 
+def _offloads_what_is_recalled(config: TrialConfig, _: int) -> bool:
+    selective = config.activation_checkpointing == "selective"
+    return config.offload_activations and (selective or (marks_recomputation(config) and "selective" in policies(config)))
+
+
+def _offloads_what_is_compiled(config: TrialConfig, _: int) -> bool:
+    return config.offload_activations and config.compile_blocks
+
+
 NATIVE = Capability(
     engine="native",
     keeps_copy_beside_gradients=True,
@@ -72,6 +81,10 @@ NATIVE = Capability(
         "context_parallel_method": None,
         "attention_window": None,
         "attention_global_tokens": None,
+        "gc_interval": None,
+        "numa_binding": None,
+        "overlap_param_gather": None,
+        "offload_activations": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -96,6 +109,21 @@ NATIVE = Capability(
             "when stage 3 has released them again",
             remedy="set reshard_after_forward=false, or use another schedule or stage",
             holds=_reshards_under_zero_bubble,
+        ),
+        Combination(
+            rule="offload-selective",
+            reads=("offload_activations", "activation_checkpointing", "pipeline_layout"),
+            problem="selective checkpointing holds what it keeps itself, so that it stays on the device",
+            remedy="set offload_activations=false, or compute again in full or not at all",
+            holds=_offloads_what_is_recalled,
+        ),
+        Combination(
+            rule="offload-compiled",
+            reads=("offload_activations", "compile_blocks"),
+            problem="torch.compile takes what moves saved tensors into its graphs, and fails on it where a block falls into "
+            "several",
+            remedy="set compile_blocks=false or offload_activations=false",
+            holds=_offloads_what_is_compiled,
         ),
         Combination(
             rule="optimizer-on-device",

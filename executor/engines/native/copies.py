@@ -17,21 +17,21 @@ class Copy:
 
     def __init__(self, target: Tensor, source: Tensor, stream: torch.Stream | None, event: torch.Event | None) -> None:
         self.target, self.source = target, source
-        self._stream, self._event = stream, event
+        self._stream, self.event = stream, event
 
     def wait(self) -> None:
         """Return when the target may be used: by the device's current stream, or by the host where it is on the host."""
-        if self._event is None:
+        if self.event is None:
             return
         if self.target.device.type == "cpu":
-            self._event.synchronize()
+            self.event.synchronize()
         else:
-            torch.accelerator.current_stream(self.target.device).wait_event(self._event)
+            torch.accelerator.current_stream(self.target.device).wait_event(self.event)
 
     def end(self) -> None:
         """Return when the copy is over on the device too, so that a source on the host may be overwritten."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self.event is not None:
+            self.event.synchronize()
 
     def followed(self) -> AbstractContextManager[object]:
         """What is started inside comes after the copy, but does not hold up the current stream."""

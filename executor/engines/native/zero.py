@@ -1,21 +1,19 @@
 """ZeRO 0-3 around any module: sharding, the hooks of a micro-batch, and the update."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from executor.engine import HOST
-from executor.engines.native.buckets import IN_FLIGHT, GradientReducer
-from executor.engines.native.collectives import InFlight, mark
+from executor.engines.native.buckets import GradientReducer
+from executor.engines.native.collectives import mark
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import share_in_files
 from executor.engines.native.groups import Sharing
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.layout import Layout, Slot, as_rows, cut, from_rows, make_layout, ranges, unpack
+from executor.engines.native.layout import Layout, Slot, as_rows, from_rows, make_layout, ranges
 from executor.engines.native.offload import Hyperparameters, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
@@ -23,20 +21,11 @@ from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer,
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.native.rank_file import folder_of
+from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-
-
-@dataclass(slots=True)
-class _Refill:
-    """Updated parameters on their way back to every rank."""
-
-    work: InFlight
-    slots: tuple[Slot, ...]
-    rows: Tensor
-    shard: Tensor
 
 
 class ShardedModel(Replica):
@@ -47,10 +36,10 @@ class ShardedModel(Replica):
        own type are views of it.
     2. During a micro-batch's backward gradients leave through `GradientReducer`.
     3. `update` scales, steps, and brings changed parameters back: nothing at stage 0, all-gathers of
-       `allgather_bucket_size` elements at stages 1 and 2, on next use at stage 3 (`ParameterGatherer`).
+       `allgather_bucket_size` elements at stages 1 and 2 (`Refill`), on next use at stage 3 (`ParameterGatherer`).
 
     Frozen parameters have neither gradient nor master nor optimizer state. They stay whole on every rank; at stage 3, where
-    `ModelPart.shards_frozen` allows it, each rank keeps its shares in the parameters' own type, and gathers bring them along.
+    `ModelPart.reads_in_units` allows it, each rank keeps its shares in the parameters' own type, and gathers bring them along.
     [Rajbhandari et al. 2020, ZeRO; 2021, ZeRO-Infinity]
     """
 
@@ -78,7 +67,7 @@ class ShardedModel(Replica):
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
         self.dtype = next(value.dtype for value in self.module.parameters() if value.is_floating_point())
-        shards_frozen = part.shards_frozen and config.zero_stage == 3
+        shards_frozen = part.reads_in_units and config.zero_stage == 3
         fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
         self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, offset=self.layout.master_elements)
@@ -88,6 +77,7 @@ class ShardedModel(Replica):
         quantised = self._shard_frozen(self._packed, self._frozen.master_elements, torch.uint8)
         self._move_rest()
         self.master_dtype = master.dtype
+        self.refill = self._make_refill()
         self.pool, self._copies = HostPool(device), CopyEngine(device)
         self.optimizer = self._make_optimizer(master, workload)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
@@ -99,6 +89,10 @@ class ShardedModel(Replica):
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
+
+    def begin_step(self) -> None:
+        if isinstance(self.refill, RefillBesideForward):
+            self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
         self.reducer.begin_micro_batch(last)
@@ -148,7 +142,7 @@ class ShardedModel(Replica):
         if scale is not None:
             for share in gradient:
                 share.mul_(scale)
-        # Below stage 3 the share in the parameters' type is needed until it has been gathered, no longer.
+        # Below stage 3 the share in the parameters' type is needed until it has been gathered, mostly no longer.
         shard = self._shard or self._device_shard()
         self.optimizer.step(gradient, shard)
         del gradient
@@ -196,6 +190,8 @@ class ShardedModel(Replica):
         self._hooks.clear()
         if self.gatherer is not None:
             self.gatherer.close()
+        if self.refill is not None:
+            self.refill.close()
         self.optimizer.close()
         if self._shard is not None:
             self._shard.close()
@@ -254,6 +250,17 @@ class ShardedModel(Replica):
         make_share = share_in_files(workload) if config.offload_optimizer == "nvme" else None
         return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces, make_share=make_share)
 
+    def _make_refill(self) -> Refill | None:
+        """What brings whole parameters up to date; None: nothing does, or gathers on use do."""
+        config = self.config
+        if config.zero_stage not in (1, 2) or self.ranks == 1:
+            return None
+        if not config.overlap_param_gather:
+            return Refill(self.layout.slots, self.group, config)
+        # A user's module may read a parameter anywhere, so that all are up to date before it runs.
+        units = find_units(self.module, self.part.units if self.part.reads_in_units else (), self.layout.slots)
+        return RefillBesideForward(units, self.group, config)
+
     def _make_gatherer(self) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
         assert self._shard is not None
@@ -268,7 +275,8 @@ class ShardedModel(Replica):
         if not self.optimizer.host_elements and self.config.offload_param == "none":
             return MasterShard(master, self.dtype, frozen)
         if self.config.zero_stage < 3:
-            return None
+            # Read in the next step, it stays between steps.
+            return self._device_shard() if isinstance(self.refill, RefillBesideForward) else None
         shard: ParameterShard
         if self.config.offload_param == "cpu":
             shard = HostShard(self._frozen.master_elements, self.dtype, self.device, self.pool, self._copies)
@@ -328,31 +336,11 @@ class ShardedModel(Replica):
     def _share_update(self, shard: ParameterShard) -> None:
         if self.gatherer is not None:
             self.gatherer.parameters_changed()
-        elif self.ranks > 1:
-            self._gather_updated(shard)
+        elif self.refill is not None:
+            self.refill.begin(shard)
+            if not self.config.overlap_param_gather:
+                self.refill.finish()
         elif self.config.zero_stage or self.dtype != self.master_dtype:
             for slot in self.layout.slots:
                 share = shard.read(ranges((slot,))).values
                 slot.parameter.data.view(-1).copy_(share)
-
-    def _gather_updated(self, shard: ParameterShard) -> None:
-        """Stages 1 and 2: one all-gather a bucket, the next one sent while the last one is copied where they overlap."""
-        in_flight: deque[_Refill] = deque()
-        for slots in cut(self.layout.slots, lambda slot: slot.elements, self.config.allgather_bucket_size):
-            in_flight.append(self._send_refill(slots, shard))
-            while len(in_flight) > (IN_FLIGHT - 1 if self.config.overlap_comm else 0):
-                self._land_refill(in_flight.popleft())
-        while in_flight:
-            self._land_refill(in_flight.popleft())
-
-    def _send_refill(self, slots: tuple[Slot, ...], parameters: ParameterShard) -> _Refill:
-        shard = parameters.read(ranges(slots)).values
-        rows = torch.empty(self.ranks, shard.numel(), dtype=shard.dtype, device=self.device)
-        mark("buffers", rows)
-        return _Refill(self.group.all_gather(rows, shard), slots, rows, shard)
-
-    @staticmethod
-    def _land_refill(refill: _Refill) -> None:
-        refill.work.wait()
-        for slot, flat in unpack(refill.rows, refill.slots):
-            slot.parameter.data.view(-1).copy_(flat)

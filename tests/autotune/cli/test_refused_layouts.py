@@ -74,6 +74,12 @@ CASES: dict[str, Case] = {
         {"activation_checkpointing": "selective", "compile_blocks": True},
         (),
     ),
+    "saved activations of stages that are recomputed selectively": (
+        "offload-selective",
+        {**PIPELINE, "pipeline_layout": "1s-3", "offload_activations": True},
+        (),
+    ),
+    "saved activations of compiled blocks": ("offload-compiled", {"offload_activations": True, "compile_blocks": True}, ()),
     "compiled blocks whose backward is split": ("compile-zero-bubble", {**ZBV, "compile_blocks": True}, ()),
     "gpipe with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "gpipe"}, ()),
     "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),

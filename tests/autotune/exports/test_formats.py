@@ -107,6 +107,10 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "context_parallel_method": ("ulysses", {"context_parallel_size": 2}),
     "attention_window": (256, {}),
     "attention_global_tokens": (4, {"attention_window": 256}),
+    "gc_interval": (50, {}),
+    "overlap_param_gather": (True, {"zero_stage": 1}),
+    "offload_activations": (True, {}),
+    "numa_binding": (True, {}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -131,6 +135,9 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     *(("optimizer", name, {}) for name in ("lamb", "muon", "adamw8bit")),
     *(("optimizer", name, SHARDED) for name in ("sgd", "lamb", "muon", "adamw8bit")),
     ("activation_checkpointing", "selective", SHARDED),
+    ("offload_activations", True, {"activation_checkpointing": "full"}),
+    ("offload_activations", True, PIPELINED),
+    ("overlap_param_gather", True, {"zero_stage": 1, "overlap_comm": False}),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
     ("pipeline_layout", "20f2-12", PIPELINED | {"pipeline_layout": "20-12"}),
 ]

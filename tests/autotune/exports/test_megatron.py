@@ -60,7 +60,7 @@ def test_the_layout(tmp_path: Path) -> None:
     made = arguments(cases.best("3d", tmp_path))
     sizes = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size", "--micro-batch-size")
     assert [made[name] for name in sizes] == ["4", "2", "1", "2"]
-    assert {"--sequence-parallel", "--use-distributed-optimizer", "--overlap-param-gather", "--bf16"} <= made.keys()
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16"} <= made.keys()
     assert made["--recompute-granularity"] == "selective"
     assert (made["--num-layers"], made["--num-query-groups"]) == ("32", "8")
     stages = made["--pipeline-model-parallel-layout"].split("|")

@@ -49,7 +49,11 @@ SPACES = {
         "overlap_comm": "true", "checkpoint_every_k": 1,
         "contiguous_gradients": "true", "attention_backend": "best", "fused_optimizer": "true", "loss_chunk_size": 0,
         "expandable_segments": "true", "activation_checkpointing": "none", "context_parallel_size": "1,2",
-        "sequence_parallel": "false", "offload_ratio": "0.5,1.0",
+        "sequence_parallel": "false", "offload_ratio": "0.5,1.0", "gc_interval": 0, "overlap_param_gather": "false",
+        "offload_activations": "false", "numa_binding": "false",
+    }),
+    "late gathers": ("llama-3-8b", "dgx-h100", "zero", "native", {
+        "overlap_param_gather": "all", "overlap_comm": "all", "offload_activations": "all",
     }),
     "optimizers": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "optimizer": "adamw,sgd,muon", "accumulation_dtype": "fp32,bf16", "micro_batch_size": "1,4", "fused_optimizer": "all",

@@ -35,7 +35,8 @@ STANDING = {
     "max_live_parameters": "1e9", "param_persistence_threshold": "1e5", "contiguous_gradients": "true",
     "fused_optimizer": "true", "rank_order": "tp-cp-dp-pp", "expandable_segments": "false", "attention_backend": "best",
     "loss_chunk_size": "0,1024", "micro_batch_size": "1,2,8", "virtual_stages": "1,2,4", "hsdp_shard_size": "0,2",
-    "checkpoint_every_k": "1,4",
+    "checkpoint_every_k": "1,4", "gc_interval": 0, "numa_binding": "false", "overlap_param_gather": "false",
+    "offload_activations": "false",
 }  # fmt: skip
 PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "dense": ("llama-3-8b", "dgx-h100:2", 64, 8192, {}),
@@ -48,6 +49,9 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "adapters": ("llama-3-8b", "gcp-a2-ultra", 32, 4096, {"lora_rank": 16, "frozen_bits": 4}),
     "narrow-network": ("llama-2-13b", "aws-p3dn:4", 64, 2048, {"precision": "fp16", "engine": None}),
     "windowed": ("mistral-7b", "azure-nd-h100-v5:2", 32, 8192, {}),
+    "beside-computation": ("llama-3-8b", "dgx-h100:2", 64, 4096, {
+        "overlap_param_gather": "true", "offload_activations": "true", "offload_optimizer": "none",
+    }),
     "on-processors": ("llama-small", "local", 16, 256, {"precision": "fp32"}),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Cas
 from benchmarks.parity_rank import compare
 from executor.engine import HOST, RankContext
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.engine import NativeEngine
 from search_spaces.capability import Combination
@@ -190,6 +191,28 @@ def muon_finds_no_matrices_among_virtual_tokens(gang: Gang, rule: str) -> None:
         assert off(gang, tried) > WRONG, "muon makes something of virtual tokens now: let it run"
 
 
+def what_is_recalled_stays_on_the_device(_: Gang, rule: str) -> None:
+    """Of a block that runs again selectively no more leaves than of one that runs again in full: its input."""
+    refused_alone(rule, case("native", {"offload_activations": True, "activation_checkpointing": "selective"}))
+    left = {}
+    for kind in ("selective", "full", "none"):
+        block = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+        offload = ActivationOffload(torch.device("cpu"))
+        checkpoint_blocks([block], TrialConfig(activation_checkpointing=kind))
+        offload.attach([block], keeps_last=False)
+        block(torch.ones(32, 32, requires_grad=True)).sum().backward()
+        left[kind] = offload.pool.bytes
+    assert left["selective"] == left["full"] < left["none"], "what is recalled is offloaded now: let it be"
+
+
+def compiled_blocks_take_no_hooks(gang: Gang, rule: str) -> None:
+    """Of experts the graph breaks where rows are counted."""
+    knobs: dict[str, Value] = {"precision": "fp64", "micro_batch_size": 4, "compile_blocks": True, "offload_activations": True}
+    tried = dataclasses.replace(case("native", knobs), model="experts")
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "compiled blocks have their saved tensors moved now: let them run"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -199,6 +222,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "compile-selective": selective_checkpointing_compiles_nothing,
     "compile-selective-stages": stages_computed_again_selectively_compile_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
+    "offload-selective": what_is_recalled_stays_on_the_device,
+    "offload-compiled": compiled_blocks_take_no_hooks,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
     "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,

@@ -20,7 +20,6 @@ ARGUMENTS=(
   --ddp-bucket-size 500000000
   --overlap-grad-reduce
   --use-distributed-optimizer
-  --overlap-param-gather
   --bf16
   --accumulate-allreduce-grads-in-fp32
   --recompute-granularity selective

@@ -148,7 +148,8 @@ class Layout:
                 continue
             yield "reduce_scatter", "data", 1 if zero == 1 or self.config.defer_gradient_reduction else times, sum(units)
             if zero < 3:
-                yield "all_gather", "data", 1, sum(units)
+                late = self.config.overlap_param_gather
+                yield from (("all_gather", "data", 1, elements) for elements in (units if late else [sum(units)]))
             else:
                 for number, unit in enumerate(units):
                     table = stage.first and number == 0

@@ -63,6 +63,15 @@ TABLE = [
         {"zero_stage": 1, "allgather_bucket_size": 1},
         {"reduce_scatter": (1, P), "all_gather": (3 + 9 * SPEC.num_layers, P), "all_reduce": NORM},
     ),
+    # Beside the next forward: the same, a gather a unit, and none of two.
+    Row(
+        {"zero_stage": 1, "overlap_param_gather": True},
+        {"reduce_scatter": (1, P), "all_gather": (UNITS, P), "all_reduce": NORM},
+    ),
+    Row(
+        {"zero_stage": 2, "overlap_param_gather": True, "allgather_bucket_size": 1, "micro_batch_size": 2},
+        {"reduce_scatter": (2, 2 * P), "all_gather": (3 + 9 * SPEC.num_layers, P), "all_reduce": NORM},
+    ),
     # Stage 2: (m + 1) P, or 2P with the reduction deferred to the last micro-batch.
     Row({"zero_stage": 2}, {"reduce_scatter": (1, P), "all_gather": (1, P), "all_reduce": NORM}),
     Row({"zero_stage": 2, "micro_batch_size": 1}, {"reduce_scatter": (4, 4 * P), "all_gather": (1, P), "all_reduce": NORM}),

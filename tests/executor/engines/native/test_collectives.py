@@ -116,6 +116,8 @@ LAYOUTS = {
     "ep2 held": Layout(EXPERTS, **EP2, **HELD),
     # Data parallelism alone, with accumulation.
     **{f"dp4 zero{stage}": Layout(SHORT, zero_stage=stage) for stage in range(4)},
+    "tp2 sp zero1 gathered late": Layout(SHORT, **TP2, **SP, zero_stage=1, overlap_param_gather=True),
+    "pp2 zbv zero2 gathered late": Layout(**PP2, **SCHEDULES["zbv"], zero_stage=2, overlap_param_gather=True),
     "dp4 zero2 deferred": Layout(SHORT, zero_stage=2, defer_gradient_reduction=True),
     "dp4 zero3 held": Layout(SHORT, **HELD),
 }

@@ -1,0 +1,133 @@
+"""Stages 1 and 2: updated parameters on their way back to every rank, at the end of a step or beside the next forward."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.engines.native.buckets import IN_FLIGHT
+from executor.engines.native.collectives import Group, InFlight, mark
+from executor.engines.native.layout import Slot, cut, ranges, unpack
+from executor.engines.native.parameter_shard import ParameterShard
+from executor.engines.native.prefetch import Unit
+from search_spaces.trial_config import TrialConfig
+
+Bucket = tuple[Slot, ...]
+"""What one all-gather carries, in the order of the offsets."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A bucket on its way: its tensors must live until the gather has ended."""
+
+    work: InFlight
+    bucket: Bucket
+    rows: Tensor
+    shard: Tensor
+
+
+class Refill:
+    """All-gathers of `allgather_bucket_size` elements, one after the other: the next is sent while the last one is copied,
+    where communication overlaps.
+    """
+
+    def __init__(self, slots: Sequence[Slot], group: Group, config: TrialConfig) -> None:
+        self.group, self.limit = group, IN_FLIGHT if config.overlap_comm else 1
+        self.buckets: tuple[Bucket, ...] = tuple(cut(slots, lambda slot: slot.elements, config.allgather_bucket_size))
+        self._shard: ParameterShard | None = None
+        self._waiting: deque[Bucket] = deque()
+        self._sent: deque[_Sent] = deque()
+
+    def begin(self, shard: ParameterShard) -> None:
+        """The optimizer has changed every parameter; `shard` holds this rank's share of them."""
+        self._shard, self._waiting = shard, deque(self.buckets)
+
+    def finish(self) -> None:
+        """Return when every parameter is up to date."""
+        self._send()
+        while self._sent:
+            self._land()
+        self._shard = None
+
+    def close(self) -> None:
+        """Forget what was not sent."""
+        self._waiting.clear()
+        self._shard = None
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        while self._waiting and len(self._sent) < self.limit:
+            assert self._shard is not None
+            bucket = self._waiting.popleft()
+            shard = self._shard.read(ranges(bucket)).values
+            rows = torch.empty(self.group.size, shard.numel(), dtype=shard.dtype, device=shard.device)
+            mark("buffers", rows)
+            self._sent.append(_Sent(self.group.all_gather(rows, shard), bucket, rows, shard))
+
+    @torch.no_grad()
+    def _land(self) -> Bucket:
+        """Copy the oldest to where it belongs, with the next one on its way."""
+        sent = self._sent.popleft()
+        sent.work.wait()
+        for slot, flat in unpack(sent.rows, sent.bucket):
+            slot.parameter.data.view(-1).copy_(flat)
+        bucket = sent.bucket
+        del sent  # its memory is free before the next bucket's is taken
+        self._send()
+        return bucket
+
+
+class RefillBesideForward(Refill):
+    """The same beside the next step's first forward (`overlap_param_gather`) [Narayanan et al., Megatron-LM].
+
+    1. The update sends nothing. The step that follows begins with the first gathers.
+    2. A unit's parameters are waited for right before it runs, and the next gathers are sent, in the order of forward:
+       `IN_FLIGHT` are on the way at once (one, where communication does not overlap). A gather carries parameters of one unit
+       alone: who waits for it needs it.
+    3. Whoever runs the module between steps finds them in the same way. The master is always up to date.
+
+    Between two steps nothing is on its way. The order of gathers is that of forward, the same on every rank.
+    """
+
+    def __init__(self, units: Sequence[Unit], group: Group, config: TrialConfig) -> None:
+        super().__init__((), group, config)
+        self.buckets = tuple(_buckets(units, config.allgather_bucket_size))
+        self._stale: set[Slot] = set()
+        self._hooks = [unit.module.register_forward_pre_hook(self._before(unit)) for unit in units]
+
+    def begin(self, shard: ParameterShard) -> None:
+        super().begin(shard)
+        self._stale.update(slot for bucket in self.buckets for slot in bucket)
+
+    def begin_step(self) -> None:
+        """Send the first gathers: in a pipeline, while other stages still work."""
+        self._send()
+
+    def finish(self) -> None:
+        super().finish()
+        self._stale.clear()
+
+    def close(self) -> None:
+        super().close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _before(self, unit: Unit) -> Callable[..., None]:
+        def wait(*_: object) -> None:
+            while self._stale and any(slot in self._stale for slot in unit.slots):
+                self._send()
+                self._stale.difference_update(self._land())
+
+        return wait
+
+
+def _buckets(units: Sequence[Unit], limit: int) -> Iterator[Bucket]:
+    """Of each unit in turn what no unit before it has, in gathers of at most `limit` elements."""
+    met: set[Slot] = set()
+    for unit in units:
+        own = sorted((slot for slot in unit.slots if slot not in met), key=lambda slot: slot.offset)
+        met.update(own)
+        yield from cut(own, lambda slot: slot.elements, limit)
