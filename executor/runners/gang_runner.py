@@ -115,8 +115,7 @@ def _refused(request: Work) -> TrialResult | None:
     try:
         variables_of(request.config.environment if isinstance(request, TrialRequest) else "")
     except KnobValueError as error:
-        told = f"{error.problem}; {error.remedy}"
-        return TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule=ENVIRONMENT_RULE, message=told)
+        return TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule=ENVIRONMENT_RULE, message=str(error))
     return None
 
 

@@ -151,7 +151,7 @@ class ProcessRunnerContract(RunnerContract):
     def test_a_variable_that_is_not_allowed_reaches_no_process(self, runner: Runner) -> None:
         refused = run(runner, config=TrialConfig(environment="LD_PRELOAD=/tmp/theirs.so"))
         assert (refused.outcome, refused.rule) == (Outcome.INVALID, "environment-variables")
-        assert refused.message.startswith("LD_PRELOAD may not be set; use some of ")
+        assert refused.message.startswith("environment: LD_PRELOAD may not be set; use some of ")
         assert run(runner).outcome is Outcome.OK
 
     def test_progress_comes_before_the_result(self, runner: Runner) -> None:
