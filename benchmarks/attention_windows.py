@@ -117,7 +117,7 @@ def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
     """Markdown of what is saved."""
     about = (
         f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
-        f"on two CPU cores, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their "
+        f"on {torch.get_num_threads()} threads, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their "
         "range. Computed pairs are those of the blocks that are visited, of all that causality leaves."
     )
     lines = [
