@@ -117,8 +117,9 @@ def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
     """Markdown of what is saved."""
     about = (
         f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
-        f"on two CPU cores, as a share of the full causal kernel's time: median of {ROUNDS} pairs, the two in turn, and their "
-        "range. Computed pairs are those of the blocks that are visited, of all that causality leaves."
+        f"on a CPU with {torch.get_num_threads()} thread(s), as a share of the full causal kernel's time: median of {ROUNDS} "
+        "pairs, the two in turn, and their range. Computed pairs are those of the blocks that are visited, of all that "
+        "causality leaves."
     )
     lines = [
         "", "## Time", "", about, "", "| tokens | window | global | pairs computed | time | range |", "|---" * 6 + "|",

@@ -306,7 +306,7 @@ def _attention(engine: str, ranks: int) -> Iterator[Case | None]:
         if not runs:
             continue
         divided = layout["context_parallel_size"] != 1
-        for way in range(2 if divided else 1):
+        for way in range(2 if divided or not turn else 1):
             window = WINDOWS[(turn + way) % len(WINDOWS)]
             method: Knobs = {"context_parallel_method": ("ulysses", "gather")[way]} if divided else {}
             besides = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
