@@ -70,6 +70,10 @@ class TrialConfig:
     context_parallel_method: str = "gather"
     attention_window: int = 0
     attention_global_tokens: int = 0
+    curriculum_start_length: int = 0
+    curriculum_steps: int = 0
+    random_ltd_start_tokens: int = 0
+    random_ltd_steps: int = 0
 
     @property
     def model_parallel_size(self) -> int:
@@ -135,6 +139,7 @@ LATER = frozenset({
     "environment",
     "adapter_size", "prefix_length", "prompt_length",
     "context_parallel_method", "attention_window", "attention_global_tokens",
+    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

@@ -107,6 +107,10 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "context_parallel_method": ("ulysses", {"context_parallel_size": 2}),
     "attention_window": (256, {}),
     "attention_global_tokens": (4, {"attention_window": 256}),
+    "curriculum_start_length": (64, {"curriculum_steps": 100}),
+    "curriculum_steps": (200, {"curriculum_start_length": 64, "curriculum_steps": 100}),
+    "random_ltd_start_tokens": (64, {"random_ltd_steps": 100}),
+    "random_ltd_steps": (200, {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
