@@ -34,6 +34,8 @@ class Asked(BaseModel):
     ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
     global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
+    training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
+    """Optimizer steps of the run, over which schedules of the data are weighed."""
     memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     engine: Name = "native"
     lora_rank: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
@@ -97,6 +99,20 @@ class RankMemoryView(BaseModel):
     """Sums to the total."""
 
 
+class SchedulePointView(BaseModel):
+    """A point of the schedule of the data."""
+
+    length: int
+    """Tokens of a sample."""
+    kept: int
+    """Of these, what layers but the first and the last see."""
+    weight: float
+    """Share of the run's steps that it stands for."""
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank."""
+
+
 class PredictedView(BaseModel):
     """What is predicted of a configuration."""
 
@@ -117,6 +133,8 @@ class PredictedView(BaseModel):
     tflops_per_device: float
     mfu: float | None
     flops_convention: str
+    schedule: list[SchedulePointView]
+    """Its first, a middle and its last point; empty: the data are not scheduled."""
 
 
 class PredictionView(BaseModel):
@@ -221,6 +239,7 @@ def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel
         cluster_of(body.cluster, body.ranks, body.memory_limit_bytes),
         global_batch_size=body.global_batch_size,
         sequence_length=body.sequence_length,
+        training_steps=body.training_steps,
         engine=body.engine,
         space=space,
         pins=pins,

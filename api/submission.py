@@ -78,6 +78,7 @@ class JobSubmission(BaseModel):
     trial_timeout: Seconds | None = None
     global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
+    training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None

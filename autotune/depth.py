@@ -72,6 +72,6 @@ def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig
     work = space.workload
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=work.global_batch_size,
-        sequence_length=work.sequence_length,
+        sequence_length=work.sequence_length, training_steps=work.training_steps,
     )  # fmt: skip
     return [found.step_seconds.mean for found in estimates(question, configs)]

@@ -74,7 +74,7 @@ def _question(session: Session, model: ModelSpec) -> Question:
     return Question(
         model=model, cluster=cluster, engine=request.engine, global_batch_size=request.global_batch_size,
         sequence_length=request.sequence_length, space=request.space, pins=pins,
-        nvme_path=request.nvme_path,
+        nvme_path=request.nvme_path, training_steps=request.training_steps,
     )  # fmt: skip
 
 

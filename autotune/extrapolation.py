@@ -105,7 +105,7 @@ class Extrapolation:
         work = space.workload
         return Question(
             model=space.model, cluster=space.cluster, engine=self.engine, global_batch_size=work.global_batch_size,
-            sequence_length=work.sequence_length,
+            sequence_length=work.sequence_length, training_steps=work.training_steps,
         )  # fmt: skip
 
 

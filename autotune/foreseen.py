@@ -66,6 +66,7 @@ def foresight_of(store: Store, job_id: str, session: Session) -> Foresight | Non
     question = Question(
         model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
         sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
+        training_steps=request.training_steps,
     )  # fmt: skip
     kept = store.prior(job_id)
     return Foresight(question, from_plain(Prior, kept) if kept is not None else _prior(store, question))

@@ -54,6 +54,7 @@ class EquationForecast:
             model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
             sequence_length=request.sequence_length, space=request.space, pins=request.pins,
             nvme_path=request.nvme_path,
+            training_steps=request.training_steps,
         )  # fmt: skip
         with open_store(self.database) as store:
             return asked_here(store, question)

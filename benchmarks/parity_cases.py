@@ -33,6 +33,8 @@ BF16_LEAST = 1e-6
 """Relative. What bf16 makes of a loss differs from float64 by 1e-5 to 1e-3 here; float32 stays within 2e-7."""
 
 GLOBAL_BATCH, SEQUENCE = 16, 16
+TRAINING_STEPS = 10
+"""Of the run that schedules of the data are a part of; three of them are trained."""
 MOST_LAYERS = 9
 
 # Heads that 8 ranks divide (gpt2) or 4 (the others); widths that they do not, so that shares are padded.
@@ -205,7 +207,7 @@ def _layers(config: TrialConfig) -> int:
 def _workload(clipping: float) -> Workload:
     return Workload(
         global_batch_size=GLOBAL_BATCH, sequence_length=SEQUENCE, learning_rate=1e-2, gradient_clipping=clipping,
-        nvme_path=tempfile.gettempdir(),
+        nvme_path=tempfile.gettempdir(), training_steps=TRAINING_STEPS,
     )  # fmt: skip
 
 

@@ -82,6 +82,11 @@ WINDOWS: tuple[Knobs, ...] = (
     {"attention_window": 1, "attention_global_tokens": 1},
 )
 FROZEN: tuple[Knobs, ...] = ({"frozen_dtype": "same"}, {"frozen_dtype": "int8"}, {"frozen_dtype": "nf4"})
+SCHEDULES: tuple[Knobs, ...] = (
+    {"curriculum_start_length": 8, "curriculum_steps": 2},
+    {"random_ltd_start_tokens": 8, "random_ltd_steps": 2},
+)
+"""Each grows from 8 to 16 tokens in two steps, so that the third of three steps has whole sequences."""
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},
     {"precision": "fp32", "fused_optimizer": False},
@@ -167,7 +172,7 @@ def matrix(ranks: int) -> list[Case]:
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
-            sections += [_adapters(engine, ranks), _beside_frozen(engine, ranks)]
+            sections += [_adapters(engine, ranks), _beside_frozen(engine, ranks), _scheduled(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return [*found]
@@ -435,6 +440,27 @@ def _beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
     for window, name in product((*WINDOWS, {}), KNOBS["context_parallel_method"].choices):
         yield draw.case({**BESIDE_FROZEN[1], **divided, "context_parallel_method": name, **window}, [WIDE])
         yield draw.case({**BESIDE_FROZEN[2], "zero_stage": 2, **window}, models)
+
+
+def _scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Schedules of the data: each layout, pipeline schedule and stage, on 4 ranks every third; checkpointing and what is
+    offloaded in turn. Adapters and every optimizer once.
+    """
+    draw = Draw(engine, ranks, "scheduled")
+    turn = 0
+    for layout, stage, schedule in product(layouts(ranks), _stages(engine), SCHEDULES):
+        for run in pipelines(layout):
+            knobs: Knobs = {**layout, **run, "zero_stage": stage, **schedule}
+            case = draw.case({**knobs, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [*MODELS])
+            turn += case is not None
+            if case is not None and (ranks == 2 or turn % 3 == 0):
+                yield case
+                if turn % 4 == 0:
+                    yield draw.case({**knobs, **draw.choose(OFFLOADS)}, [*MODELS])
+    for schedule, besides in product(SCHEDULES, ("optimizer", "lora_rank")):
+        values: Sequence[Value] = ("sgd", "lamb", "muon") if besides == "optimizer" else (2,)
+        for value in values:
+            yield draw.case({**schedule, besides: value, "zero_stage": 2 if besides == "optimizer" else 3}, [*MODELS])
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.parity_cases import NARROW, Case
 from benchmarks.reference_optimizers import reference_optimizers
+from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
 from executor.data import Data, FactoryData, text_data
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
@@ -20,7 +21,7 @@ from executor.engines.native import context as attention
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.model import build_transformer
 from executor.engines.native.windowed import sees
-from executor.engines.session import ParallelSession
+from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.user_module.factory import load_factory
 from search_spaces.configured import configured
@@ -48,7 +49,7 @@ def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
     model = configured(case.model_of(), case.config)
-    losses, norms, weights = _reference(model, case.workload(), dtype, case.config.optimizer)
+    losses, norms, weights = _reference(model, case.workload(), dtype, case.config.optimizer, schedule_of(case.config))
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
@@ -100,7 +101,7 @@ def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
 
 @functools.lru_cache(maxsize=64)
 def _reference(
-    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw"
+    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw", schedule: Schedule = ()
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
     """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.
 
@@ -114,8 +115,8 @@ def _reference(
     norms: list[float | None] = []
     for step in range(STEPS):
         with patch.object(attention, "attend_to_window", _attend_by_a_mask):
-            output = module(**_exact(data.global_batch(step)))
-        loss = output if isinstance(output, Tensor) else output.loss
+            output = scheduled_loss(module, model, workload, schedule, step, _exact(data.global_batch(step)))
+        loss = loss_from(output)
         loss.backward()
         for parameter in module.parameters():
             if parameter.grad is None and parameter.requires_grad:

@@ -25,7 +25,9 @@ from executor.measurement.timing import has_trend, steady_steps
 from executor.numa import bound_to_node
 from executor.trial_layers import at_full_depth, line_of_layers, shallower
 from executor.trial_report import report, window_of_warm_up
+from executor.trial_schedule import at_point, over_schedule, points_of_request
 from executor.trial_state import Trial, Window, is_enough
+from search_spaces.data_schedule import useful_samples
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
@@ -53,7 +55,8 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     5. Where there is a rate to beat, end at 4 as soon as it is out of reach: PRUNED.
     6. Gather every rank's measurements.
 
-    With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated.
+    With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated. Where the data
+    are scheduled all of it is done at each point of the schedule, and the whole job's figures follow (`over_schedule`).
     A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
 
     Raises:
@@ -62,6 +65,13 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
         WrongResultError: a loss or norm is not finite, or the first losses are off the reference; raised on every rank.
         FactoryError, DataError: the user's module or text cannot be used.
     """
+    points = points_of_request(request)
+    if points:
+        return over_schedule(request, points, [_run(context, at_point(request, point), progress) for point in points])
+    return _run(context, request, progress)
+
+
+def _run(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
     line = line_of_layers(request)
     if line is not None:
         first, second = (_run_whole(context, shallower(request, layers), progress) for layers in (line.first, line.second))
@@ -258,9 +268,9 @@ def _run_step(
     seconds, loss, norm = _agree(trial.context, trial.own_seconds, report)
     _check_loss(trial, loss, norm, whole=micro_batches is None)
     trial.step += 1
-    samples = trial.request.workload.global_batch_size
+    samples = useful_samples(trial.request.config, trial.request.workload)
     if micro_batches is not None and trial.line is not None:
-        samples = samples * micro_batches // trial.line.full
+        samples = samples * micro_batches / trial.line.full
     elif trial.phase == "warmup":
         trial.warm_seconds.append(seconds)
     trial.tell(samples / seconds)

@@ -9,6 +9,7 @@ from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.trial_report import rate_of
 from search_spaces.configured import configured
+from search_spaces.data_schedule import useful_samples
 from search_spaces.fewer import LAYERS, fewer_layers
 from search_spaces.model import ModelSpec
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
@@ -48,8 +49,9 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
     pairs = zip(first.step_seconds, second.step_seconds, strict=False)
     seconds = [line.at_full(short, long) for short, long in pairs]
     timing = step_time(seconds)
-    rate = rate_of(timing, request.workload.global_batch_size)
-    tflops = tflops_per_device(configured(request.model, request.config), request.workload, rate.mean, request.world_size)
+    rate = rate_of(timing, useful_samples(request.config, request.workload))
+    model = configured(request.model, request.config)
+    tflops = tflops_per_device(model, request.workload, rate.mean, request.world_size, request.config)
     executed = _executed(line, first, second)
     hardware = None if executed is None else executed / timing.mean
     notes = [result.message for result in (first, second) if result.unstable]
@@ -74,7 +76,7 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
 
 
 def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMeasurement:
-    costs = line.costs_at_full(_costs(first), _costs(second))
+    costs = line.costs_at_full(costs_of(first), costs_of(second))
     by_tag = line.tags_at_full(first.memory_by_tag, second.memory_by_tag)
     return dataclasses.replace(
         second,
@@ -93,7 +95,8 @@ def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMe
     )
 
 
-def _costs(rank: RankMeasurement) -> Costs:
+def costs_of(rank: RankMeasurement) -> Costs:
+    """What a rank spent on a step."""
     return Costs(
         cpu_seconds=rank.cpu_seconds_per_step,
         device_seconds=rank.device_seconds_per_step,

@@ -13,6 +13,7 @@ from executor.measurement.racing import HOPELESS
 from executor.measurement.timing import StepTime, step_time, student_t_975
 from executor.trial_state import Trial, Window
 from search_spaces.configured import configured
+from search_spaces.data_schedule import useful_samples
 from search_spaces.fewer import MICRO_BATCHES
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
@@ -38,8 +39,9 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
     mine = to_plain(_rank_measurement(trial, window, account))
     ranks = tuple(from_plain(RankMeasurement, row) for row in gather_plain(context, mine))
     timing = step_time(window.seconds)
-    rate = window.lost or rate_of(timing, request.workload.global_batch_size)
-    tflops = tflops_per_device(configured(request.model, request.config), request.workload, rate.mean, context.world_size)
+    rate = window.lost or rate_of(timing, useful_samples(request.config, request.workload))
+    model = configured(request.model, request.config)
+    tflops = tflops_per_device(model, request.workload, rate.mean, context.world_size, request.config)
     executed = hardware_tflops_per_device(gather_plain(context, trial.flops), timing.mean)
     retried = any(rank.allocation_retries for rank in ranks)
     return TrialResult(
@@ -90,8 +92,8 @@ def _line_text(line: Line) -> str:
     return f"from steps of {line.first} and {line.second} micro-batches to {line.full}"
 
 
-def rate_of(timing: StepTime, samples: int) -> Interval:
-    """Samples/s with the 95 % interval of this trial's own steps."""
+def rate_of(timing: StepTime, samples: float) -> Interval:
+    """Samples/s, of `samples` in a step, with the 95 % interval of this trial's own steps."""
     half = student_t_975(timing.steps - 1) * timing.standard_error if timing.steps > 1 else timing.mean
     slowest, fastest = timing.mean + half, max(timing.mean - half, timing.mean * 0.01)
     return Interval(mean=samples / timing.mean, low=samples / slowest, high=samples / fastest)

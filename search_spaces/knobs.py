@@ -68,6 +68,12 @@ CONTEXT_PARALLEL = Condition(
     "context_parallel_size > 1", ("context_parallel_size",), lambda config, _: config.context_parallel_size > 1
 )
 WINDOWED = Condition("attention_window > 0", ("attention_window",), lambda config, _: config.attention_window > 0)
+LENGTHENS = Condition(
+    "curriculum_start_length > 0", ("curriculum_start_length",), lambda config, _: config.curriculum_start_length > 0
+)
+DROPS_TOKENS = Condition(
+    "random_ltd_start_tokens > 0", ("random_ltd_start_tokens",), lambda config, _: config.random_ltd_start_tokens > 0
+)
 DATA_AND_PIPELINE = Condition(
     "pipeline_parallel_size > 1 and data-parallel degree > 1",
     PARALLEL_SIZES,
@@ -215,6 +221,15 @@ _TABLE = (
     _knob("numa_binding", "", _BOOL, _EXACT, _PROCESS,
           "Whether each rank runs on the cores and in the memory of the NUMA node that its device is connected to.",
           choices=_BOTH, condition=HAS_NUMA_NODES),
+    _knob("curriculum_start_length", "tokens", _INT, _CHANGES, _REBUILD,
+          "Length of the first steps' samples, which grows linearly to whole ones; 0: all samples are whole."),
+    _knob("curriculum_steps", "steps", _INT, _CHANGES, _REBUILD,
+          "Steps of the run until samples are whole.", condition=LENGTHENS),
+    _knob("random_ltd_start_tokens", "tokens", _INT, _CHANGES, _REBUILD,
+          "Tokens, chosen at random, that layers but the first and the last see in the first steps (random-LTD), which grow "
+          "linearly to all; 0: all."),
+    _knob("random_ltd_steps", "steps", _INT, _CHANGES, _REBUILD,
+          "Steps of the run until every layer sees every token.", condition=DROPS_TOKENS),
 )
 # fmt: on
 

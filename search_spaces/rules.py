@@ -12,6 +12,22 @@ from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
+from search_spaces.schedule_rules import (
+    CURRICULUM,
+    DIVIDES_REMEDY,
+    LAYERS_REMEDY,
+    MODEL_REMEDY,
+    RANDOM_LTD,
+    START_REMEDY,
+    STEPS_REMEDY,
+    TOKENS_REMEDY,
+    curriculum_divides,
+    ends,
+    random_ltd_layers,
+    schedule_model,
+    schedule_tokens,
+    starts,
+)
 from search_spaces.stage_layout import marks_offloading
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from search_spaces.windows import window_problem, windowed
@@ -329,6 +345,14 @@ RULES: tuple[Rule, ...] = (
     Rule("virtual-tokens", adapters.VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
     Rule("ulysses-heads", (CP, TP, METHOD), "set context_parallel_method=gather, or use fewer ranks", _ulysses_heads),
     Rule("attention-window", (WINDOW, "attention_global_tokens"), "lower them, or set attention_window=0", _attention_window),
+    Rule("curriculum-length", CURRICULUM[:1], START_REMEDY, starts(CURRICULUM[0])),
+    Rule("curriculum-steps", CURRICULUM, STEPS_REMEDY, ends(*CURRICULUM)),
+    Rule("curriculum-divides", (CURRICULUM[0], CP, TP, "sequence_parallel"), DIVIDES_REMEDY, curriculum_divides),
+    Rule("random-ltd-tokens", RANDOM_LTD[:1], START_REMEDY, starts(RANDOM_LTD[0])),
+    Rule("random-ltd-steps", RANDOM_LTD, STEPS_REMEDY, ends(*RANDOM_LTD)),
+    Rule("random-ltd-layers", (RANDOM_LTD[0], WINDOW, "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),
+    Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *adapters.VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
+    Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -41,6 +41,12 @@ class Workload:
     """Bound of the global gradient norm; 0: no clipping."""
     nvme_path: str | None = None
     """The folder, on a fast local file system of every node, for what is offloaded to files; None: nothing can be."""
+    training_steps: int | None = None
+    """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: not stated, so that
+    nothing can be scheduled."""
+    schedule_step: int | None = None
+    """The step of that run at which schedules of the data stand throughout, as where one point of them is measured; None: they
+    go on with the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,10 @@ class TrialConfig:
     overlap_param_gather: bool = False
     offload_activations: bool = False
     numa_binding: bool = False
+    curriculum_start_length: int = 0
+    curriculum_steps: int = 0
+    random_ltd_start_tokens: int = 0
+    random_ltd_steps: int = 0
 
     @property
     def model_parallel_size(self) -> int:
@@ -140,6 +144,7 @@ LATER = frozenset({
     "adapter_size", "prefix_length", "prompt_length",
     "context_parallel_method", "attention_window", "attention_global_tokens",
     "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
+    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

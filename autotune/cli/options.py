@@ -87,6 +87,9 @@ GlobalBatchSize = Annotated[
     int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
 ]
 SeqLen = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
+TrainingSteps = Annotated[
+    int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
+]
 Headroom = Annotated[
     float | None, typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]")
 ]

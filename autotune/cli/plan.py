@@ -38,6 +38,7 @@ class PlanCommandOptions:
     pins: tuple[str, ...]
     global_batch_size: int | None
     sequence_length: int | None
+    training_steps: int | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -64,6 +65,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         cluster_of(name, options.ranks, options.memory_limit, live),
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
+        training_steps=options.training_steps,
         engine=options.engine,
         space=options.space,
         pins=parse_pins(options.pins),

@@ -29,6 +29,7 @@ class PredictOptions:
     pins: tuple[str, ...]
     global_batch_size: int | None
     sequence_length: int | None
+    training_steps: int | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -49,6 +50,7 @@ def predict_command(options: PredictOptions) -> Status:
         cluster_of(name, options.ranks, options.memory_limit, live),
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
+        training_steps=options.training_steps,
         engine=options.engine,
         pins=parse_pins(options.pins),
         nvme_path=options.nvme,

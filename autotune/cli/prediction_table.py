@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
-from autotune.prediction.estimate import Estimate, RankEstimate
+from autotune.prediction.estimate import Estimate, PointEstimate, RankEstimate
 from autotune.prediction.question import Question
 from search_spaces.knobs import value_text
 from search_spaces.trial import Interval
@@ -42,6 +42,8 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
     say(f"\n{_memory_head(fullest, len(estimate.ranks), peak)}", "bold")
     console.print(_memory_table(estimate, fullest), highlight=False)
     say("  " + fit_text(estimate), "" if estimate.fit_probability >= 0.5 else "yellow")
+    for point in estimate.schedule:
+        say("  " + point_text(point))
     if estimate.host_memory_bytes:
         host = question.cluster.host_memory_bytes
         say(f"  and {bytes_text(estimate.host_memory_bytes)} of the {bytes_text(host)} of a node's main memory")
@@ -49,6 +51,15 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
     if stages:
         say("\nmemory of each pipeline rank", "bold")
         console.print(_stage_table(estimate), highlight=False)
+
+
+def point_text(point: PointEstimate) -> str:
+    """A point of the schedule of the data, in one line."""
+    tokens = f"{point.kept} of {point.length}" if point.kept < point.length else f"{point.length}"
+    return (
+        f"{point.weight:.0%} of the run's steps as with {tokens} tokens: {seconds_text(point.step_seconds)}, "
+        f"{bytes_text(point.peak_memory_bytes)}"
+    )
 
 
 def asked_text(question: Question) -> str:

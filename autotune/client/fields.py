@@ -47,6 +47,8 @@ class SubmissionFields(TypedDict, total=False):
     """Samples in an optimizer step, over all ranks."""
     sequence_length: int | None
     """Tokens in a sample."""
+    training_steps: int | None
+    """Optimizer steps of the run, over which schedules of the data are weighed."""
     memory_limit_bytes: int | None
     """Bytes a rank may allocate."""
     headroom: float | None
@@ -81,6 +83,8 @@ class AskedFields(TypedDict, total=False):
     """Samples in an optimizer step, over all ranks."""
     sequence_length: int | None
     """Tokens in a sample."""
+    training_steps: int | None
+    """Optimizer steps of the run, over which schedules of the data are weighed."""
     memory_limit_bytes: int | None
     engine: str | None
     lora_rank: int | None

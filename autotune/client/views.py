@@ -274,6 +274,21 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePoint:
+    """A point of the schedule of the data."""
+
+    length: int
+    """Tokens of a sample."""
+    kept: int
+    """Of these, what layers but the first and the last see."""
+    weight: float
+    """Share of the run's steps that it stands for."""
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """What is predicted of a configuration."""
 
@@ -294,6 +309,8 @@ class Predicted:
     tflops_per_device: float
     mfu: float | None
     flops_convention: str
+    schedule: tuple[SchedulePoint, ...]
+    """Its first, a middle and its last point; empty: the data are not scheduled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

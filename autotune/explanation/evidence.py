@@ -132,5 +132,6 @@ def question_of_job(store: Store, session: Session) -> Question | None:
     question = Question(
         model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
         sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
+        training_steps=request.training_steps,
     )  # fmt: skip
     return asked_here(store, question)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from autotune.exports import peft
+from autotune.exports import data_efficiency, peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, remarks
@@ -19,7 +19,7 @@ TARGET = Target(
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
         "accumulation_dtype", "optimizer",
-        *peft.KNOBS,
+        *peft.KNOBS, *data_efficiency.KNOBS,
     }),
     elsewhere={
         "offload_activations": "DeepSpeed's own checkpointing has cpu_checkpointing; else wrap the model's forward in "
@@ -65,12 +65,12 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
     content = deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count)
     if _auto_tensor_parallel(config):
         content["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
-    return content
+    return {**content, **data_efficiency.data_efficiency(winner)}
 
 
 def deepspeed_notes(winner: Winner) -> list[str]:
     """What the configuration cannot say, or DeepSpeed does not do."""
-    config, notes = winner.config, peft.peft_notes(winner)
+    config, notes = winner.config, [*peft.peft_notes(winner), *data_efficiency.data_notes(winner)]
     if config.zero_stage == 0:
         changed, why = config.differences(TrialConfig()), "at stage 0 DeepSpeed reduces after backward, in buckets of its own"
         notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]

@@ -81,6 +81,9 @@ class JobRequest:
     """Samples in one optimizer step, over all ranks."""
     sequence_length: int = 128
     """Tokens in a sample."""
+    training_steps: int | None = None
+    """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: nothing can be
+    scheduled."""
     memory_limit_bytes: int | None = None
     """Allocator bytes per rank beyond which a trial is INFEASIBLE; None: what the device has."""
     headroom: float = 0.05
@@ -150,7 +153,7 @@ class JobRequest:
             ("seed", 0),
         ):
             self._require_whole(name, least)
-        for name in ("ranks", "memory_limit_bytes"):
+        for name in ("ranks", "training_steps", "memory_limit_bytes"):
             if getattr(self, name) is not None:
                 self._require_whole(name, 1)
         self._require_positive("trial_timeout")
@@ -178,6 +181,7 @@ class JobRequest:
             seed=self.seed,
             data_path=self.data_path,
             nvme_path=self.nvme_path,
+            training_steps=self.training_steps,
         )
 
     @property

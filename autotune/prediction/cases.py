@@ -169,6 +169,19 @@ class Layouts:
     """1 where updated parameters are gathered beside the next step's forward."""
     offload_activations: Array = field(default_factory=lambda: np.zeros(1))
     """1 where what blocks save for backward waits in host memory."""
+    length: Array = field(default_factory=lambda: np.zeros(1))
+    """Tokens of a sample at the point of the schedule that is looked at; 0: whole samples."""
+    kept: Array = field(default_factory=lambda: np.zeros(1))
+    """Tokens that layers but the first and the last see at that point; 0: all."""
+    drops: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where the schedule is of tokens that layers see (random-LTD); 0: of tokens of samples (curriculum)."""
+    first_tokens: Array = field(default_factory=lambda: np.zeros(1))
+    """Where the schedule starts."""
+    first_weight: Array = field(default_factory=lambda: np.zeros(1))
+    """Share of the job's steps that this point stands for; 0: nothing is scheduled."""
+    middle_tokens: Array = field(default_factory=lambda: np.zeros(1))
+    middle_weight: Array = field(default_factory=lambda: np.zeros(1))
+    """The same of its middle; whole sequences stand for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Seconds of computation and tensor-parallel communication of one layer and of the output projection, a micro-batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, gathered_ke
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 from autotune.prediction.frozen import unpacking_seconds
+from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 
 _SHARP = 4.0
 
@@ -26,6 +27,21 @@ class MicroBatch:
 
 
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+    """Of a mean layer, where middle layers see a part of the tokens: these are picked out and put back, a pass each."""
+    whole = _micro_batch(cases, rates)
+    if not drops_tokens(cases):
+        return whole
+    middle, share = _micro_batch(of_kept(cases), rates), middle_share(cases)
+    moved = 4 * _tokens(cases) * cases.shapes.hidden * cases.layouts.parameter_bytes
+    bypass = 2 * moved * rates.traffic / cases.hardware.bandwidth
+    return replace(
+        whole,
+        layer=whole.layer + share * (middle.layer + bypass - whole.layer),
+        layer_communication=whole.layer_communication + share * (middle.layer_communication - whole.layer_communication),
+    )
+
+
+def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
     forward, trained = _layer_forward(cases, rates), _bottlenecks(cases, rates)
@@ -53,7 +69,7 @@ def _longer(one: Array, other: Array) -> Array:
 
 
 def _tokens(cases: Cases) -> Array:
-    return cases.layouts.micro_batch * cases.shapes.inside / cases.layouts.context
+    return cases.layouts.micro_batch * trained_tokens(cases) / cases.layouts.context
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
@@ -96,8 +112,9 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     With a window those of the blocks that are visited, in either.
     """
     shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
-    causal = shapes.looked * np.where(shapes.window < shapes.sequence, 1.0, 0.5) + shapes.prefix
-    looked = shapes.looked + shapes.prefix
+    looked = looked_at(cases)
+    causal = looked * np.where(shapes.window < trained_tokens(cases), 1.0, 0.5) + shapes.prefix
+    looked = looked + shapes.prefix
     products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
     elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
     kept = cases.software.scores > 0
@@ -131,7 +148,8 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     """Virtual tokens have no logits."""
     shapes, layouts = cases.shapes, cases.layouts
-    tokens, divided = layouts.micro_batch * shapes.sequence / layouts.context, shapes.vocabulary / layouts.tensor
+    tokens = _tokens(cases) - layouts.micro_batch * shapes.prompt / layouts.context
+    divided = shapes.vocabulary / layouts.tensor
     loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
     return _product(cases, rates, tokens, shapes.hidden, divided) + loss
 

@@ -9,6 +9,7 @@ from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
+from autotune.prediction.schedules import scheduled
 from autotune.prediction.software import software_named
 from autotune.prediction.uneven import layout_key, tabled
 from autotune.prediction.windows import keys_read, windowed_shapes
@@ -29,7 +30,7 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
     precision = configs[0].precision
     laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
     shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
-    layouts = layouts_of(configs, workload.global_batch_size, cluster.world_size)
+    layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
     return Cases(
         shapes=windowed_shapes(shapes, model, workload.sequence_length, configs),
         hardware=hardware_of(cluster, precision),

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from autotune.prediction.cases import Array, Cases
+from autotune.prediction.cases import Array, Cases, scalar
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.memory import rank_memory, share_memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import fit_probability, ranks_of_node
+from autotune.prediction.schedules import at_point
 from autotune.prediction.step import Z90, Prediction, predict
 from autotune.prediction.uneven import marked, shares_of, written_out
 from search_spaces.configured import configured
+from search_spaces.data_schedule import flops_per_sample, points_of
 from search_spaces.pipeline import split_layers, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
@@ -50,6 +52,21 @@ class RankEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PointEstimate:
+    """A point of the schedule of the data."""
+
+    length: int
+    """Tokens of a sample."""
+    kept: int
+    """Of these, what layers but the first and the last see."""
+    weight: float
+    """Share of the run's steps that it stands for."""
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """One configuration. Bands hold nine times out of ten."""
 
@@ -73,6 +90,9 @@ class Estimate:
     """What the fullest rank's device has, or was limited to."""
     fit_probability: float
     """How probable it is that device and host memory suffice."""
+    schedule: tuple[PointEstimate, ...] = ()
+    """Where the data are scheduled: its first, a middle and its last point. `step_seconds` are then those of a whole step's
+    worth of useful tokens, on the mean of the run."""
 
     @property
     def fullest(self) -> RankEstimate:
@@ -97,6 +117,7 @@ class Estimate:
                 "tflops_per_device": self.tflops_per_device,
                 "mfu": self.mfu,
                 "flops_convention": FLOPS_CONVENTION,
+                "schedule": [to_plain(point) for point in self.schedule],
             },
         }
 
@@ -130,7 +151,7 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
     peak = fullest.total
     factor = math.exp(Z90 * prediction.memory_spread)
     host = _at(prediction.memory.host, row)
-    flops = configured(question.model, config).flops_per_token(question.sequence_length) * tokens
+    flops = flops_per_sample(configured(question.model, config), config, question.workload) * batch
     tflops = flops / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return Estimate(
@@ -146,7 +167,30 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
         host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.roomier),
         fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
+        schedule=_schedule(question, config, cases),
     )
+
+
+def _schedule(question: Question, config: TrialConfig, cases: Cases) -> tuple[PointEstimate, ...]:
+    """Time and memory at each point of one configuration's schedule; empty: nothing is scheduled."""
+    points = points_of(config, question.workload)
+    if len(points) == 1:
+        return ()
+    found = []
+    for point in points:
+        tokens = point.kept if config.random_ltd_start_tokens else point.length
+        own = at_point(cases, scalar(0 if tokens == question.sequence_length else tokens))
+        told = predict(own, question.rates)
+        found.append(
+            PointEstimate(
+                length=point.length,
+                kept=point.kept,
+                weight=point.weight,
+                step_seconds=_at(told.seconds, 0),
+                peak_memory_bytes=_at(told.memory.total, 0),
+            )
+        )
+    return tuple(found)
 
 
 def _at(values: Array, row: int) -> float:

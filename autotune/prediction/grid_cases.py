@@ -11,6 +11,7 @@ from autotune.prediction.config_cases import MASTER, engine_software, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
+from autotune.prediction.schedules import scheduled
 from autotune.prediction.uneven import layout_key, tabled
 from autotune.prediction.windows import windowed_shapes
 from search_spaces.adapters import METHODS
@@ -23,6 +24,7 @@ from search_spaces.trial_config import TrialConfig, Value
 
 UNIFORM = (
     "precision", "attention_backend", "attention_window", "attention_global_tokens", *METHODS, "lora_targets", "frozen_dtype",
+    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
 )  # fmt: skip
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
@@ -40,7 +42,8 @@ class GridCases:
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
         same = {name: _only(space, name) for name in UNIFORM}
         precision, attention = same["precision"], same["attention_backend"]
-        length, alike = space.workload.sequence_length, [space.base.replace(same)]
+        self._alike = space.base.replace(same)
+        length, alike = space.workload.sequence_length, [self._alike]
         self._shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
@@ -59,7 +62,7 @@ class GridCases:
         return self._cases(lambda name: codes[:, SEARCH_ORDER.index(name)])
 
     def _cases(self, codes_of: Callable[[str], Codes]) -> Cases:
-        layouts, ranks = self._layouts(codes_of), None
+        layouts, ranks = scheduled(self._layouts(codes_of), [self._alike], self._space.workload), None
         if self._placing:
             laid_out, ranks = self._laid_out(codes_of)
             layouts = dataclasses.replace(layouts, laid_out=laid_out)

@@ -20,6 +20,7 @@ from autotune.prediction.parameters import (
     stage_parameters,
 )
 from autotune.prediction.pipeline import in_flight, split_layers
+from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
@@ -308,10 +309,10 @@ def _activations(
 ) -> Activations:
     """What forward keeps for backward, and what the layer that runs and the loss need besides."""
     layouts, shapes = cases.layouts, cases.shapes
-    tokens = layouts.micro_batch * shapes.inside / layouts.context
+    tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
     told = tokens - layouts.micro_batch * shapes.prompt
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
-    all_kept = layers * kept if again is None else again.kept
+    all_kept = layers * _mean_kept(cases, kept) if again is None else again.kept
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
@@ -328,6 +329,14 @@ def _activations(
         forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
+
+
+def _mean_kept(cases: Cases, kept: Array) -> Array:
+    """Bytes a token that a mean layer keeps, where middle layers see a part of the tokens; `kept`: of one that sees all."""
+    if not drops_tokens(cases):
+        return kept
+    middle = kept_layer_bytes(of_kept(cases)) * cases.layouts.kept / trained_tokens(cases)
+    return kept + middle_share(cases) * (middle - kept)
 
 
 def _divided(cases: Cases) -> Array:
@@ -377,7 +386,7 @@ def _keys_kept(cases: Cases) -> Array:
 def _scores(cases: Cases) -> Array:
     """Bytes a token of the attention matrix, where the kernel keeps it."""
     shapes = cases.shapes
-    return cases.software.scores * shapes.heads * (shapes.looked + shapes.prefix)
+    return cases.software.scores * shapes.heads * (looked_at(cases) + shapes.prefix)
 
 
 def kept_layer_bytes(cases: Cases) -> Array:

@@ -49,6 +49,8 @@ class Question:
     """Knob -> the value, or the values, that it may have."""
     nvme_path: str | None = None
     """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
+    training_steps: int | None = None
+    """Optimizer steps of the run, over which schedules of the data are weighed; None: nothing is scheduled."""
     most_steps: int | None = None
     """What asking the rules may take, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
@@ -57,9 +59,10 @@ class Question:
     """In words, what the coefficients rest on."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise RequestError(name, f"{getattr(self, name)} is not positive", "give at least 1")
+        for name in ("global_batch_size", "sequence_length", "training_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(name, f"{value} is not positive", "give at least 1")
         model = self.model
         if model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
             beyond = f"{self.sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
@@ -69,7 +72,10 @@ class Question:
     def workload(self) -> Workload:
         """What every configuration trains on."""
         return Workload(
-            global_batch_size=self.global_batch_size, sequence_length=self.sequence_length, nvme_path=self.nvme_path
+            global_batch_size=self.global_batch_size,
+            sequence_length=self.sequence_length,
+            nvme_path=self.nvme_path,
+            training_steps=self.training_steps,
         )
 
     @property
@@ -110,7 +116,7 @@ class Question:
 def question_of(
     model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
     engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
-    nvme_path: str | None = None,
+    nvme_path: str | None = None, training_steps: int | None = None,
 ) -> Question:  # fmt: skip
     """The question, with what holds where nothing is said."""
     capability_of(engine)
@@ -119,7 +125,7 @@ def question_of(
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
-        most_steps=most_steps, nvme_path=nvme_path,
+        most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
     )  # fmt: skip
 
 

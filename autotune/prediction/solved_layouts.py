@@ -48,7 +48,7 @@ def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None =
         return ()
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=space.workload.global_batch_size,
-        sequence_length=space.workload.sequence_length, known=known,
+        sequence_length=space.workload.sequence_length, known=known, training_steps=space.workload.training_steps,
     )  # fmt: skip
     room = room_of(question)
     found: list[tuple[float, str]] = []

@@ -24,6 +24,7 @@ from autotune.prediction.memory import Memory, kept_layer_bytes, memory
 from autotune.prediction.optimizer import update_seconds
 from autotune.prediction.parameters import StageParameters, divided, is_quantised, persistent_parameters, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
+from autotune.prediction.schedules import over_schedule, trained_tokens
 from autotune.prediction.uneven import (
     RankShare,
     marked,
@@ -90,7 +91,13 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     2. Times the micro-batches; the pipeline adds its idle time and what boundaries cost.
     3. Gradient and parameter communication, less what backward and forward hide.
     4. The update, on the device or on the host.
+
+    Where the data are scheduled, at points of the schedule, and their mean over the job.
     """
+    return over_schedule(cases, lambda own: _parts_of(own, rates))
+
+
+def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     even = _even_parts(cases, rates)
     return overlaid(cases, even, lambda own: _uneven_parts(own, rates)) if written_out(cases) else even
 
@@ -191,7 +198,7 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds until a micro-batch's hidden state is on the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
-    tokens = layouts.micro_batch * shapes.inside / layouts.context
+    tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
     message = tokens * shapes.hidden * layouts.parameter_bytes / divided
     hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
     return hop

@@ -73,7 +73,11 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
                 continue
             config = trial.config
             # What the seed and the text are changes no time.
-            workload = Workload(global_batch_size=request.global_batch_size, sequence_length=request.sequence_length)
+            workload = Workload(
+                global_batch_size=request.global_batch_size,
+                sequence_length=request.sequence_length,
+                training_steps=request.training_steps,
+            )
             key = (model, workload, config.precision, config.attention_backend == "math")
             gathered = found.setdefault(key, _Gathered(model, workload))
             count += config.hash not in gathered.trials

@@ -1,7 +1,7 @@
 """One part of a model on a rank, as engines and pipelines see it: ours or the user's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -36,3 +36,12 @@ class ModelPart:
     """On the meta device: what `enters` names, for one micro-batch. None: not in a pipeline."""
     hidden: Tensor | None = None
     """On the meta device: what a stage hands to the next, for one micro-batch."""
+
+    def of_length(self, length: int, whole: int) -> "ModelPart":
+        """The part in a pipeline whose samples have `length` tokens in place of `whole` (curriculum)."""
+        if length == whole or self.entry is None or self.hidden is None:
+            return self
+        tokens = self.entry.shape[1] * length // whole, self.hidden.shape[1] * length // whole
+        entry = self.entry[:, : tokens[0]].contiguous()
+        hidden = self.hidden.detach()[:, : tokens[1]].contiguous().requires_grad_()
+        return replace(self, entry=entry, hidden=hidden)

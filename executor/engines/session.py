@@ -13,9 +13,11 @@ from executor.engines.compiling import compile_blocks, compile_seconds, forget_c
 from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import METHODS
+from executor.engines.native.data_schedule import kept_tokens, shortened, step_length
 from executor.engines.native.experts import tell_loss_scale
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.loss_scaling import LossScaler
+from executor.engines.native.model import Transformer
 from executor.engines.native.pipeline import Pipeline, precise
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
@@ -23,6 +25,7 @@ from executor.engines.sources import DTYPES, source_of
 from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
+from search_spaces.data_schedule import is_scheduled
 from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.model import FactoryModel, Model
@@ -78,8 +81,8 @@ class ParallelSession(EngineSession):
         self._dtype = DTYPES[config.precision]
         self.scaler = LossScaler() if scales_losses(config) else None
         self._batches: list[dict[str, Tensor]] = []
-        context_parallel = METHODS[config.context_parallel_method](self.groups.context)
-        self._positions = context_parallel.positions(workload.sequence_length) if context_parallel.size > 1 else None
+        self._length = workload.sequence_length
+        self._positions = self._own_positions()
         self.pipeline = self._make_pipeline() if config.pipeline_parallel_size > 1 else None
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
@@ -87,7 +90,7 @@ class ParallelSession(EngineSession):
         keep_still(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
         mine = cut_batch(
-            self.data.global_batch(step),
+            self._scheduled(step),
             rank=self.groups.coordinates[DATA],
             ranks=mesh.data,
             micro_batch_size=self.config.micro_batch_size,
@@ -150,6 +153,35 @@ class ParallelSession(EngineSession):
         self._batches, self.parts, self._in_training = [], [], []
         self.groups.close()
         forget_compiled()
+
+    def _scheduled(self, step: int) -> dict[str, Tensor]:
+        """The global batch of a step, as schedules of the data have it; the parts made ready for it."""
+        whole = self.data.global_batch(step)
+        if not is_scheduled(self.config):
+            return whole
+        length = step_length(self.config, self.workload, step)
+        if length != self._length:
+            self._set_length(length)
+        for module in self._transformers():
+            module.kept = kept_tokens(self.config, self.workload, module.spec, step, self.context.device)
+        return shortened(whole, length)
+
+    def _set_length(self, length: int) -> None:
+        self._length = length
+        for module in self._transformers():
+            module.set_length(length)
+        self._positions = self._own_positions()
+        if self.pipeline is not None:
+            self.pipeline = self._make_pipeline()
+
+    def _transformers(self) -> list[Transformer]:
+        """The modules of the parts, which the rule `schedule-model` has seen to be our own."""
+        return [part.module for part in self.parts if isinstance(part.module, Transformer)]
+
+    def _own_positions(self) -> Tensor | None:
+        """The places of this rank's tokens in a sample; None: it has all of them."""
+        context = METHODS[self.config.context_parallel_method](self.groups.context)
+        return context.positions(self._length) if context.size > 1 else None
 
     def _accumulate(self) -> Tensor:
         """Forward and backward of every micro-batch, one after the other. Returns their mean loss."""
@@ -223,7 +255,8 @@ class ParallelSession(EngineSession):
         return scale / (micro_batches * self.groups.mesh.zero_ranks)
 
     def _make_pipeline(self) -> Pipeline:
-        pairs = list(zip(self.replicas, self.parts, strict=True))
+        parts = [part.of_length(self._length, self.workload.sequence_length) for part in self.parts]
+        pairs = list(zip(self.replicas, parts, strict=True))
         return Pipeline(pairs, self.config, self.groups.pipeline, self.accumulation, self._scale, self.context.device)
 
 

@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 
+from search_spaces.data_schedule import flops_per_sample
 from search_spaces.model import Model
 from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
 
+UNSCHEDULED = TrialConfig()
 CONVENTION = "palm-appendix-b"
 """6 N + 12 L H Q T per token, recomputation and causality not discounted [Chowdhery et al. 2022, PaLM, appendix B]."""
 
 
-def tflops_per_device(model: Model, workload: Workload, samples_per_second: float, devices: int) -> float:
-    """10^12 model FLOPs that each device does a second, by `CONVENTION`."""
-    per_sample = model.flops_per_token(workload.sequence_length) * workload.sequence_length
+def tflops_per_device(
+    model: Model, workload: Workload, samples_per_second: float, devices: int, config: TrialConfig = UNSCHEDULED
+) -> float:
+    """10^12 model FLOPs that each device does a second, by `CONVENTION`; `config`: whose schedules of the data count."""
+    per_sample = flops_per_sample(model, config, workload)
     return per_sample * samples_per_second / devices / 1e12
 
 

@@ -56,6 +56,7 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
         ({"objective": "fun"}, "objective"),
         ({"pins": {"zero_stag": 1}}, "zero_stag"),
         ({"pins": {"zero_stage": 9}}, "zero_stage"),
+        ({"pins": {"curriculum_start_length": 2**20, "curriculum_steps": 1}, "training_steps": 9}, "curriculum-length"),
         ({"baseline": {"zero_stage": 9}}, "zero_stage"),
         ({"cluster": "nowhere:4"}, "nowhere:4"),
         ({"space": "everything"}, "everything"),

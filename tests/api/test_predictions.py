@@ -90,6 +90,13 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ("/v1/predictions", {"frozen_bits": 4}, "frozen_bits", "lora_rank"),
         ("/v1/predictions", {"lora_rank": 4, "lora_targets": ["queries"]}, "lora_targets", "name some of"),
         ("/v1/predictions", {"model": "gpt2", "sequence_length": 4096}, "sequence_length", "at most 1024"),
+        (
+            "/v1/predictions",
+            {"training_steps": 1000, "config": {"curriculum_start_length": 8192, "curriculum_steps": 100}},
+            "curriculum-length",
+            "below --seq-len",
+        ),
+        ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "random-ltd-steps", "--training-steps"),
         ("/v1/plans", {"space": "./mine.toml"}, "./mine.toml", "use one of"),
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give what a device costs"),

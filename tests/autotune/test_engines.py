@@ -24,7 +24,7 @@ from search_spaces.trial_config import TrialConfig
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 ENGINES = tuple(CAPABILITIES.values())
 COMBINATIONS = [(engine, item) for engine in ENGINES for item in engine.combinations]
-WORK = Workload(global_batch_size=16, sequence_length=128)
+WORK = Workload(global_batch_size=16, sequence_length=128, training_steps=1000)
 
 REFUSED: dict[str, dict[str, Any]] = {
     "zero-bubble-reshard": {
@@ -58,6 +58,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
     "prompt-context": {"context_parallel_size": 2, "prompt_length": 4},
     "virtual-tokens-muon": {"optimizer": "muon", "prefix_length": 4},
+    "schedule-compiled": {"compile_blocks": True, "curriculum_start_length": 64, "curriculum_steps": 100},
+    "random-ltd-curriculum": {
+        "random_ltd_start_tokens": 64, "random_ltd_steps": 100, "curriculum_start_length": 64, "curriculum_steps": 100,
+    },
+    "random-ltd-divided": {"random_ltd_start_tokens": 64, "random_ltd_steps": 100, "context_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -85,6 +90,9 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"lora_rank": 0},
     "prompt-context": {"prompt_length": 0, "prefix_length": 4},
     "virtual-tokens-muon": {"optimizer": "adamw"},
+    "schedule-compiled": {"compile_blocks": False},
+    "random-ltd-curriculum": {"curriculum_start_length": 0},
+    "random-ltd-divided": {"context_parallel_size": 1},
 }
 """What its remedy makes of that."""
 

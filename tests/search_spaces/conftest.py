@@ -24,12 +24,13 @@ def _context(
     batch: int = 32,
     sequence: int = 128,
     capability: Capability | None = None,
+    training_steps: int | None = None,
 ) -> SpaceContext:
     where = resolve_cluster(cluster) if isinstance(cluster, str) else cluster
     return SpaceContext(
         model=resolve_model(model) if isinstance(model, str) else model,
         cluster=where,
-        workload=Workload(global_batch_size=batch, sequence_length=sequence),
+        workload=Workload(global_batch_size=batch, sequence_length=sequence, training_steps=training_steps),
         world_size=where.world_size,
         capability=capability,
     )

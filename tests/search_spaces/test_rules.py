@@ -39,6 +39,10 @@ PICKY_RULES = {rule.name: rule for rule in rules_of(PICKY)}
 EXPERTS = resolve_model("mixtral-8x7b")
 CAPPED, BALANCED = dataclasses.replace(EXPERTS, capacity_factor=1.25), dataclasses.replace(EXPERTS, load_balance=0.01)
 
+RUN = {"training_steps": 1000}
+CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
+RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
+
 REFUSED = [
     ("world-divides", {"pipeline_parallel_size": 3}, {}),
     ("world-divides", {"tensor_parallel_size": 4, "context_parallel_size": 4}, {}),
@@ -116,6 +120,25 @@ REFUSED = [
     ("virtual-tokens", {"prompt_length": 2**20}, {}),
     ("ulysses-heads", {"context_parallel_size": 3, "context_parallel_method": "ulysses"}, {}),
     ("attention-window", {"attention_window": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 128}, RUN),
+    ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 20}, RUN),
+    ("curriculum-steps", CURRICULUM, {}),
+    ("curriculum-steps", {"curriculum_start_length": 64}, RUN),
+    ("curriculum-steps", {**CURRICULUM, "curriculum_steps": 1000}, RUN),
+    ("curriculum-divides", {**CURRICULUM, "context_parallel_size": 8}, RUN),
+    (
+        "curriculum-divides",
+        {**CURRICULUM, "context_parallel_size": 4, "tensor_parallel_size": 4, "sequence_parallel": True},
+        RUN,
+    ),
+    ("random-ltd-tokens", {**RANDOM_LTD, "random_ltd_start_tokens": 256}, RUN),
+    ("random-ltd-steps", RANDOM_LTD, {}),
+    ("random-ltd-layers", RANDOM_LTD, {**RUN, "model": EXPERTS}),
+    ("random-ltd-layers", RANDOM_LTD, {**RUN, "model": dataclasses.replace(resolve_model("llama-tiny"), num_layers=2)}),
+    ("random-ltd-layers", {**RANDOM_LTD, "attention_window": 32}, RUN),
+    ("schedule-tokens", {**CURRICULUM, "prompt_length": 4}, RUN),
+    ("schedule-tokens", {**RANDOM_LTD, "prefix_length": 4}, RUN),
+    ("schedule-model", RANDOM_LTD, {**RUN, "model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
@@ -162,6 +185,9 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"environment": "MALLOC_ARENA_MAX=1 NCCL_ALGO=Ring"}, {"cluster": "dgx-h100"}),
         ({"zero_stage": 3}, {"capability": Capability(engine="some", knobs={"zero_stage": None})}),
         ({"zero_stage": 3}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+        ({**CURRICULUM, "context_parallel_size": 4}, RUN),
+        ({**CURRICULUM, "tensor_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2}, RUN),
+        (RANDOM_LTD, RUN),
     ],
 )
 def test_legal_configurations_pass(make_context: Make, changes: Any, where: Any) -> None:

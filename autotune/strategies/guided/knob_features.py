@@ -72,6 +72,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         _doublings(numbers("attention_global_tokens", float)),
         CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
         CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
+        layouts.first_weight + layouts.middle_weight,
+        layouts.first_weight * layouts.drops,
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]

@@ -3,6 +3,7 @@
 from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
+from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
@@ -85,6 +86,10 @@ NATIVE = Capability(
         "numa_binding": None,
         "overlap_param_gather": None,
         "offload_activations": None,
+        "curriculum_start_length": None,
+        "curriculum_steps": None,
+        "random_ltd_start_tokens": None,
+        "random_ltd_steps": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -132,5 +137,8 @@ NATIVE = Capability(
             remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
             holds=_updates_another_on_host,
         ),
+        SCHEDULE_COMPILED,
+        RANDOM_LTD_CURRICULUM,
+        RANDOM_LTD_DIVIDED,
     ),
 )

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from executor.engines.native.bottleneck import WIDENING, Bottleneck, behind
 from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
+from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
 from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.tensor import (
@@ -260,6 +261,8 @@ class Transformer(nn.Module):
         self.adapt()
         self.tie()
         self.rotary = spec.position is Position.ROTARY
+        self.kept: dict[str, Tensor] = {}
+        """Layer -> the tokens that it sees in this step (random-LTD); layers that see all are not in it."""
         self.make_tables()
 
     def tie(self) -> None:
@@ -300,6 +303,13 @@ class Transformer(nn.Module):
             self.register_buffer("rotary_cosines", cosines[places], persistent=False)
             self.register_buffer("rotary_sines", sines[places], persistent=False)
 
+    def set_length(self, length: int) -> None:
+        """Train on samples of so many tokens from now on (curriculum)."""
+        device, self.sequence_length = self.places.device, length
+        self.make_tables()
+        for name, table in self.named_buffers(recurse=False):
+            setattr(self, name, table.to(device))
+
     def layers(self) -> list[nn.Module]:
         """The blocks in order."""
         return list(self.blocks.values())
@@ -339,8 +349,9 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         x = tokens if self.embedding is None else self.embedding(tokens, self.places)
         rotary = (self.rotary_cosines.to(x.dtype), self.rotary_sines.to(x.dtype)) if self.rotary else None
-        for block in self.layers():
-            x = block(x, rotary)
+        for name, block in self.blocks.items():
+            kept = self.kept.get(name)
+            x = block(x, rotary) if kept is None else through_kept(block, x, rotary, kept)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)

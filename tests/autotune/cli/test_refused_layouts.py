@@ -41,6 +41,9 @@ Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 
 PIPELINE = {"pipeline_parallel_size": 2}
 DEEPSPEED = ("config.json", "--engine", "deepspeed")
+RUN = ("config.json", "--training-steps", "1000")
+CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
+RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
 CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
@@ -182,6 +185,25 @@ CASES: dict[str, Case] = {
         {"expert_parallel_size": 2, "compile_blocks": True},
         ("experts.json",),
     ),
+    "a curriculum longer than the samples": ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 256}, RUN),
+    "a curriculum that is no multiple of eight": ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 60}, RUN),
+    "a curriculum of a run of unknown length": ("curriculum-steps", CURRICULUM, ()),
+    "a curriculum longer than the run": ("curriculum-steps", {**CURRICULUM, "curriculum_steps": 1000}, RUN),
+    "a curriculum of no steps": ("curriculum-steps", {"curriculum_start_length": 64}, RUN),
+    "lengths that context and tensor ranks do not divide": (
+        "curriculum-divides",
+        {**CURRICULUM, "tensor_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 8},
+        (*RUN, "--ranks", "16", "--global-batch-size", "16", "--cluster", "dgx-a100:2"),
+    ),
+    "a curriculum of a module of the user's": ("schedule-model", CURRICULUM, ("factory:build", *RUN[1:])),
+    "a curriculum behind a prompt": ("schedule-tokens", {**CURRICULUM, "prompt_length": 4}, RUN),
+    "a curriculum of compiled blocks": ("schedule-compiled", {**CURRICULUM, "compile_blocks": True}, RUN),
+    "a curriculum of fsdp2": ("engine-honours", CURRICULUM, (*RUN, "--engine", "fsdp2")),
+    "more tokens than samples have": ("random-ltd-tokens", {**RANDOM_LTD, "random_ltd_start_tokens": 128}, RUN),
+    "tokens dropped in a run of unknown length": ("random-ltd-steps", RANDOM_LTD, ()),
+    "tokens dropped before experts": ("random-ltd-layers", RANDOM_LTD, ("experts.json", *RUN[1:])),
+    "tokens dropped of divided sequences": ("random-ltd-divided", {**RANDOM_LTD, "context_parallel_size": 2}, RUN),
+    "tokens dropped of a growing sequence": ("random-ltd-curriculum", {**RANDOM_LTD, **CURRICULUM}, RUN),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
     "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),

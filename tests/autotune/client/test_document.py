@@ -33,6 +33,7 @@ JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
+    "training_steps": 1000,
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
@@ -42,7 +43,7 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 ASKED: dict[str, Any] = {
     "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit_bytes": 10**9,
-    "engine": "native", "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
+    "training_steps": 1000, "engine": "native", "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
@@ -102,6 +103,7 @@ VIEWS: dict[type, str] = {
     views.WebhookList: "WebhookList", views.DeliveryTry: "TryView", views.Delivery: "DeliveryView",
     views.DeliveryList: "DeliveryList", views.PredictedInterval: "IntervalView", views.Band: "BandView",
     views.RankMemory: "RankMemoryView", views.Predicted: "PredictedView", views.Prediction: "PredictionView",
+    views.SchedulePoint: "SchedulePointView",
     views.PlanReason: "ReasonView", views.Plan: "PlanView", views.PlanMax: "MaxView", views.Plans: "PlansView",
     draft_views.Draft: "DraftView", draft_views.ConfigEstimate: "ConfigEstimate", draft_views.Range: "RangeView",
     draft_views.Estimate: "EstimateView", draft_views.Choice: "ChoiceView", draft_views.CommandChoice: "CommandChoice",

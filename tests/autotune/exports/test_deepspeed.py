@@ -162,3 +162,18 @@ def test_an_optimizer_by_the_name_that_deepspeed_has_for_it(
     assert ("reduce_scatter" in content["zero_optimization"]) is (optimizer == "muon")
     told = any(note.startswith(f"optimizer={optimizer}: ") for note in made.notes)
     assert told is (optimizer not in ("adamw", "sgd"))
+
+
+def test_schedules_of_the_data(tmp_path: Path) -> None:
+    content = json.loads(export(tmp_path, curriculum_start_length=8, curriculum_steps=100).text)["data_efficiency"]
+    metric = content["data_sampling"]["curriculum_learning"]["curriculum_metrics"]["seqlen_truncate"]
+    assert (metric["min_difficulty"], metric["schedule_type"]) == (8, "fixed_linear")
+    assert metric["schedule_config"] == {"total_curriculum_step": 100, "difficulty_step": 8}
+    made = export(tmp_path, random_ltd_start_tokens=8, random_ltd_steps=100)
+    dropped = json.loads(made.text)["data_efficiency"]["data_routing"]["random_ltd"]
+    assert dropped["random_ltd_layer_id"] == [*range(1, dropped["total_layer_num"] - 1)]
+    assert len(dropped["random_ltd_layer_id"]) == dropped["random_ltd_layer_num"]
+    assert dropped["random_ltd_schedule"]["schedule_config"] == {"require_steps": 100, "seq_per_step": 8}
+    (told,) = knob_notes(made)
+    assert told.startswith("random_ltd_start_tokens=8 over random_ltd_steps=100: wrap the layers with convert_to_random_ltd")
+    assert "data_efficiency" not in json.loads(export(tmp_path).text)

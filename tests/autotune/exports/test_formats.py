@@ -111,6 +111,10 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "overlap_param_gather": (True, {"zero_stage": 1}),
     "offload_activations": (True, {}),
     "numa_binding": (True, {}),
+    "curriculum_start_length": (64, {"curriculum_steps": 100}),
+    "curriculum_steps": (200, {"curriculum_start_length": 64, "curriculum_steps": 100}),
+    "random_ltd_start_tokens": (64, {"random_ltd_steps": 100}),
+    "random_ltd_steps": (200, {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

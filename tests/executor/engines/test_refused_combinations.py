@@ -213,6 +213,42 @@ def compiled_blocks_take_no_hooks(gang: Gang, rule: str) -> None:
     assert off(gang, tried) > WRONG, "compiled blocks have their saved tensors moved now: let them run"
 
 
+SCHEDULES: tuple[dict[str, Value], ...] = (
+    {"curriculum_start_length": 8, "curriculum_steps": 2},
+    {"random_ltd_start_tokens": 8, "random_ltd_steps": 2},
+)
+
+
+def kernels_of_a_schedule_are_not_those_of_its_points(_: Gang, rule: str) -> None:
+    """A block that has met two lengths has been compiled twice; a trial that stands at one compiles for it alone."""
+    for schedule in SCHEDULES:
+        refused_alone(rule, case("native", {**schedule, "micro_batch_size": 4, "compile_blocks": True}))
+    forget_compiled()
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compile_blocks([block])
+    spent = []
+    for length in (8, 16):
+        block(torch.ones(2, length, 4)).sum().backward()
+        spent.append(compile_seconds())
+    forget_compiled()
+    assert 0.0 < spent[0] < spent[1], "one kernel serves every length now: let schedules compile"
+
+
+def tokens_are_chosen_of_whole_sequences(gang: Gang, rule: str) -> None:
+    """Places beyond what a rank has of a sequence, or a sequence of its own length, are none to choose from."""
+    _, dropping = SCHEDULES
+    others: dict[str, dict[str, Value]] = {
+        "random-ltd-curriculum": SCHEDULES[0],
+        "random-ltd-divided": {"context_parallel_size": 2},
+    }
+    knobs: dict[str, Value] = {"precision": "fp64", "micro_batch_size": 4, **dropping}
+    model = "llama"
+    assert off(gang, dataclasses.replace(case("native", knobs), model=model)) <= FLOAT64_BOUND
+    tried = dataclasses.replace(case("native", {**knobs, **others[rule]}), model=model)
+    refused_alone(rule, tried)
+    assert off(gang, tried) > WRONG, "tokens are chosen of what there is now: let it run"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -230,6 +266,9 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "prompt-context": a_prompt_is_not_cut_among_context_ranks,
     "virtual-tokens-muon": muon_finds_no_matrices_among_virtual_tokens,
     "experts-compiled": compiled_blocks_do_not_send_what_depends_on_data,
+    "schedule-compiled": kernels_of_a_schedule_are_not_those_of_its_points,
+    "random-ltd-curriculum": tokens_are_chosen_of_whole_sequences,
+    "random-ltd-divided": tokens_are_chosen_of_whole_sequences,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]
