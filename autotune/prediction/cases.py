@@ -132,7 +132,7 @@ class Layouts:
     parameter_bytes: Array
     """Bytes of a parameter in forward and backward, and of an activation."""
     reduce_bytes: Array
-    """Bytes of a gradient element that is reduced."""
+    """Bytes of a gradient element that is reduced; less than one: signs of momenta, which the update sends."""
     reduce_bucket: Array
     prefetch_bucket: Array
     persistence: Array
@@ -169,6 +169,10 @@ class Layouts:
     """1 where updated parameters are gathered beside the next step's forward."""
     offload_activations: Array = field(default_factory=lambda: np.zeros(1))
     """1 where what blocks save for backward waits in host memory."""
+    gather_bytes: Array = field(default_factory=lambda: scalar(np.inf))
+    """Bytes of a parameter that stage 3 gathers; inf: as it is computed with."""
+    near: Array = field(default_factory=lambda: np.zeros(1))
+    """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

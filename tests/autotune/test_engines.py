@@ -58,6 +58,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
     "prompt-context": {"context_parallel_size": 2, "prompt_length": 4},
     "virtual-tokens-muon": {"optimizer": "muon", "prefix_length": 4},
+    "onebit-stage": {"optimizer": "onebit_adam", "zero_stage": 1},
+    "onebit-dimensions": {"optimizer": "onebit_adam", "tensor_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -85,6 +87,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"lora_rank": 0},
     "prompt-context": {"prompt_length": 0, "prefix_length": 4},
     "virtual-tokens-muon": {"optimizer": "adamw"},
+    "onebit-stage": {"zero_stage": 0},
+    "onebit-dimensions": {"tensor_parallel_size": 1},
 }
 """What its remedy makes of that."""
 

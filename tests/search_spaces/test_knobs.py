@@ -43,6 +43,7 @@ def test_what_changes_results() -> None:
     assert {name for name, knob in KNOBS.items() if knob.numerics is Numerics.CHANGES} == {
         "precision", "reduce_dtype", "script", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets",
         "frozen_dtype", "adapter_size", "prefix_length", "prompt_length", "attention_window", "attention_global_tokens",
+        "gather_dtype", "onebit_warmup_steps",
     }  # fmt: skip
 
 

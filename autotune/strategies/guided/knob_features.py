@@ -72,6 +72,9 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         _doublings(numbers("attention_global_tokens", float)),
         CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
         CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
+        CHOICE * (at_three & np.isfinite(layouts.gather_bytes)),
+        np.log2(1 + layouts.near) * at_three,
+        _doublings(numbers("onebit_warmup_steps", float)),
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]

@@ -3,6 +3,7 @@
 from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
+from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
@@ -85,6 +86,9 @@ NATIVE = Capability(
         "numa_binding": None,
         "overlap_param_gather": None,
         "offload_activations": None,
+        "gather_dtype": None,
+        "secondary_shard_size": None,
+        "onebit_warmup_steps": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -132,5 +136,7 @@ NATIVE = Capability(
             remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
             holds=_updates_another_on_host,
         ),
+        ONEBIT_STAGE,
+        ONEBIT_DIMENSIONS,
     ),
 )
