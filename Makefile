@@ -52,6 +52,7 @@ parity: $(STAMP)
 	$(BIN)/python benchmarks/loss_curves.py --markdown docs/loss-curves.md
 	$(BIN)/python benchmarks/narrow_types.py --markdown docs/narrow-types.md
 	$(BIN)/python benchmarks/attention_windows.py --markdown docs/attention-windows.md
+	$(BIN)/python benchmarks/compressed.py --markdown docs/compressed-communication-benchmark.md
 
 chaos: $(STAMP)
 	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/ray-chaos.md \

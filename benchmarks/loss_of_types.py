@@ -45,43 +45,46 @@ class Ends:
         return [own / other - 1 for own, other in zip(self.losses, exact.losses, strict=True)]
 
 
-def ends(train: Train) -> list[Ends]:
-    """Train every type with every seed."""
+def ends(train: Train, types: Mapping[str, Mapping[str, Value]] | None = None) -> list[Ends]:
+    """Train every type with every seed; `types` is TYPES where nothing else is said."""
+    chosen = {name: {**LAYOUT, **knobs} for name, knobs in TYPES.items()} if types is None else types
     return [
         Ends(
             name=name,
-            losses=tuple(statistics.fmean(train({**LAYOUT, **knobs}, seed)[-LAST:]) for seed in range(SEEDS)),
+            losses=tuple(statistics.fmean(train(knobs, seed)[-LAST:]) for seed in range(SEEDS)),
         )
-        for name, knobs in TYPES.items()
+        for name, knobs in chosen.items()
     ]
 
 
-def problems(found: Sequence[Ends]) -> Iterator[str]:
-    """What is beyond the bound."""
+def problems(found: Sequence[Ends], bound: float = BOUND, mean_bound: float = MEAN_BOUND) -> Iterator[str]:
+    """What is beyond the bounds."""
     exact, *others = found
     for other in others:
         off = other.off(exact)
         worst, mean = max(map(abs, off)), abs(statistics.fmean(off))
-        if not (worst <= BOUND and mean <= MEAN_BOUND):
+        if not (worst <= bound and mean <= mean_bound):
             yield f"{other.name} ends {worst:.1e} off {exact.name}, {mean:.1e} on the mean of its seeds"
 
 
-def section(found: Sequence[Ends]) -> str:
-    """Markdown."""
+def section(
+    found: Sequence[Ends], title: str = "Loss", kind: str = "type", bound: float = BOUND, mean_bound: float = MEAN_BOUND
+) -> str:
+    """Markdown; `kind`: of what."""
     exact = found[0]
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (
-        f"Mean loss of the last {LAST} steps for {SEEDS} seeds (weights and samples), and the relative difference from fp32 of "
-        f"the same seed: bounds {BOUND:g} for each, {MEAN_BOUND:g} for their mean. Seeds of fp32 have a standard deviation of "
-        f"{spread:.1%}: a curve of other roundings ends elsewhere, and what stays within that is as good."
+        f"Mean loss of the last {LAST} steps for {SEEDS} seeds (weights and samples), and the relative difference from "
+        f"{exact.name} of the same seed: bounds {bound:g} for each, {mean_bound:g} for their mean. Seeds of {exact.name} have "
+        f"a standard deviation of {spread:.1%}: a curve of other roundings ends elsewhere, and what stays within it is as good."
     )
     lines = [
         "",
-        "## Loss",
+        f"## {title}",
         "",
         about,
         "",
-        "| type | " + " | ".join(f"seed {seed}" for seed in range(SEEDS)) + " | from fp32, mean | worst |",
+        f"| {kind} | " + " | ".join(f"seed {seed}" for seed in range(SEEDS)) + f" | from {exact.name}, mean | worst |",
         "|---" * (SEEDS + 3) + "|",
     ]
     for one in found:

@@ -10,6 +10,7 @@ from executor.engines.ddp.capability import DDP
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
 from search_spaces.cluster import ClusterSpec, DeviceSpec
+from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
 from search_spaces.model import FactoryModel, Model, ModelSpec, Norm, Position
 from search_spaces.trial import Workload
@@ -25,6 +26,8 @@ BF16_LOSS_BOUND = 2.0**-9
 
 FP16_LOSS_BOUND = 2.0**-11
 """Relative. fp16 rounds to 11 bits of mantissa."""
+INT8_LOSS_BOUND = 2.0**-6
+"""Relative. An integer of 8 bits is off by at most 2^-8 of its block's largest number, of which it may be a small part."""
 NARROW = ("bf16", "fp16")
 
 FP16_LEAST = 3e-7
@@ -101,15 +104,22 @@ class Case:
     """Built although the engine refuses it, to show that it is right to."""
 
     @property
+    def integers(self) -> bool:
+        """Whether ranks send 8-bit integers."""
+        return INT8 in (self.config.reduce_dtype, self.config.gather_dtype)
+
+    @property
     def exact(self) -> bool:
         """Whether everything is computed in float64, so that weights can be compared."""
-        return self.config.precision == "fp64" and self.config.reduce_dtype not in NARROW
+        return self.config.precision == "fp64" and self.config.reduce_dtype not in NARROW and not self.integers
 
     @property
     def bound(self) -> float:
         """What is let pass."""
         if self.exact:
             return HUGGING_FACE_BOUND if self.model in HUGGING_FACE else FLOAT64_BOUND
+        if self.integers:
+            return INT8_LOSS_BOUND
         if "bf16" in (self.config.precision, self.config.reduce_dtype):
             return BF16_LOSS_BOUND
         return FLOAT32_LOSS_BOUND if self.config.precision == "fp32" else FP16_LOSS_BOUND
@@ -117,6 +127,8 @@ class Case:
     @property
     def least(self) -> float:
         """What a difference must exceed: bf16 that leaves a loss as it is in float64 has not been used."""
+        if self.integers:
+            return FLOAT64_BOUND
         if self.config.precision in NARROW:
             return BF16_LEAST if self.config.precision == "bf16" else FP16_LEAST
         reduced = self.config.reduce_dtype in NARROW and self.config.zero_ranks(self.ranks) > 1
@@ -143,6 +155,8 @@ class Case:
             names[0] += "+sp"
         if config.expert_parallel_size > 1:
             names.append(f"ep{config.expert_parallel_size}")
+        if config.secondary_shard_size:
+            names.append(f"near{config.secondary_shard_size}")
         if config.hsdp_shard_size:
             names.append(f"hsdp{config.hsdp_shard_size}")
         return " ".join(names)

@@ -173,6 +173,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_adapters(engine, ranks), _beside_frozen(engine, ranks), _scheduled(engine, ranks)]
+            sections += [_near(engine, ranks), _integers(engine, ranks), _warm_up(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return [*found]
@@ -461,6 +462,52 @@ def _scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
         values: Sequence[Value] = ("sgd", "lamb", "muon") if besides == "optimizer" else (2,)
         for value in values:
             yield draw.case({**schedule, besides: value, "zero_stage": 2 if besides == "optimizer" else 3}, [*MODELS])
+
+
+def _near(engine: str, ranks: int) -> Iterator[Case | None]:
+    """A second copy of the parameters among neighbours: each layout, schedule and size; what else touches gathers in turn."""
+    draw = Draw(engine, ranks, "near")
+    besides: tuple[Knobs, ...] = (
+        {}, {"lora_rank": 2, "frozen_dtype": "int8"}, {"offload_param": "cpu"}, {"micro_batch_size": 2},
+        {"prefetch_bucket_size": 700}, {"hsdp_shard_size": ranks // 2}, {"offload_param": "nvme"},
+        {"param_persistence_threshold": 0},
+    )  # fmt: skip
+    fixed: Knobs = {"zero_stage": 3, "reshard_after_forward": True}
+    turn = 0
+    for layout in layouts(ranks):
+        for run, size in product(pipelines(layout), [size for size in range(1, ranks) if ranks % size == 0]):
+            own = draw.case({**layout, **run, **fixed, "secondary_shard_size": size}, [*MODELS, USER])
+            yield own
+            turn += own is not None
+            knobs = {**layout, **run, **fixed, "secondary_shard_size": size, **besides[turn % len(besides)]}
+            yield draw.case(knobs, [*MODELS]) if own is not None else None
+    yield draw.case({**fixed, "secondary_shard_size": 1, "expert_parallel_size": 2, "micro_batch_size": 2}, [*EXPERTS])
+
+
+def _integers(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Gathers and reductions in 8-bit integers, of which losses alone can be compared: each stage on two layouts in turn.
+
+    Slices of tensor ranks have fewer elements than are gathered as integers: those gathers are without.
+    """
+    draw = Draw(engine, ranks, "integers")
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
+    tensor: Knobs = {"tensor_parallel_size": 2, "sequence_parallel": True}
+    options: tuple[Knobs, ...] = ({}, {"context_parallel_size": 2}, pipeline, tensor, {"micro_batch_size": 2})
+    for turn, stage in enumerate(_stages(engine)):
+        knobs: Knobs = {"zero_stage": stage, "reduce_dtype": "int8"}
+        possible = [layout for layout in options if draw.case({**layout, **knobs})]
+        for way in range(min(2, len(possible))):
+            yield draw.case({**possible[(2 * turn + way) % len(possible)], **knobs}, [*MODELS])
+    sharded: Knobs = {"zero_stage": 3, "param_persistence_threshold": 0}
+    yield draw.case({**sharded, "reduce_dtype": "int8", "hsdp_shard_size": ranks // 2}, [*MODELS])
+    for besides in ({}, {"context_parallel_size": 2}, {"secondary_shard_size": ranks // 2}, {"reduce_dtype": "int8"}, pipeline):
+        yield draw.case({**sharded, "reshard_after_forward": True, **besides, "gather_dtype": "int8"}, [WIDE])
+
+
+def _warm_up(engine: str, ranks: int) -> Iterator[Case | None]:
+    """1-bit Adam before it sends signs, when it is AdamW."""
+    for besides in ({}, {"context_parallel_size": 2}):
+        yield Draw(engine, ranks, "warm-up").case({"optimizer": "onebit_adam", "onebit_warmup_steps": 3, **besides}, [*MODELS])
 
 
 def untested(cases: Iterable[Case]) -> list[str]:

@@ -21,6 +21,14 @@ REFERENCE_STEPS = 3
 """First steps whose losses are held against the job's reference."""
 
 
+def measured_config(config: TrialConfig) -> TrialConfig:
+    """What is built to measure a configuration: a warm-up of the optimizer's own ends with the steps that are not timed.
+
+    Of onebit_adam the steps after its warm-up are measured, which are all but the first of a training, however long that is.
+    """
+    return config.replace({"onebit_warmup_steps": min(config.onebit_warmup_steps, REFERENCE_STEPS)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
     """Where a rank stands. The default process group is up for all of a gang's ranks."""

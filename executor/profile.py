@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from executor.engine import EngineSession, RankContext
+from executor.engine import EngineSession, RankContext, measured_config
 from executor.errors import RunnerError
 from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
@@ -66,7 +66,7 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
         RunnerError: the step calls no module, or its FLOPs cannot be counted.
     """
     del progress  # a profile is over before anybody asks for it
-    session = ENGINES[request.engine].build(context, request.model, request.config, request.workload)
+    session = ENGINES[request.engine].build(context, request.model, measured_config(request.config), request.workload)
     try:
         steps = _Steps(session, context.device)
         while not session.settled() or steps.done < request.fidelity.warmup_updates:

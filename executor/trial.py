@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport
+from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.command.capability import COMMAND
 from executor.engines.command.trial import run_script
 from executor.engines.ddp.engine import DdpEngine
@@ -93,7 +93,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
     binds = bound_to_node(context.device, request.config.numa_binding)
     with binds, bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = trial.enter("build")
-        session = engine.build(context, request.model, request.config, request.workload)
+        session = engine.build(context, request.model, measured_config(request.config), request.workload)
         trial.leave(began)
         try:
             with collected_by_steps(request.config.gc_interval):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
@@ -28,7 +29,10 @@ SEARCH_ORDER: tuple[str, ...] = (
     "defer_gradient_reduction",
     "accumulation_dtype",
     "optimizer",
+    "onebit_warmup_steps",
     "hsdp_shard_size",
+    "secondary_shard_size",
+    "gather_dtype",
     "offload_optimizer",
     "offload_ratio",
     "offload_param",
@@ -72,6 +76,9 @@ A knob that is tied to several that have nothing else to do with each other come
 stay apart."""
 OWN_READS: dict[str, tuple[str, ...]] = {
     "hsdp_shard_size": PARALLEL_SIZES,
+    "secondary_shard_size": (*PARALLEL_SIZES, "hsdp_shard_size"),
+    "gather_dtype": (*PARALLEL_SIZES, "hsdp_shard_size"),
+    "reduce_dtype": PARALLEL_SIZES,
     "pipeline_split": ("pipeline_parallel_size", "virtual_stages"),
     "pipeline_layout": ("pipeline_parallel_size", "virtual_stages"),
 }
@@ -96,6 +103,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     5. A split of the layers that gives every stage what the default gives it: the default. A layout without marks that gives
        every stage what the default split does: none.
     6. A window of the whole sequence, or as long as the model's own: the default.
+    7. Integers over one rank, to which nothing is sent: the default. A second copy of the parameters over all ranks that shard
+       them: none.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -104,6 +113,12 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
         return max(int(knob.default), count)
     if name == "hsdp_shard_size" and value == config.zero_ranks(context.world_size):
         return 0
+    if name == "secondary_shard_size" and value == config.shard_ranks(context.world_size):
+        return 0
+    if name == "gather_dtype" and config.shard_ranks(context.world_size) == 1:
+        return knob.default
+    if name == "reduce_dtype" and value == INT8 and config.zero_ranks(context.world_size) == 1:
+        return knob.default
     if name == "attention_backend" and value == "flash" and context.cluster.device.kind == "cpu":
         return knob.default
     if name == "attention_window" and value and int(value) >= tokens_seen(context.model, context.workload.sequence_length) > 0:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from search_spaces.compression import INT8
 from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 from search_spaces.offload_files import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.optimizers import MUON_MOMENTUM, SGD_MOMENTUM
@@ -27,7 +28,8 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
     return {
         **_batch(config, workload, world_size),
         "zero_optimization": _zero(config, workload, parameter_count),
-        "communication_data_type": config.reduce_dtype,
+        # Integers are asked for by another key, at stage 3.
+        "communication_data_type": "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype,
         "bf16": {"enabled": config.precision in ("bf16", "fp8")},
         "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
         **_sums(config),
@@ -106,9 +108,11 @@ def _ratio(config: TrialConfig) -> dict[str, Any]:
 
 def _stage_3(config: TrialConfig) -> dict[str, Any]:
     # A second, nearer copy of the parameters that backward gathers from (hpZ of ZeRO++). States stay divided over all ranks.
-    near = {"zero_hpz_partition_size": config.hsdp_shard_size} if config.hsdp_shard_size else {}
+    size = config.secondary_shard_size or config.hsdp_shard_size
     return {
-        **near,
+        **({"zero_hpz_partition_size": size} if size else {}),
+        **({"zero_quantized_weights": True} if config.gather_dtype == INT8 else {}),
+        **({"zero_quantized_gradients": True} if config.reduce_dtype == INT8 else {}),
         "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
         "stage3_param_persistence_threshold": config.param_persistence_threshold,
         "stage3_max_live_parameters": config.max_live_parameters,

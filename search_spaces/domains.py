@@ -78,7 +78,7 @@ def _powers_of_two(name: str, context: SpaceContext, degrees: Mapping[str, Domai
     """1, 2, 4, … up to the largest value that could be legal; 0 before them where it means something else."""
     largest = _largest(name, context, degrees)
     powers: list[Value] = [2**exponent for exponent in range(max(largest, 1).bit_length())]
-    return [0, *powers] if name == "hsdp_shard_size" else powers
+    return [0, *powers] if name in ("hsdp_shard_size", "secondary_shard_size") else powers
 
 
 def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> list[Value]:
@@ -131,6 +131,7 @@ def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) ->
         "context_parallel_size": world,
         "expert_parallel_size": min(world, experts),
         "hsdp_shard_size": world // 2,
+        "secondary_shard_size": world // 2,
         "virtual_stages": min(layers // 2, MOST_VIRTUAL_STAGES),
         "checkpoint_every_k": min(layers // 2, MOST_CHECKPOINTED_APART),
         "loss_chunk_size": context.workload.sequence_length,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from search_spaces.adapters import METHODS, adapts
+from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, environment_text
 from search_spaces.errors import KnobValueError
@@ -81,6 +82,12 @@ DATA_AND_PIPELINE = Condition(
 )
 ACCUMULATES = Condition("gradient_accumulation_steps > 1", ("micro_batch_size", *PARALLEL_SIZES), _accumulates)
 HAS_KERNEL = Condition(f"optimizer is {' or '.join(KERNELS)}", ("optimizer",), lambda config, _: config.optimizer in KERNELS)
+ONEBIT = Condition("optimizer is onebit_adam", ("optimizer",), lambda config, _: config.optimizer == "onebit_adam")
+GATHERS_AGAIN = Condition(
+    "zero_stage is 3 and reshard_after_forward",
+    ("zero_stage", "reshard_after_forward"),
+    lambda config, _: config.zero_stage == 3 and config.reshard_after_forward,
+)
 ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
 
 HAS_NUMA_NODES = Condition("a machine has several NUMA nodes", (), lambda _, context: context.cluster.numa_nodes != 1)
@@ -127,7 +134,8 @@ _TABLE = (
           "Whether gradients are reduced once a step instead of once a micro-batch; whole gradients are then held.",
           choices=_BOTH, condition=DEFERS),
     _knob("reduce_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
-          "Type in which gradients are reduced.", choices=_DTYPES),
+          "Type in which gradients are sent between ranks; int8: blocks of integers, summed in fp32 (qgZ of ZeRO++).",
+          choices=(*_DTYPES, INT8)),
     _knob("hsdp_shard_size", "ranks", _INT, _REORDERS, _GROUP,
           "Ranks that share one copy of the sharded states, copies kept in step by all-reduce; 0: all data-parallel ranks."),
     _knob("reshard_after_forward", "", _BOOL, _EXACT, _REBUILD,
@@ -187,7 +195,8 @@ _TABLE = (
           "Type in which gradients of micro-batches are summed: fp32, or the precision's own.", choices=_DTYPES,
           condition=ACCUMULATES),
     _knob("optimizer", "name", _CHOICE, _CHANGES, _REBUILD,
-          "What turns gradients into updates, and keeps state for it; adamw8bit is AdamW with its moments in 8 bits.",
+          "What turns gradients into updates, and keeps state for it; adamw8bit is AdamW with its moments in 8 bits, "
+          "onebit_adam AdamW whose ranks send signs of momenta.",
           choices=OPTIMIZERS),
     _knob("lora_rank", "columns", _INT, _CHANGES, _REBUILD,
           "Rank of low-rank adapters beside frozen matrices, all that is trained then; 0: every parameter is trained."),
@@ -230,6 +239,15 @@ _TABLE = (
           "linearly to all; 0: all."),
     _knob("random_ltd_steps", "steps", _INT, _CHANGES, _REBUILD,
           "Steps of the run until every layer sees every token.", condition=DROPS_TOKENS),
+    _knob("gather_dtype", "dtype", _CHOICE, _CHANGES, _REBUILD,
+          "What gathers of parameters carry: the precision, or blocks of 8-bit integers (qwZ of ZeRO++).",
+          choices=("same", INT8), condition=STAGE_3),
+    _knob("secondary_shard_size", "ranks", _INT, _EXACT, _GROUP,
+          "Neighbours that share a second copy of the parameters, from which they are gathered again within a step (hpZ of "
+          "ZeRO++); 0: there is none.", condition=GATHERS_AGAIN),
+    _knob("onebit_warmup_steps", "steps", _INT, _CHANGES, _REBUILD,
+          "First steps of onebit_adam, in which it is AdamW and sends whole gradients; a trial measures the steps after them.",
+          minimum=1, condition=ONEBIT),
 )
 # fmt: on
 

@@ -25,6 +25,8 @@ class Mesh:
     """Innermost first: ranks that differ in the first dimension alone are neighbours, so tensor ranks share a node."""
     shard: int = 0
     """Ranks that share one copy of the sharded states, out of data x context; 0: all of them."""
+    near: int = 0
+    """Of those, neighbours that share a second copy of the parameters; 0: there is none."""
     expert: int = 1
     """Data ranks that divide the experts among them: neighbours along data, with the same tokens' context rank."""
 
@@ -78,6 +80,11 @@ class Mesh:
         size = self.shard_ranks
         return [group[first::size] for group in self._zero_groups() for first in range(size)]
 
+    def near_groups(self) -> list[list[int]]:
+        """Ranks that share a second copy of the parameters: neighbours among those that share the first."""
+        size = self.near
+        return [group[first : first + size] for group in self.shard_groups() for first in range(0, len(group), size)]
+
     def expert_groups(self) -> list[list[int]]:
         """Ranks that hold different experts and exchange tokens: neighbours along the data dimension alone."""
         size = self.expert
@@ -104,5 +111,6 @@ def make_mesh(config: TrialConfig, world_size: int) -> Mesh:
         pipeline=config.pipeline_parallel_size,
         order=config.rank_order,
         shard=config.hsdp_shard_size if config.zero_stage == 3 else 0,
+        near=config.secondary_shard_size if config.zero_stage == 3 else 0,
         expert=config.expert_parallel_size,
     )

@@ -53,6 +53,7 @@ EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
 METHOD, WINDOW = "context_parallel_method", "attention_window"
 STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
 DEGREES = (TP, PP, CP)
+SECONDARY = (*DEGREES, ZERO, "hsdp_shard_size", "secondary_shard_size")
 OFFLOADS = ("offload_optimizer", ZERO, PP, LAYOUT)
 FACTORY = (*DEGREES, EP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
@@ -212,6 +213,13 @@ def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"{size} does not divide the {ranks} ranks of data x context" if ranks % size or size > ranks else None
 
 
+def _secondary_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    size, ranks = config.secondary_shard_size, config.shard_ranks(context.world_size)
+    if size == 0 or config.zero_stage != 3 or (size <= ranks and ranks % size == 0):
+        return None
+    return f"{size} does not divide the {ranks} ranks that share the parameters"
+
+
 def _offload_optimizer_stage(config: TrialConfig, _: SpaceContext) -> str | None:
     if config.zero_stage >= 1:
         return None
@@ -331,6 +339,7 @@ RULES: tuple[Rule, ...] = (
     Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
     Rule("experts-context", (CP,), "set context_parallel_size=1, or use a model without them", _experts_context),
     Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
+    Rule("secondary-shards", SECONDARY, "choose a divisor of them, or 0", _secondary_divides),
     Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme, or use cpu", _nvme_path),

@@ -78,6 +78,9 @@ class TrialConfig:
     curriculum_steps: int = 0
     random_ltd_start_tokens: int = 0
     random_ltd_steps: int = 0
+    gather_dtype: str = "same"
+    secondary_shard_size: int = 0
+    onebit_warmup_steps: int = 1000
 
     @property
     def model_parallel_size(self) -> int:
@@ -91,6 +94,10 @@ class TrialConfig:
     def zero_ranks(self, world_size: int) -> int:
         """Ranks with the same parameters, whose gradients are summed and whose states are divided: data x context."""
         return self.data_parallel_size(world_size) * self.context_parallel_size
+
+    def shard_ranks(self, world_size: int) -> int:
+        """Of these, the ranks that divide one copy of the parameters at stage 3."""
+        return self.hsdp_shard_size or self.zero_ranks(world_size)
 
     def gradient_accumulation_steps(self, global_batch_size: int, world_size: int) -> int:
         """Micro-batches that each replica runs in one optimizer step, rounded down."""
@@ -145,6 +152,7 @@ LATER = frozenset({
     "context_parallel_method", "attention_window", "attention_global_tokens",
     "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
     "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
+    "gather_dtype", "secondary_shard_size", "onebit_warmup_steps",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

@@ -50,6 +50,9 @@ ANYWHERE: Mapping[str, str] = {
     "overlap_param_gather": "it gathers updated parameters where it always does",
     "offload_activations": "run the model's forward inside of torch.autograd.graph.save_on_cpu(pin_memory=True)",
     "numa_binding": "the launcher binds: torchrun --numa-binding=node on GPUs, else numactl --cpunodebind=N for each rank",
+    "gather_dtype": "it gathers parameters in the type that they are computed with",
+    "secondary_shard_size": "it keeps no second copy of sharded parameters",
+    "onebit_warmup_steps": "no framework that is exported to has 1-bit Adam today",
 }
 """Knobs that many formats have no place for -> what to do about them."""
 

@@ -8,6 +8,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
+from search_spaces.compression import INT8
 from search_spaces.deepspeed_config import REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.trial_config import TrialConfig
 
@@ -18,7 +19,7 @@ TARGET = Target(
         "zero_stage", "micro_batch_size", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
-        "accumulation_dtype", "optimizer",
+        "accumulation_dtype", "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size",
         *peft.KNOBS, *data_efficiency.KNOBS,
     }),
     elsewhere={
@@ -84,7 +85,8 @@ def deepspeed_notes(winner: Winner) -> list[str]:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: DeepSpeed refuses stages 2 and 3 there; use stage 1")
     if config.tensor_parallel_size > 1:
         notes.append(f"tensor_parallel_size={config.tensor_parallel_size}: {_tensor_remedy(config)}")
-    if config.hsdp_shard_size:
+    notes += _compression_notes(config)
+    if config.hsdp_shard_size and not config.secondary_shard_size:
         notes.append(
             f"hsdp_shard_size={config.hsdp_shard_size}: as zero_hpz_partition_size, which keeps a second copy of the "
             "parameters near, and shards optimizer state and gradients over all ranks"
@@ -92,6 +94,27 @@ def deepspeed_notes(winner: Winner) -> list[str]:
     if "nvme" in (config.offload_optimizer, config.offload_param) and winner.workload.nvme_path is None:
         notes.append("nvme_path: no folder is named for what goes to files; write one into the configuration")
     return notes + _offload_notes(config) + TARGET.unexpressed(config)
+
+
+def _compression_notes(config: TrialConfig) -> list[str]:
+    """ZeRO++ has keys of the same meaning; 1-bit Adam has none any more."""
+    notes = []
+    if config.gather_dtype == INT8:
+        notes.append("gather_dtype=int8: as zero_quantized_weights, whose kernels are CUDA's")
+    if config.secondary_shard_size:
+        notes.append(f"secondary_shard_size={config.secondary_shard_size}: as zero_hpz_partition_size, for backward alone")
+        if config.hsdp_shard_size:
+            told = "states and gradients are sharded over all ranks there"
+            notes.append(f"hsdp_shard_size={config.hsdp_shard_size}: {told}")
+    if config.reduce_dtype == INT8:
+        alone = "DeepSpeed sends integers at stage 3 alone; fp32 is written"
+        notes.append(f"reduce_dtype=int8: {'as zero_quantized_gradients' if config.zero_stage == 3 else alone}")
+    if config.optimizer == "onebit_adam":
+        notes += [
+            "optimizer=onebit_adam: DeepSpeed 0.19.8 has no 1-bit Adam any more, AdamW is written; older ones have OneBitAdam",
+            f"onebit_warmup_steps={config.onebit_warmup_steps}: as the freeze_step of OneBitAdam, where there is one",
+        ]
+    return notes
 
 
 def _offload_notes(config: TrialConfig) -> list[str]:

@@ -7,6 +7,7 @@ from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
+from search_spaces.compression import INT8
 from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.optimizers import SGD_MOMENTUM
@@ -230,7 +231,7 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("offload_activations=True: Megatron-LM offloads by layers, without a pipeline and without recomputation")
     if config.overlap_param_gather and not config.overlap_comm:
         notes.append("overlap_param_gather=True: Megatron-LM takes it beside --overlap-grad-reduce alone")
-    if config.precision == "fp64" or config.reduce_dtype == "fp16":
+    if config.precision == "fp64" or config.reduce_dtype in ("fp16", INT8):
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
     if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:
         notes.append(f"accumulation_dtype={config.accumulation_dtype}: Megatron-LM sums and reduces gradients in one type")

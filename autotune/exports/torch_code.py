@@ -5,13 +5,14 @@ import importlib.resources
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, marks_note
-from autotune.exports.ddp import bucket_megabytes
+from autotune.exports.ddp import bucket_megabytes, sent_dtype
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
+from search_spaces.compression import INT8
 from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import ABBREVIATIONS
 from search_spaces.model import ModelSpec, Norm, Position
@@ -92,7 +93,7 @@ def _constants(winner: Winner) -> str:
         "CHECKPOINT_EVERY_K": config.checkpoint_every_k,
         "COMPILE_BLOCKS": config.compile_blocks,
         "PRECISION": "bf16" if config.precision == "fp8" else config.precision,
-        "REDUCE_DTYPE": config.reduce_dtype,
+        "REDUCE_DTYPE": sent_dtype(config),
         "REDUCE_BUCKET_SIZE": config.reduce_bucket_size,
         "BUCKET_MEGABYTES": bucket_megabytes(config),
         "OFFLOAD": config.offload_param == "cpu",
@@ -144,6 +145,8 @@ def _model(shape: ModelSpec) -> dict[str, object]:
 def _notes(winner: Winner) -> list[str]:
     config = winner.config
     notes = fsdp2_notes(config, "reshard_after_forward=False")
+    if config.reduce_dtype == INT8:
+        notes.append("reduce_dtype=int8: torch sends no integers; fp32 is written")
     if config.zero_stage > 0:
         notes.append(f"reduce_bucket_size={config.reduce_bucket_size}: FSDP2 reduces block by block")
     if config.precision == "fp8":

@@ -90,6 +90,8 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("precision=fp64: load the model with dtype=torch.float64")
     if config.precision == "fp8" and not _by_deepspeed(config):
         notes.append("precision=fp8: as bf16; convert the model with torchao.float8.convert_to_float8_training beforehand")
+    if config.optimizer == "onebit_adam" and not _by_deepspeed(config):
+        notes.append("optimizer=onebit_adam: AdamW is written; no optimizer that Transformers can make sends signs")
     if config.optimizer in ("lamb", "muon") and not _by_deepspeed(config):
         notes.append(
             f"optimizer={config.optimizer}: TrainingArguments have no such name; give the Trainer an optimizer_cls_and_kwargs"

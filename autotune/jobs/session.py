@@ -24,6 +24,7 @@ from search_spaces.adapters import VIRTUAL_TOKENS
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
+from search_spaces.compression import INT8
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
@@ -31,7 +32,7 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import TrialRequest
-from search_spaces.trial_config import SCRIPT, TrialConfig
+from search_spaces.trial_config import SCRIPT, TrialConfig, Value
 from storage.records import JobRecord, Lease
 from storage.store import Store
 
@@ -43,7 +44,7 @@ DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
 """Knobs that say what is trained beside a model that starts as it is."""
-OTHER_MODELS = ("frozen_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens")
+OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens")
 """Knobs with which a model computes something else from the start."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
@@ -111,17 +112,23 @@ class Session:
         """Of a job's reference those losses that hold for all of its trials.
 
         Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
-        loss, and are other models from the first update on. Weights of fewer bits, virtual tokens, or attention to fewer
+        loss, and are other models from the first update on. So they are where gradients are rounded to integers, in blocks that
+        another layout cuts otherwise. Weights of fewer bits, or gathered in fewer, virtual tokens, or attention to fewer
         tokens, make another model from the start.
         """
         if any(self._varies(name) for name in OTHER_MODELS):
             return ()
-        return losses[:1] if any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS)) else losses
+        others = any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS))
+        return losses[:1] if others or INT8 in self._values("reduce_dtype") else losses
 
     def _varies(self, knob: str) -> bool:
         """Whether the job's trials have several values of a knob."""
+        return len(self._values(knob)) > 1
+
+    def _values(self, knob: str) -> set[Value]:
+        """Those that the job's trials have of a knob."""
         values = self.space.domains.get(knob, (getattr(self.space.base, knob),))
-        return len({*values, *(getattr(config, knob) for config in self.baselines)}) > 1
+        return {*values, *(getattr(config, knob) for config in self.baselines)}
 
     def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
         """What a user's command reads."""

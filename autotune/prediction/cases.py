@@ -132,7 +132,7 @@ class Layouts:
     parameter_bytes: Array
     """Bytes of a parameter in forward and backward, and of an activation."""
     reduce_bytes: Array
-    """Bytes of a gradient element that is reduced."""
+    """Bytes of a gradient element that is reduced; less than one: signs of momenta, which the update sends."""
     reduce_bucket: Array
     prefetch_bucket: Array
     persistence: Array
@@ -182,6 +182,10 @@ class Layouts:
     middle_tokens: Array = field(default_factory=lambda: np.zeros(1))
     middle_weight: Array = field(default_factory=lambda: np.zeros(1))
     """The same of its middle; whole sequences stand for the rest."""
+    gather_bytes: Array = field(default_factory=lambda: scalar(np.inf))
+    """Bytes of a parameter that stage 3 gathers; inf: as it is computed with."""
+    near: Array = field(default_factory=lambda: np.zeros(1))
+    """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

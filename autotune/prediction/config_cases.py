@@ -14,6 +14,7 @@ from autotune.prediction.software import software_named
 from autotune.prediction.uneven import layout_key, tabled
 from autotune.prediction.windows import keys_read, windowed_shapes
 from search_spaces.cluster import ClusterSpec
+from search_spaces.compression import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
 from search_spaces.model import ModelSpec, Position
 from search_spaces.optimizers import moment_bytes
 from search_spaces.states import PARAMETER_BYTES
@@ -96,7 +97,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         offload_optimizer=column([config.offload_ratio * (config.offload_optimizer != "none") for config in configs]),
         offload_parameters=column([config.offload_param != "none" for config in configs]),
         parameter_bytes=column([PARAMETER_BYTES[config.precision] for config in configs]),
-        reduce_bytes=column([PARAMETER_BYTES[config.reduce_dtype] for config in configs]),
+        reduce_bytes=column([sent_bytes(config.optimizer, config.reduce_dtype) for config in configs]),
         reduce_bucket=column([config.reduce_bucket_size for config in configs]),
         prefetch_bucket=column([config.prefetch_bucket_size for config in configs]),
         persistence=column([config.param_persistence_threshold for config in configs]),
@@ -107,8 +108,10 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         loss_chunk=column([config.loss_chunk_size for config in configs]),
         balanced=column([config.pipeline_split == "balanced" for config in configs]),
         accumulation_bytes=column([PARAMETER_BYTES[config.accumulation_dtype] for config in configs]),
-        moment_bytes=column([moment_bytes(config.optimizer, MASTER)[0] for config in configs]),
-        other_moment_bytes=column([moment_bytes(config.optimizer, MASTER)[1] for config in configs]),
+        moment_bytes=column([moment_bytes(config.optimizer, MASTER, config.zero_ranks(world_size))[0] for config in configs]),
+        other_moment_bytes=column(
+            [moment_bytes(config.optimizer, MASTER, config.zero_ranks(world_size))[1] for config in configs]
+        ),
         update_bytes=column([MOVED[config.optimizer] for config in configs]),
         orthogonalizes=column([config.optimizer == "muon" for config in configs]),
         optimizer_in_files=column([config.offload_optimizer == "nvme" for config in configs]),
@@ -116,7 +119,19 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         context_method=column([CONTEXT_METHODS.index(config.context_parallel_method) for config in configs]),
         late_gather=column([config.overlap_param_gather for config in configs]),
         offload_activations=column([config.offload_activations for config in configs]),
+        gather_bytes=column([gathered_bytes(config.gather_dtype) for config in configs]),
+        near=column([config.secondary_shard_size * config.reshard_after_forward for config in configs]),
     )
+
+
+def sent_bytes(optimizer: str, reduce_dtype: str) -> float:
+    """Of an element whose gradient ranks sum, or the sign of whose momentum they send."""
+    return SIGN_BYTES if optimizer == "onebit_adam" else REDUCED_BYTES[reduce_dtype]
+
+
+def gathered_bytes(gather_dtype: str) -> float:
+    """Of a parameter in a gather of stage 3; inf: as many as it has."""
+    return INTEGER_BYTES if gather_dtype == INT8 else np.inf
 
 
 def _rows_per_token(model: ModelSpec, sequence_length: int) -> float:

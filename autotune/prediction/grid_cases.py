@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
-from autotune.prediction.config_cases import MASTER, engine_software, shapes_of
+from autotune.prediction.config_cases import MASTER, engine_software, gathered_bytes, shapes_of
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
@@ -16,6 +16,7 @@ from autotune.prediction.uneven import layout_key, tabled
 from autotune.prediction.windows import windowed_shapes
 from search_spaces.adapters import METHODS
 from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.compression import REDUCED_BYTES, SIGN_BYTES
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import moment_bytes
 from search_spaces.space import SearchSpace
@@ -79,6 +80,8 @@ class GridCases:
         context, micro_batch = number("context_parallel_size"), number("micro_batch_size")
         data = np.maximum(np.floor(self._world / (tensor * pipeline * context)), 1.0)
         stage, shard = number("zero_stage"), number("hsdp_shard_size")
+        signs = number("optimizer", lambda value: value == "onebit_adam")
+        unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
         return Layouts(
             data=data,
             tensor=tensor,
@@ -102,7 +105,7 @@ class GridCases:
             late_gather=number("overlap_param_gather"),
             offload_activations=number("offload_activations"),
             parameter_bytes=self._width,
-            reduce_bytes=number("reduce_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+            reduce_bytes=np.where(signs > 0, SIGN_BYTES, number("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
             reduce_bucket=number("reduce_bucket_size"),
             prefetch_bucket=number("prefetch_bucket_size"),
             persistence=number("param_persistence_threshold"),
@@ -113,10 +116,12 @@ class GridCases:
             loss_chunk=number("loss_chunk_size"),
             balanced=number("pipeline_split", lambda value: value == "balanced"),
             accumulation_bytes=number("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
-            moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]),
-            other_moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]),
+            moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
+            other_moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
             update_bytes=number("optimizer", lambda value: MOVED[str(value)]),
             orthogonalizes=number("optimizer", lambda value: value == "muon"),
+            gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
+            near=number("secondary_shard_size") * number("reshard_after_forward"),
         )
 
     def _laid_out(self, codes_of: Callable[[str], Codes]) -> tuple[Array, RankTable | None]:

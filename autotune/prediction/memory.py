@@ -7,6 +7,7 @@ import numpy as np
 
 from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.compressed import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.late_gather import buffer_bytes, standing_bytes
@@ -231,10 +232,19 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     own = divided(cases, held, by_state)
     here = divided(cases, held, by_parameter) * layouts.parameter_bytes
     return {
-        "parameters": on_device * (here + frozen / by_parameter + whole) + standing_bytes(cases, own),
+        "parameters": on_device * (here + frozen / by_parameter + whole)
+        + standing_bytes(cases, own)
+        + _second_copy(cases, held, persistent, frozen),
         "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
         "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
     }
+
+
+def _second_copy(cases: Cases, held: StageParameters, persistent: Array, frozen: Array) -> Array:
+    """Of what is gathered again within a step, as it was sent."""
+    across = np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)  # which have none
+    trained = (held.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
+    return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
 
 
 def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
@@ -286,7 +296,11 @@ def _reducing(cases: Cases, held: StageParameters) -> Array:
     of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     filled = layouts.reduce_bucket * cases.software.buckets
     buckets = np.minimum(filled, held.trained - of_experts) + np.minimum(filled, of_experts)
-    own = np.where(layouts.data * layouts.context > 1, buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes), 0.0)
+    own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
+    # The bucket that fills is there in full; what of others is on the way, and what comes for it, is packed.
+    one = np.minimum(layouts.reduce_bucket, held.trained - of_experts) + np.minimum(layouts.reduce_bucket, of_experts)
+    own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
+    own = np.where(layouts.data * layouts.context > 1, own, 0.0)
     _, by_gradient, _ = shares(cases)
     return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, _sent_otherwise(cases, held))
 
@@ -297,11 +311,14 @@ def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
     """
     layouts = cases.layouts
     casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
-    casts = casts & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
+    casts = casts & ~sends_integers(cases) & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
     bucket = np.minimum(layouts.reduce_bucket, held.trained)
     before = np.minimum(held.trained - bucket, layouts.reduce_bucket * np.where(layouts.overlap > 0, 2.0, 0.0))
     wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
-    return np.where(casts, bucket * layouts.reduce_bytes + before * wider, 0.0)
+    # What is sent and what comes for it: where gradients stay whole, beside them.
+    beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
+    packed = np.where(sends_integers(cases) & (layouts.data * layouts.context > 1), 2 * beside * layouts.reduce_bytes, 0.0)
+    return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
 
 
 def _activations(

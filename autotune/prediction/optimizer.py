@@ -6,7 +6,7 @@ from autotune.prediction.cases import Array, Cases
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, shard_group, tensor_group
 
-MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0}
+MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
 """Bytes that an update moves for a parameter: fused AdamW 28, SGD 20; the others what the engine's operations one by one read
 and write. With each 2 for the copy in the precision and 8 for norm and clipping."""
 SENT_BYTES = 2.0

@@ -16,6 +16,15 @@ from autotune.prediction.communication import (
     replica_group,
     shard_group,
 )
+from autotune.prediction.compressed import (
+    coding_seconds,
+    frozen_share,
+    gathered_share,
+    has_near,
+    near_group,
+    sends_integers,
+    sends_signs,
+)
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.files import file_read_seconds, file_update_seconds
 from autotune.prediction.frozen import frozen_bytes, frozen_width
@@ -41,6 +50,8 @@ from autotune.prediction.uneven import (
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 """What a step is spent on: compute (with recomputation and launches), tensor (with context and expert communication),
 pipeline (bubble and boundaries), data (communication that stays exposed), optimizer, offload."""
+MASTER_WIDTH = 4.0
+"""Bytes of a gradient in the master's type."""
 Z90 = 1.645
 """Half-width of a 90 % band in standard deviations."""
 
@@ -207,6 +218,8 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
 def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
     """Communication of the states: 2 P a step, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
 
+    With a second copy of the parameters near, one gather of each goes over all ranks and the others stay among neighbours.
+    Signs of momenta are sent when backward has ended, in two messages. Packing and unpacking of integers is not hidden.
     Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation. Where a reduction waits
     for its bucket, the last one begins when backward has ended; without prefetching no gather is ahead. Of updated parameters
     they hide where they are gathered late, beneath one forward.
@@ -215,24 +228,32 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
     experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     persistent = persistent_parameters(cases, np.maximum(split.first, split.most)) * frozen_width(cases)
-    whole = (held.trained - experts) * layouts.parameter_bytes + np.where(at_three, frozen_bytes(cases, held), 0.0)
+    narrow = gathered_share(cases)
+    whole = (held.trained - experts) * layouts.parameter_bytes * narrow
+    whole = whole + np.where(at_three, frozen_bytes(cases, held) * frozen_share(cases), 0.0)
+    persistent = persistent * np.where(cases.shapes.frozen_bytes > 0, frozen_share(cases), narrow)
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced_bytes = layouts.reduce_bytes * reduce_times
     moved = np.where(
         layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0)
     )
-    gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes) * gather_times
+    gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes * narrow) * gather_times
     buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
     pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
     apart = np.where(at_three & is_quantised(cases), 2.0, 1.0)
-    sent = np.where(cases.software.waits_for_bucket > 0, buckets, pieces)
+    pieces = np.where(sends_signs(cases), 1.0, pieces)
+    sent = np.where(sends_signs(cases), 1.0, np.where(cases.software.waits_for_bucket > 0, buckets, pieces))
     common, alike = shard_group(cases), expert_data_group(cases)
     scatter = _along(cases, rates, common, (held.trained - experts) * reduced_bytes, reduce_times * sent)
     scatter = scatter + _along(cases, rates, alike, experts * reduced_bytes, reduce_times * sent)
     late, most = gathers_late(cases), np.maximum(split.first, split.most)
     back = np.where(late, gathers(most), pieces)
-    gather = _along(cases, rates, common, moved * gather_times, gather_times * back * apart)
+    far = np.where(has_near(cases), 1.0, gather_times)
+    gather = _along(cases, rates, common, moved * far, far * back * apart)
+    if np.any(has_near(cases)):
+        again = gather_times - far
+        gather = gather + _along(cases, rates, near_group(cases), moved * again, again * back * apart)
     gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * back)
     after = np.where(late, exposed_seconds(cases, rates, gather, slowest, most, held), gather)
     copies = replica_group(cases)
@@ -242,10 +263,13 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     beside = np.where(at_three, slowest * m, backward * reduce_times)
     last = np.where(cases.software.waits_for_bucket > 0, 1 / buckets, 0.0)
     ahead = np.where((cases.software.waits_for_bucket > 0) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
-    all_reduced = layouts.zero_stage == 0
+    all_reduced = (layouts.zero_stage == 0) & ~sends_signs(cases)
     reduction = np.where(all_reduced, scatter + gather, scatter)
     hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
+    hidden_part = np.where(sends_signs(cases), 0.0, hidden_part)
     open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, after))
+    open_part = np.where(sends_signs(cases), scatter + gather, open_part)
+    open_part = open_part + coding_seconds(cases, rates, held, reduce_times, np.where(at_three, gather_times, 0.0))
     overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
     slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
     covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
@@ -273,7 +297,9 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     # What hides communication does not hide copies as well.
     free = np.where(layouts.data * layouts.context > 1, rates.data_exposed, 1.0)
-    down = np.maximum(local * layouts.reduce_bytes / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
+    # Integers are summed in fp32 before they leave.
+    width = np.where(sends_integers(cases), MASTER_WIDTH, layouts.reduce_bytes)
+    down = np.maximum(local * width / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
     per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
     update = local * 30 / (per_rank * rates.host_update_efficiency)

@@ -17,7 +17,7 @@ from executor.dry.backends import backend_of
 from executor.dry.extrapolation import extrapolate
 from executor.dry.mode import DryMode
 from executor.dry.result import DryRank, DryRun
-from executor.engine import Engine, RankContext
+from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
 from executor.trial import ENGINES
@@ -111,7 +111,7 @@ def _run(
     with _world(rank, world_size), FakeTensorMode(allow_non_fake_inputs=True), mode.running():
         context = RankContext(rank=rank, world_size=world_size, device=torch.device("cpu"))
         try:
-            session = engine.build(context, model, config, workload)
+            session = engine.build(context, model, measured_config(config), workload)
             assert isinstance(session, ParallelSession)
             try:
                 _tell_dimensions(session, mode)

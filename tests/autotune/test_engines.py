@@ -63,6 +63,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "random_ltd_start_tokens": 64, "random_ltd_steps": 100, "curriculum_start_length": 64, "curriculum_steps": 100,
     },
     "random-ltd-divided": {"random_ltd_start_tokens": 64, "random_ltd_steps": 100, "context_parallel_size": 2},
+    "onebit-stage": {"optimizer": "onebit_adam", "zero_stage": 1},
+    "onebit-dimensions": {"optimizer": "onebit_adam", "tensor_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -93,6 +95,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "schedule-compiled": {"compile_blocks": False},
     "random-ltd-curriculum": {"curriculum_start_length": 0},
     "random-ltd-divided": {"context_parallel_size": 1},
+    "onebit-stage": {"zero_stage": 0},
+    "onebit-dimensions": {"tensor_parallel_size": 1},
 }
 """What its remedy makes of that."""
 

@@ -22,7 +22,7 @@ MODEL = resolve_model("llama-tiny")
 BOTH = Capability(engine="both", knobs={}, keeps_copy_beside_gradients=True)
 TABLES = MODEL.input_embedding_parameters / MODEL.parameter_count
 """Share of the parameters, of which the output projection is one: llama-tiny ties them."""
-MOMENTS = {"adamw": 8, "sgd": 4, "lamb": 8, "muon": 4, "adamw8bit": 2 + 8 / 256}
+MOMENTS = {"adamw": 8, "sgd": 4, "lamb": 8, "muon": 4, "adamw8bit": 2 + 8 / 256, "onebit_adam": 12}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

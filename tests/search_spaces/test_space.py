@@ -211,6 +211,22 @@ def test_equal_behaviour_has_one_hash(make_space: MakeSpace) -> None:
         ),
         (one_micro_batch.replace({"defer_gradient_reduction": True}), one_micro_batch),
         (TrialConfig(checkpoint_every_k=2), TrialConfig()),
+        (TrialConfig(zero_stage=3, secondary_shard_size=8), TrialConfig(zero_stage=3)),
+        (TrialConfig(zero_stage=2, secondary_shard_size=2, gather_dtype="int8"), TrialConfig(zero_stage=2)),
+        (
+            TrialConfig(zero_stage=3, secondary_shard_size=2, reshard_after_forward=False),
+            TrialConfig(zero_stage=3, reshard_after_forward=False),
+        ),
+        (
+            TrialConfig(zero_stage=3, hsdp_shard_size=2, secondary_shard_size=2),
+            TrialConfig(zero_stage=3, hsdp_shard_size=2),
+        ),
+        (TrialConfig(tensor_parallel_size=8, reduce_dtype="int8"), TrialConfig(tensor_parallel_size=8)),
+        (
+            TrialConfig(zero_stage=3, hsdp_shard_size=1, gather_dtype="int8"),
+            TrialConfig(zero_stage=3, hsdp_shard_size=1),
+        ),
+        (TrialConfig(onebit_warmup_steps=7), TrialConfig()),
     ]
     for one, other in same:
         assert space.canonical(one).hash == space.canonical(other).hash

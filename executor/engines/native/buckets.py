@@ -9,6 +9,8 @@ from torch import Tensor
 
 from executor.engines.native.collectives import Group, InFlight, mark, shares_memory
 from executor.engines.native.layout import Layout, Slot, as_rows
+from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from search_spaces.compression import INT8
 from search_spaces.trial_config import TrialConfig
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,10 +23,11 @@ IN_FLIGHT = 2
 class _Sent:
     """A bucket on its way: its tensors must live until the collective has ended."""
 
-    work: InFlight
+    work: InFlight | QuantisedReduceScatter | QuantisedAllReduce
     bucket: int
-    rows: Tensor
-    output: Tensor
+    rows: Tensor | None
+    output: Tensor | None
+    """None: what `work` gives when it is waited for."""
     first: bool
     """Whether it is the bucket's first reduction in this step: later ones are added to it."""
     last: bool
@@ -40,6 +43,8 @@ class GradientReducer:
     2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
        stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
        still waiting are sent, with zeros for parameters that had no gradient on this rank.
+       Of `reduce_dtype=int8` it is quantised, sent by all-to-all and summed where it arrives; at stage 0 what each rank has
+       summed is gathered then, and so are sums over copies of the shards.
     3. What arrives is added to the flat gradient shard. After its last reduction in a step, a bucket's share becomes one of
        the master's type and is summed over the copies of the shards (HSDP) while others are still on the way.
 
@@ -64,6 +69,9 @@ class GradientReducer:
         self.lands_at_once = config.pipeline_parallel_size == 1
         self.master_dtype = master_dtype
         self.reduce_dtype = NARROW.get(config.reduce_dtype, master_dtype)
+        self.integers = config.reduce_dtype == INT8
+        self.stays = False
+        """Whether gradients stay this rank's own: the optimizer sums what ranks send."""
         self.sum_dtype = NARROW.get(config.accumulation_dtype, master_dtype)
         self.contiguous = config.contiguous_gradients
         self.limit = IN_FLIGHT if config.overlap_comm else 0
@@ -82,7 +90,8 @@ class GradientReducer:
         self._sent: deque[_Sent] = deque()
         self._next = 0
         self._reduces = self._last = True
-        self._between_replicas: list[InFlight] = []
+        self._last_sums: list[InFlight | QuantisedAllReduce] = []
+        """Of shares, in place: nothing is added to them any more."""
 
     def begin_micro_batch(self, last: bool) -> None:
         """Every micro-batch but the last only accumulates, unless the stage reduces each."""
@@ -114,8 +123,12 @@ class GradientReducer:
     def take_shares(self) -> list[Tensor]:
         """This rank's share of the mean gradient, in the master's type, flat by bucket; the reducer forgets it."""
         self._land_all()
-        while self._between_replicas:
-            self._between_replicas.pop().wait()
+        for work in self._last_sums:
+            if isinstance(work, QuantisedAllReduce):
+                work.gather()
+        for work in self._last_sums:
+            work.wait()
+        self._last_sums.clear()
         shares = [self._share(bucket) for bucket in range(len(self.layout.buckets))]
         self._shares.clear()
         self._begun.clear()
@@ -194,14 +207,25 @@ class GradientReducer:
             mark("gradients" if becomes_share else "buffers", rows)
             if becomes_share:
                 self._shares[bucket] = rows.view(-1)
-        if self.layout.ranks == 1:
-            work, output = self.group.all_reduce(rows), rows.view(-1)
-        else:
-            output = self._landing_place(bucket, rows, first)
-            work = self.group.reduce_scatter(output, rows)
-        self._sent.append(_Sent(work, bucket, rows, output, first, self._last))
+        work, output = self._reduce(bucket, rows, first)
+        self._sent.append(_Sent(work, bucket, rows if output is not None else None, output, first, self._last))
         while len(self._sent) > self.limit:
             self._land(self._sent.popleft())
+
+    def _reduce(
+        self, bucket: int, rows: Tensor, first: bool
+    ) -> tuple[InFlight | QuantisedReduceScatter | QuantisedAllReduce, Tensor | None]:
+        """Start the sum over ranks; where it lands."""
+        if self.layout.ranks == 1:
+            whole = rows.view(-1)
+            if self.integers and self.group.size > 1 and not self.stays:
+                return QuantisedAllReduce(self.group, whole, self._widths(bucket)), whole
+            return InFlight(lambda: None) if self.stays else self.group.all_reduce(rows), whole
+        if self.integers:
+            widths = self._widths(bucket)
+            return QuantisedReduceScatter(self.group, torch.split(rows, widths, dim=1), widths, rows.dtype), None
+        output = self._landing_place(bucket, rows, first)
+        return self.group.reduce_scatter(output, rows), output
 
     def _assemble(self, bucket: int) -> Tensor:
         """The bucket's matrix with zeros where this rank has no gradient."""
@@ -234,11 +258,34 @@ class GradientReducer:
             self._land(self._sent.popleft())
 
     def _land(self, sent: _Sent) -> None:
-        sent.work.wait()
+        if isinstance(sent.work, QuantisedAllReduce) and sent.output is not None:
+            self._land_parts(sent.work, sent.bucket, sent.output)
+            return
+        landed = sent.work.wait()
+        output = landed if sent.output is None else sent.output
+        assert output is not None
         share = self._share(sent.bucket)
-        if not shares_memory(sent.output, share):
-            share.copy_(sent.output) if sent.first else share.add_(sent.output)
+        if not shares_memory(output, share):
+            share.copy_(output) if sent.first else share.add_(output)
         if sent.last:
             share = self._finish_share(sent.bucket)
             if self.replicas.size > 1:
-                self._between_replicas.append(self.replicas.all_reduce(share))
+                self._last_sums.append(self._sum_copies(sent.bucket, share))
+
+    def _sum_copies(self, bucket: int, share: Tensor) -> InFlight | QuantisedAllReduce:
+        if self.integers:
+            return QuantisedAllReduce(self.replicas, share, self._widths(bucket))
+        return self.replicas.all_reduce(share)
+
+    def _widths(self, bucket: int) -> list[int]:
+        return [slot.shard_elements for slot in self.layout.buckets[bucket]]
+
+    def _land_parts(self, work: QuantisedAllReduce, bucket: int, whole: Tensor) -> None:
+        """Stage 0, which reduces once a step: the parts that ranks have summed are gathered in the share itself."""
+        work.gather()
+        if not self.limit:
+            work.wait()
+        if bucket not in self._shares:
+            self._shares[bucket] = whole
+            mark("gradients", whole)
+        self._last_sums.append(work)

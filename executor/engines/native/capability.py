@@ -4,6 +4,7 @@ from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
 from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
+from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
 from search_spaces.capability import Capability, Combination
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
@@ -90,6 +91,9 @@ NATIVE = Capability(
         "curriculum_steps": None,
         "random_ltd_start_tokens": None,
         "random_ltd_steps": None,
+        "gather_dtype": None,
+        "secondary_shard_size": None,
+        "onebit_warmup_steps": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -140,5 +144,7 @@ NATIVE = Capability(
         SCHEDULE_COMPILED,
         RANDOM_LTD_CURRICULUM,
         RANDOM_LTD_DIVIDED,
+        ONEBIT_STAGE,
+        ONEBIT_DIMENSIONS,
     ),
 )

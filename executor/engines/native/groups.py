@@ -11,6 +11,8 @@ from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TEN
 
 REPLICA = "replica"
 """Name under which traffic between copies of the sharded states is reported (HSDP)."""
+NEAR = "near"
+"""Name under which gathers from the second copy of parameters are reported (`secondary_shard_size`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class Sharing:
     tensor: Group
     shard: Group
     replica: Group
+    near: Group | None
+    """Neighbours among `shard` that share a second copy of the parameters; None: there is none."""
 
 
 class ParallelGroups:
@@ -40,6 +44,7 @@ class ParallelGroups:
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
         self.shard = self._group(DATA, mesh.shard_groups())
         self.replica = self._group(REPLICA, mesh.replica_groups())
+        self._near = self._group(NEAR, mesh.near_groups()) if mesh.near else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
@@ -47,12 +52,13 @@ class ParallelGroups:
     @property
     def common(self) -> Sharing:
         """Of parameters that every data-parallel rank holds."""
-        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica)
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica, near=self._near)
 
     @property
     def of_experts(self) -> Sharing:
-        """Of experts: other ranks hold other ones."""
-        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=Group(None, 1, 0))
+        """Of experts: other ranks hold other ones. They have no second copy: neighbours hold different ones."""
+        alone = Group(None, 1, 0)
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=alone, near=None)
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""

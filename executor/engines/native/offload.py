@@ -79,6 +79,9 @@ class SplitAdamW:
     gradient comes in pieces, one a reduce bucket, so that it need never be there as one vector.
     """
 
+    sums_itself = False
+    """See `DeviceOptimizer`."""
+
     def __init__(
         self,
         initial: Tensor,

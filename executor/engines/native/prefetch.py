@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from executor.engines.native.collectives import Group, InFlight, mark
-from executor.engines.native.layout import Slot, ranges, unpack
+from executor.engines.native.gather_format import GatherFormat
+from executor.engines.native.layout import Slot, ranges
+from executor.engines.native.near_copies import NearCopies
 from executor.engines.native.parameter_shard import Loaded, ParameterShard
 from executor.engines.native.tensor import VocabularyEmbedding
 from executor.engines.native.virtual_tokens import Prompt
@@ -38,7 +40,10 @@ class _Gather:
     work: InFlight
     slots: tuple[Slot, ...]
     rows: Tensor
+    """[ranks, what each has of `slots`]"""
     loaded: Loaded
+    near: bool
+    """Whether it came from the near copies."""
     done: bool = field(default=False)
 
 
@@ -58,6 +63,8 @@ class ParameterGatherer:
     4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it, a frozen one
        for good.
     5. A frozen parameter has no gradient that would tell when backward is done with it: it goes when its unit ends.
+    6. With `near`, what a gather over all ranks has brought is kept there too, shared out among few: until the next update it
+       is gathered from these.
 
     Sizes in elements (of a quantised parameter its bytes), meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021,
     ZeRO-Infinity].
@@ -70,8 +77,11 @@ class ParameterGatherer:
         group: Group,
         config: TrialConfig,
         declare_ready: Callable[[Iterable[Slot]], None],
+        near: NearCopies | None = None,
     ) -> None:
         self.units, self.parameters, self.group = tuple(units), parameters, group
+        self.near = near
+        self.format = GatherFormat(config, group)
         self.declare_ready = declare_ready
         self.prefetch_elements = config.prefetch_bucket_size
         self.max_live = config.max_live_parameters
@@ -138,6 +148,8 @@ class ParameterGatherer:
         """The optimizer has changed the master: what persists is stale, unless it is frozen."""
         self._live = {slot for slot in self._live if not slot.parameter.requires_grad}
         self._live_elements = sum(slot.elements for slot in self._live)
+        if self.near is not None:
+            self.near.parameters_changed()
 
     @torch.no_grad()
     def _use(self, unit: Unit) -> None:
@@ -158,7 +170,7 @@ class ParameterGatherer:
         """What the gather after those on the way lacks may be on its way to where it is gathered from."""
         there = {*self._live, *self._pending}
         for unit in self.trace[self._position + 1 :]:
-            missing = [slot for slot in unit.slots if slot not in there]
+            missing = [slot for slot in unit.slots if slot not in there and not self._is_near(slot)]
             if missing:
                 self.parameters.expect(ranges(sorted(missing, key=lambda slot: slot.offset)))
                 return
@@ -240,23 +252,40 @@ class ParameterGatherer:
         return tuple(wanted)
 
     def _issue(self, slots: tuple[Slot, ...]) -> list[_Gather]:
-        """One collective for each type: what is quantised is behind all else in the vector."""
-        slots = tuple(sorted(slots, key=lambda slot: slot.offset))
-        return [self._gather(tuple(alike)) for _, alike in groupby(slots, key=lambda slot: slot.parameter.dtype)]
+        """One collective for each type and for each group that they come from."""
+        kinds = {slot: (self._is_near(slot), str(slot.parameter.dtype)) for slot in slots}
+        ordered = sorted(slots, key=lambda slot: (kinds[slot][0], slot.offset))
+        return [self._gather(tuple(alike), kind[0]) for kind, alike in groupby(ordered, key=kinds.__getitem__)]
 
-    def _gather(self, slots: tuple[Slot, ...]) -> _Gather:
-        dtype = slots[0].parameter.dtype
-        loaded = self.parameters.read(ranges(slots))
+    def _is_near(self, slot: Slot) -> bool:
+        return self.near is not None and slot in self.near
+
+    def _gather(self, slots: tuple[Slot, ...], near: bool) -> _Gather:
+        if near and self.near is not None:
+            group, loaded = self.near.group, Loaded(self.near.read(slots))
+        else:
+            group, loaded = self.group, self._read(slots)
         shard = loaded.values
-        rows = torch.empty(self.group.size, shard.numel(), dtype=dtype, device=shard.device)
+        rows = torch.empty(group.size, shard.numel(), dtype=shard.dtype, device=shard.device)
         mark("buffers", rows)
-        if self.group.size == 1:
+        if group.size == 1:
             loaded.wait()
         with loaded.before():
-            work = self.group.all_gather(rows, shard)
-        gather = _Gather(work, slots, rows, loaded)
+            work = group.all_gather(rows, shard)
+        # Each of few ranks has what several of all have, in their order.
+        gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, near)
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
+
+    def _read(self, slots: tuple[Slot, ...]) -> Loaded:
+        """What this rank gives to a gather over all ranks."""
+        loaded = self.parameters.read(ranges(slots))
+        if not self.format.packs(slots[0]):
+            return loaded
+        loaded.wait()
+        packed = self.format.packed(loaded.values, slots)
+        mark("buffers", packed)
+        return Loaded(packed)
 
     def _finish(self, *gathers: _Gather) -> None:
         for gather in gathers:
@@ -266,7 +295,9 @@ class ParameterGatherer:
     def _land(self, gather: _Gather) -> None:
         gather.work.wait()
         gather.done = True
-        for slot, flat in unpack(gather.rows, gather.slots):
+        if self.near is not None and not gather.near:
+            self._keep_near(self.near, gather)
+        for slot, flat in self.format.unpacked(gather.rows, gather.slots):
             data = slot.parameter.data
             storage = data.untyped_storage()
             if storage.size() == 0:
@@ -277,6 +308,15 @@ class ParameterGatherer:
             del self._pending[slot]
             self._live.add(slot)
             self._live_elements += slot.elements
+
+    def _keep_near(self, near: NearCopies, gather: _Gather) -> None:
+        """What persists is not gathered again before it changes."""
+        column = 0
+        for slot in gather.slots:
+            width = self.format.width(slot)
+            if slot.elements > self.persistence_threshold:
+                near.keep(slot, gather.rows[:, column : column + width])
+            column += width
 
     def _let_go(self, slot: Slot) -> None:
         if slot in self._live and slot.elements > self.persistence_threshold:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor.engines.native.block_integers import LARGEST, encode
 from search_spaces.adapters import QUANTISED_BLOCK
 
 NF4 = (
@@ -16,8 +17,6 @@ NF4 = (
 [QLoRA, appendix E]."""
 SCALE_BYTES = 4
 """Of a block's largest magnitude, in fp32."""
-EIGHT_BITS = 127
-"""The largest code of eight bits; the smallest is its opposite."""
 
 
 class QuantisedMatrix(nn.Module):
@@ -63,12 +62,13 @@ class _Product(torch.autograd.Function):
 def quantise(matrix: Tensor, bits: int) -> Tensor:
     """The bytes of [rows, length]: each block's largest magnitude, then the codes, two to a byte of four bits."""
     filled = nn.functional.pad(matrix.float().contiguous(), (0, -matrix.shape[1] % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
-    largest = filled.abs().amax(dim=1, keepdim=True)
-    shares = filled / torch.where(largest > 0, largest, 1.0)
     if bits == 8:
-        codes = (shares * EIGHT_BITS).round().to(torch.int8).view(torch.uint8)
+        integers, largest = encode(filled)
+        codes = integers.view(torch.uint8)
     else:
+        largest = filled.abs().amax(dim=1, keepdim=True)
         levels = torch.tensor(NF4, device=matrix.device)
+        shares = filled / torch.where(largest > 0, largest, 1.0)
         nearest = torch.bucketize(shares, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
         codes = nearest[:, 0::2] * 16 + nearest[:, 1::2]
     return torch.cat((largest.view(torch.uint8).flatten(), codes.flatten()))
@@ -80,7 +80,7 @@ def dequantise(packed: Tensor, values: Tensor | None, rows: int, length: int, dt
     largest = packed[: blocks * SCALE_BYTES].view(torch.float32)
     codes = packed[blocks * SCALE_BYTES :]
     if values is None:
-        whole, unit = codes.view(torch.int8).to(dtype), largest / EIGHT_BITS
+        whole, unit = codes.view(torch.int8).to(dtype), largest / LARGEST
     else:
         whole, unit = nn.functional.embedding(codes.int(), values.to(dtype)), largest
     scaled = whole.view(blocks, QUANTISED_BLOCK).mul_(unit.to(dtype)[:, None])

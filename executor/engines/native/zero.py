@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.collectives import mark
+from executor.engines.native.collectives import Group, mark
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import share_in_files
 from executor.engines.native.groups import Sharing
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.layout import Layout, Slot, as_rows, from_rows, make_layout, ranges
+from executor.engines.native.near_copies import NearCopies
 from executor.engines.native.offload import Hyperparameters, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
@@ -24,6 +25,7 @@ from executor.engines.native.rank_file import folder_of
 from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
+from search_spaces.compression import INT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -62,7 +64,8 @@ class ShardedModel(Replica):
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
         trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad and has(name)]
-        blocks = share_block if config.optimizer == "adamw8bit" else (lambda _: 1)
+        gathers_blocks = config.gather_dtype == INT8 and config.zero_stage == 3
+        blocks = share_block if config.optimizer == "adamw8bit" or gathers_blocks else (lambda _: 1)
         self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
@@ -70,7 +73,7 @@ class ShardedModel(Replica):
         shards_frozen = part.reads_in_units and config.zero_stage == 3
         fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
-        self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, offset=self.layout.master_elements)
+        self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, blocks, self.layout.master_elements)
         self._packed = make_layout(packed, self.ranks, config.reduce_bucket_size, offset=self._frozen.master_elements)
         master = self._shard_parameters(self.dtype)
         frozen = self._shard_frozen(self._frozen, self.layout.master_elements, self.dtype)
@@ -85,7 +88,7 @@ class ShardedModel(Replica):
         self._shard = self._beside_quantised(self._make_shard(master, frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device, accumulates)
-        self.gatherer = self._make_gatherer() if config.zero_stage == 3 else None
+        self.gatherer = self._make_gatherer(groups.near) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
@@ -95,6 +98,7 @@ class ShardedModel(Replica):
             self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
+        self.reducer.stays = self.optimizer.sums_itself
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
             self.gatherer.begin_backward(last)
@@ -128,13 +132,19 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
+        """Where gradients stay each rank's own: the mean of the squares of their norms, which is at least the mean's."""
         gradient = self._finished()
         skipped = set(self._whole) if self.tensor.rank else set()
         if not counts_tied:
             skipped |= {slot for slot in self.layout.slots if slot.name in self.part.tied}
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
         nothing = torch.zeros((), dtype=self.master_dtype, device=self.device)
-        return nn.utils.get_total_norm(parts).square() if parts else nothing
+        squared = nn.utils.get_total_norm(parts).square() if parts else nothing
+        if self.reducer.stays:
+            # Each rank's gradient is one summand of the mean: what stands for the mean's square is that of so many times it.
+            self.group.all_reduce(squared).wait()
+            squared = squared * self.group.size
+        return squared
 
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
@@ -181,6 +191,8 @@ class ShardedModel(Replica):
         yield from (("optimizer_state", value) for value in self.optimizer.device_tensors())
         if self._shard is not None:
             yield from (("parameters", value) for value in self._shard.tensors())
+        if self.gatherer is not None and self.gatherer.near is not None:
+            yield from (("parameters", value) for value in self.gatherer.near.tensors())
         yield from ((HOST, value) for value in self.pool.tensors())
 
     def close(self) -> None:
@@ -261,10 +273,11 @@ class ShardedModel(Replica):
         units = find_units(self.module, self.part.units if self.part.reads_in_units else (), self.layout.slots)
         return RefillBesideForward(units, self.group, config)
 
-    def _make_gatherer(self) -> ParameterGatherer:
+    def _make_gatherer(self, near: Group | None) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
         assert self._shard is not None
-        return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready)
+        copies = NearCopies(near, self.ranks) if near is not None else None
+        return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready, copies)
 
     def _declare_ready(self, slots: Iterable[Slot]) -> None:
         """Frozen parameters are gathered with the others, and never reduced."""

@@ -115,6 +115,9 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "curriculum_steps": (200, {"curriculum_start_length": 64, "curriculum_steps": 100}),
     "random_ltd_start_tokens": (64, {"random_ltd_steps": 100}),
     "random_ltd_steps": (200, {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}),
+    "gather_dtype": ("int8", SHARDED),
+    "secondary_shard_size": (8, SHARDED),
+    "onebit_warmup_steps": (50, {"optimizer": "onebit_adam"}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
 OFFLOADED: dict[str, Value] = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -128,6 +131,10 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("reduce_dtype", "bf16", SHARDED | {"precision": "bf16"}),
     ("reduce_dtype", "bf16", SHARDED | {"precision": "bf16", "reshard_after_forward": False}),
     ("reduce_dtype", "fp16", {"precision": "bf16"}),
+    ("reduce_dtype", "int8", {"zero_stage": 2}),
+    ("reduce_dtype", "int8", SHARDED),
+    ("secondary_shard_size", 4, SHARDED | {"hsdp_shard_size": 8}),
+    ("optimizer", "onebit_adam", {}),
     ("reduce_dtype", "bf16", SHARDED | {"precision": "fp64"}),
     ("precision", "fp64", {}),
     ("precision", "fp16", {}),

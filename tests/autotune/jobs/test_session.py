@@ -65,6 +65,9 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
     assert held(prefix_length="0,4") == held(prompt_length="2,4") == ()
     assert held(attention_window="8") == (4.0, 3.0, 2.0)
     assert held(attention_window="0,8") == held(attention_window="8", attention_global_tokens="0,4") == ()
+    assert held(reduce_dtype="bf16") == (4.0, 3.0, 2.0)
+    assert held(reduce_dtype="int8") == held(reduce_dtype="fp32,int8") == held(optimizer="adamw,onebit_adam") == (4.0,)
+    assert held(zero_stage="3", gather_dtype="same,int8") == ()
 
 
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ SPACES = {
         "optimizer": "adamw,sgd,muon", "accumulation_dtype": "fp32,bf16", "micro_batch_size": "1,4", "fused_optimizer": "all",
         "offload_optimizer": "none,cpu",
     }),
+    "compressed": ("llama-3-8b", "dgx-h100:2", "zero", "native", {
+        "optimizer": "adamw,onebit_adam", "reduce_dtype": "fp32,bf16,int8", "gather_dtype": "all", "micro_batch_size": "1",
+        "secondary_shard_size": "0,2,8", "reshard_after_forward": "all", "activation_checkpointing": "none",
+        "hsdp_shard_size": "0,8",
+    }),
     "nothing-legal": ("llama-3-8b", "dgx-h100", "zero", "ddp", {"activation_checkpointing": "none,full"}),
 }  # fmt: skip
 

@@ -89,6 +89,21 @@ def test_a_scan_tells_adapters_apart() -> None:
         assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
 
 
+def test_a_scan_tells_ways_to_compress_apart() -> None:
+    pins = {
+        **SMALL, "context_parallel_size": "1", "pipeline_parallel_size": "1", "gather_dtype": "same,int8",
+        "secondary_shard_size": "0,2", "reduce_dtype": "fp32,int8", "optimizer": "adamw,onebit_adam",
+    }  # fmt: skip
+    question = asked(cluster="dgx-h100:1", pins=pins)
+    fitting = brute(question)
+    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    assert scanned.fitting == len(fitting)
+    assert {config.secondary_shard_size for _, _, config in fitting} == {0, 2}
+    by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
+    for leader in scanned.leaders:
+        assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
+
+
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
     fitting = fitting_when_asked()

@@ -15,7 +15,13 @@ from executor.engine import HOST, RankContext
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
+from executor.engines.native.collectives import Group
 from executor.engines.native.engine import NativeEngine
+from executor.engines.native.layout import make_layout
+from executor.engines.native.offload import Hyperparameters
+from executor.engines.native.optimizers.device_optimizer import Shares
+from executor.engines.native.optimizers.onebit_adam import OneBitAdam
+from executor.engines.native.parameter_shard import MasterShard
 from search_spaces.capability import Combination
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
@@ -140,7 +146,7 @@ def native_updates_adamw_alone_on_the_host(_: Gang, rule: str) -> None:
         offloaded = sum(value.nbytes for tag, value in session.tagged_storages() if tag == HOST)
         session.close()
         assert (offloaded > 0) is (optimizer == "adamw")
-        if optimizer != "adamw":
+        if optimizer not in ("adamw", "onebit_adam"):  # the last one has no stage at which states may leave the device
             refused_alone(rule, tried)
 
 
@@ -249,6 +255,39 @@ def tokens_are_chosen_of_whole_sequences(gang: Gang, rule: str) -> None:
     assert off(gang, tried) > WRONG, "tokens are chosen of what there is now: let it run"
 
 
+def onebit_shares_nothing(_: Gang, rule: str) -> None:
+    """Built all the same over a share, it never hears of what this rank's own gradient says of the others' shares."""
+    refused_alone(rule, case("native", {"zero_stage": 1, "optimizer": "onebit_adam"}))
+    whole, shares = (one_bit(ranks, own_row=0) for ranks in (1, 2))
+    assert whole.master.numel() == 2 * shares.master.numel()
+    assert not any(len(kept) >= whole.master.numel() for kept in (shares._first, shares._second))
+
+
+def onebit_copies_drift_apart(_: Gang, rule: str) -> None:
+    """A norm that two tensor ranks hold lies among numbers of other slices, whose mean magnitude moves it too."""
+    refused_alone(rule, case("native", {"tensor_parallel_size": 2, "optimizer": "onebit_adam"}))
+    norms = []
+    for turn in (1.0, -1.0):
+        optimizer = one_bit(1, own_row=0)
+        (norm, _) = optimizer.layout.slots
+        for step in range(3):
+            gradient = torch.full_like(optimizer.master, turn**step)
+            gradient[norm.offset : norm.offset + norm.elements] = 1.0
+            optimizer.step([gradient], MasterShard(optimizer.master, torch.float32))
+        norms.append(optimizer.master[norm.offset : norm.offset + norm.elements].clone())
+    assert float((norms[0] - norms[1]).abs().max()) > WRONG, "copies stay the same now: let them be"
+
+
+def one_bit(ranks: int, own_row: int) -> OneBitAdam:
+    """Of one process, over its share of a norm and of a slice; it sends signs from its second step on."""
+    parameters = [("slice", torch.nn.Parameter(torch.ones(96))), ("norm", torch.nn.Parameter(torch.ones(32)))]
+    layout = make_layout(parameters, ranks, 10**9)
+    alone = Group(None, 1, 0)
+    shares = Shares(layout=layout, own_row=own_row, group=alone, tensor=alone, split={}, matrices=frozenset())
+    rates = Hyperparameters(learning_rate=1e-2, weight_decay=0.0, fused=False)
+    return OneBitAdam(torch.ones(layout.master_elements), shares, rates, 1)
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -269,6 +308,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "schedule-compiled": kernels_of_a_schedule_are_not_those_of_its_points,
     "random-ltd-curriculum": tokens_are_chosen_of_whole_sequences,
     "random-ltd-divided": tokens_are_chosen_of_whole_sequences,
+    "onebit-stage": onebit_shares_nothing,
+    "onebit-dimensions": onebit_copies_drift_apart,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]

@@ -7,6 +7,7 @@ from executor.engines.native.optimizers.adamw8bit import AdamW8bit
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.engines.native.optimizers.lamb import Lamb
 from executor.engines.native.optimizers.muon import Muon
+from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.optimizers.sgd import Sgd
 from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError
@@ -22,6 +23,8 @@ def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperp
             return Lamb(master, shares, hyperparameters)
         case "adamw8bit":
             return AdamW8bit(master, shares.layout, hyperparameters)
+        case "onebit_adam":
+            return OneBitAdam(master, shares, hyperparameters, config.onebit_warmup_steps)
         case _:
             return Muon(master, shares, hyperparameters)
 

@@ -37,6 +37,11 @@ class DeviceOptimizer(ABC):
     """Elements whose state is in host memory."""
     chunk_elements = 0
 
+    @property
+    def sums_itself(self) -> bool:
+        """Whether the next update wants the gradient of this rank alone, and sends what it needs of others' itself."""
+        return False
+
     def __init__(self, master: Tensor, layout: Layout) -> None:
         self.master, self.layout = master, layout
 

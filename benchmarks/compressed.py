@@ -1,0 +1,205 @@
+"""Does compressed communication train as well, and send as little as it promises? Exit code 1 where not.
+
+    python benchmarks/compressed.py [--steps 60] [--markdown docs/compressed-communication-benchmark.md]
+
+The model and the text of `loss_curves.py` on 4 gloo ranks: every way with five seeds, its loss within stated bounds of the
+exact run's, and what each rank sends and keeps equal to the closed forms.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import loss_of_types
+from benchmarks.compressed_forms import FULL, Forms, Messages
+from benchmarks.gang import Gang
+from benchmarks.loss_curves import RANKS, SHOWN, SPEC, WORKLOAD, Curve, train
+from executor.engine import RankContext
+from executor.engines.native.engine import NativeEngine
+from search_spaces.trial_config import TrialConfig, Value
+
+STATES, COUNTER = 3, 4
+"""Of AdamW: vectors of a number a parameter (master and moments), and the bytes in which torch's counts steps."""
+Knobs = Mapping[str, Value]
+LAYOUT: Knobs = {"micro_batch_size": 4, "param_persistence_threshold": 0, "prefetch_bucket_size": 1}
+"""A micro-batch a step. Nothing is gathered ahead and nothing persists: what stage 3 sends has a closed form."""
+WARM_UP, SIGN_STEPS = 60, 120
+"""Steps of 1-bit Adam that are exact, and all of them. Its second moment must be what it will be before it stays so: of the 60
+steps that the others are trained, in which gradients shrink all the time, no part is enough."""
+BOUND, MEAN_BOUND = 3e-2, 1e-2
+"""Of integers, relative: for every seed about what two seeds differ by, and for the mean of all, which chance leaves near 0."""
+SIGN_BOUND, SIGN_MEAN_BOUND = 4e-2, 3e-2
+"""Of 1-bit Adam, relative: AdamW goes on to fit its second moment to gradients that shrink."""
+SHARDED: Knobs = {"zero_stage": 3}
+INEXACT: Mapping[str, Knobs] = {
+    "exact": {},
+    "gathers in int8, stage 3": {**SHARDED, "gather_dtype": "int8"},
+    "reductions in int8, stage 0": {"reduce_dtype": "int8"},
+    "reductions in int8, stage 2": {"zero_stage": 2, "reduce_dtype": "int8"},
+    "reductions in int8, stage 3, shards of 2": {**SHARDED, "hsdp_shard_size": 2, "reduce_dtype": "int8"},
+    "both in int8, stage 3, second copy of 2": {
+        **SHARDED, "gather_dtype": "int8", "reduce_dtype": "int8", "secondary_shard_size": 2,
+    },
+}  # fmt: skip
+SIGNS: Mapping[str, Knobs] = {"exact": {}, "1-bit Adam": {"optimizer": "onebit_adam", "onebit_warmup_steps": WARM_UP}}
+SENT: Mapping[str, tuple[Knobs, Knobs]] = {
+    "second copy of 2, stage 3": ({**SHARDED, "secondary_shard_size": 2}, SHARDED),
+    "gathers in int8, stage 3": (INEXACT["gathers in int8, stage 3"], SHARDED),
+    "reductions in int8, stage 0": (INEXACT["reductions in int8, stage 0"], {}),
+    "reductions in int8, stage 2": (INEXACT["reductions in int8, stage 2"], {"zero_stage": 2}),
+    "reductions in int8, stage 3, shards of 2": (
+        INEXACT["reductions in int8, stage 3, shards of 2"], {**SHARDED, "hsdp_shard_size": 2},
+    ),
+    "both in int8, stage 3, second copy of 2": (INEXACT["both in int8, stage 3, second copy of 2"], SHARDED),
+    "1-bit Adam, stage 0": ({"optimizer": "onebit_adam", "onebit_warmup_steps": 1}, {}),
+}  # fmt: skip
+"""Way -> its knobs, and those of the same without compression."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of one rank."""
+
+    messages: Messages
+    parameters: int
+    """Bytes that stay from one step to the next."""
+    optimizer_state: int
+
+
+def weigh(rank: int, knobs: Knobs) -> Step:
+    """Train two steps, and look at what the second sends and leaves."""
+    context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
+    session = NativeEngine().build(context, SPEC, _config(knobs), WORKLOAD)
+    before: Mapping[tuple[str, str], tuple[int, int]] = {}
+    for step in range(2):
+        before = session.collectives()
+        session.prepare(step)
+        session.train_step()
+    after, storages = session.collectives(), [*session.tagged_storages()]
+    session.close()
+    messages = {key: (after[key][0] - before.get(key, (0, 0))[0], after[key][1] - before.get(key, (0, 0))[1]) for key in after}
+    return Step(
+        messages={key: value for key, value in messages.items() if value[0]},
+        parameters=_nbytes(value for tag, value in storages if tag == "parameters"),
+        optimizer_state=_nbytes(value for tag, value in storages if tag == "optimizer_state"),
+    )
+
+
+def _config(knobs: Knobs) -> TrialConfig:
+    return TrialConfig().replace({**LAYOUT, **knobs})
+
+
+def _forms(knobs: Knobs) -> Forms:
+    return Forms(SPEC, _config(knobs), RANKS)
+
+
+def _nbytes(values: Iterable[Tensor]) -> int:
+    """Of the memory behind tensors, each once."""
+    return sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}.values())
+
+
+def differing(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]]) -> list[str]:
+    """The ranks that send or keep something else than the closed forms say."""
+    found = []
+    for name, both in measured.items():
+        for knobs, steps in zip(SENT[name], both, strict=True):
+            told = f"{name}, {dict(knobs)}: {{}} on rank {{}}, not {{}}"
+            wanted = _forms(knobs).messages()
+            found += [told.format(step.messages, rank, wanted) for rank, step in enumerate(steps) if step.messages != wanted]
+        forms, (ways, plain) = _forms(SENT[name][0]), both
+        padding = FULL * (forms.padded() - _forms(SENT[name][1]).padded())
+        for rank, (step, other) in enumerate(zip(ways, plain, strict=True)):
+            kept = step.parameters - other.parameters, step.optimizer_state - other.optimizer_state
+            states = forms.momentum_errors() - (COUNTER if forms.momentum_errors() else 0) + STATES * padding // RANKS
+            if kept != (forms.second_copy(), states):
+                found.append(f"{name}: keeps {kept} more on rank {rank}")
+    return found
+
+
+def bytes_section(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]]) -> str:
+    """Markdown: messages, and what they save."""
+    about = (
+        "What a rank sends in a step and keeps for it, measured on each of the 4: equal, to the byte, to the closed forms "
+        "([compressed communication](closed-forms.md#compressed-communication)), and so is what is saved. Messages are counted "
+        "whole, before ranks share them out; in what is saved, all-reduces twice, since they go there and back. `near` is the "
+        "group of 2 neighbours; everything else crosses to all ranks, or to copies of the shards (`replica`)."
+    )
+    heads = ("way", "without", "with", "saved beyond the neighbours", "kept more")
+    lines = ["", "## Bytes", "", about, "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name, ((way, *_), (plain, *_)) in measured.items():
+        far, before = (_far(step.messages) for step in (way, plain))
+        kept = way.parameters - plain.parameters + way.optimizer_state - plain.optimizer_state
+        cells = [_told(plain.messages), _told(way.messages), f"{before - far:,} ({1 - far / before:.1%})", f"{kept:,}"]
+        lines.append(" | ".join(["| " + name, *cells]) + " |")
+    return "\n".join(itertools.chain(lines, [""]))
+
+
+def _far(messages: Messages) -> int:
+    """Of all-reduces twice: there and back."""
+    return sum(
+        size * (2 if operation == "all_reduce" else 1)
+        for (operation, dimension), (_, size) in messages.items()
+        if dimension != "near"
+    )
+
+
+def _told(messages: Messages) -> str:
+    return "; ".join(f"{operation} `{dimension}` {size:,}" for (operation, dimension), (_, size) in sorted(messages.items()))
+
+
+def _ends(gang: Gang, ways: Mapping[str, Knobs], steps: int) -> list[loss_of_types.Ends]:
+    """Every way with every seed."""
+    knobs = {name: {**LAYOUT, **way} for name, way in ways.items()}
+    return loss_of_types.ends(lambda one, seed: gang.run(Curve(knobs=one, steps=steps, seed=seed))[0], knobs)
+
+
+def introduction(steps: int, seconds: float) -> str:
+    """Markdown."""
+    return (
+        "# Compressed communication, measured\n\n"
+        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, {steps} steps of "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources, on {RANKS} "
+        f"data-parallel gloo ranks (native engine); 1-bit Adam {SIGN_STEPS} steps, of which the first {WARM_UP} are AdamW's. "
+        f"What the ways are: [compressed communication](compressed-communication.md). {seconds:.0f} s.\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=SHOWN[-1])
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with Gang(RANKS, weigh) as gang:
+        measured = {name: (gang.run(way), gang.run(plain)) for name, (way, plain) in SENT.items()}
+    for told in (problems := differing(measured)):
+        print(f"WRONG {told}")
+    with Gang(RANKS, train) as gang:
+        integers = _ends(gang, INEXACT, arguments.steps)
+        signs = _ends(gang, SIGNS, SIGN_STEPS)
+    text = introduction(arguments.steps, time.monotonic() - began)
+    text += loss_of_types.section(integers, "Loss of integers", "way", BOUND, MEAN_BOUND)
+    text += loss_of_types.section(signs, "Loss of signs", "way", SIGN_BOUND, SIGN_MEAN_BOUND)
+    text += bytes_section(measured)
+    print(text)
+    off = [*loss_of_types.problems(integers, BOUND, MEAN_BOUND), *loss_of_types.problems(signs, SIGN_BOUND, SIGN_MEAN_BOUND)]
+    for told in off:
+        print(f"WRONG {told}")
+    problems += off
+    if arguments.markdown and not problems:
+        arguments.markdown.write_text(text)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
