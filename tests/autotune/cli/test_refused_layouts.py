@@ -137,6 +137,7 @@ CASES: dict[str, Case] = {
     "a second copy of deepspeed": ("engine-honours", {"secondary_shard_size": 2, "zero_stage": 3}, DEEPSPEED),
     "adapters wider than their matrix": ("adapters", {"lora_rank": 4096}, ()),
     "adapters of a module of the user's": ("adapters", {"lora_rank": 4}, ("factory:build",)),
+    "variables of other devices": ("environment-variables", {"environment": "NCCL_NVLS_ENABLE=0"}, ()),
     "bottlenecks wider than the model": ("adapters", {"adapter_size": 4096}, ()),
     "a prefix of a module of the user's": ("adapters", {"prefix_length": 4}, ("factory:build",)),
     "low-rank adapters and a prefix": ("adapters-together", {"lora_rank": 4, "prefix_length": 4}, ()),

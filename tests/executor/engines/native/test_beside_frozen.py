@@ -148,7 +148,7 @@ def test_every_token_sees_the_prefix_and_none_a_later_token(window: int) -> None
     rotary = (model.rotary_cosines.double(), model.rotary_sines.double())
 
     def gives(values: torch.Tensor) -> torch.Tensor:
-        given: torch.Tensor = block(values, rotary, model.mask).detach()
+        given: torch.Tensor = block(values, rotary).detach()
         return given
 
     before = gives(x)
@@ -180,6 +180,6 @@ def test_a_prompt_is_as_tokens_before_the_others(position: Position) -> None:
         return
     hidden = plain.embedding(batch["tokens"][:1], plain.places)
     for block in plain.layers():
-        hidden = block(hidden, (plain.rotary_cosines.double(), plain.rotary_sines.double()), None)
+        hidden = block(hidden, (plain.rotary_cosines.double(), plain.rotary_sines.double()))
     wanted = plain.head(hidden[:, 4:], batch["labels"][:1, 4:])
     assert model(rest, batch["labels"][:1, 4:]).item() == pytest.approx(wanted.item(), rel=1e-12)
