@@ -26,6 +26,8 @@ def measured_config(config: TrialConfig) -> TrialConfig:
 
     Of onebit_adam the steps after its warm-up are measured, which are all but the first of a training, however long that is.
     """
+    if config.optimizer != "onebit_adam":
+        return config
     return config.replace({"onebit_warmup_steps": min(config.onebit_warmup_steps, REFERENCE_STEPS)})
 
 

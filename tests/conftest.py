@@ -3,11 +3,14 @@
 import gc
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, LoadScopeScheduling
 
 from tests.forked_ranks import ForkServer
 
@@ -16,15 +19,26 @@ settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests are shared out over processes, one process has all of a module, whose fixtures keep ranks and services.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """How tests are shared out over processes, where there are several (`--numprocesses`)."""
+    return ByModule(config, log)
 
-    All modules that start Ray are one process's: a driver joins the cluster that it finds on its machine.
+
+class ByModule(LoadFileScheduling):  # type: ignore[misc]
+    """One process has all tests of a module, whose fixtures keep ranks and services, and one those of all that start Ray.
+
+    (A driver joins the cluster that it finds on its machine.)
     """
-    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path in with_ray else str(item.path)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        module: str = super()._split_scope(nodeid)
+        return "ray" if _starts_ray(module) else module
+
+
+@cache
+def _starts_ray(module: str) -> bool:
+    return "pytest.mark.ray" in Path(module).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
