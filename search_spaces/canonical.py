@@ -21,6 +21,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "pipeline_layout",
     "pipeline_split",
     "sequence_parallel",
+    "async_tensor_parallel",
     "context_parallel_method",
     "expert_parallel_size",
     "rank_order",

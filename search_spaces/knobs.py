@@ -248,6 +248,9 @@ _TABLE = (
     _knob("onebit_warmup_steps", "steps", _INT, _CHANGES, _REBUILD,
           "First steps of onebit_adam, in which it is AdamW and sends whole gradients; a trial measures the steps after them.",
           minimum=1, condition=ONEBIT),
+    _knob("async_tensor_parallel", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether sums of tensor-parallel products travel part by part beside them, and those of input gradients beside the "
+          "weights' gradients.", choices=_BOTH, condition=TENSOR_PARALLEL),
 )
 # fmt: on
 

@@ -81,6 +81,7 @@ class TrialConfig:
     gather_dtype: str = "same"
     secondary_shard_size: int = 0
     onebit_warmup_steps: int = 1000
+    async_tensor_parallel: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -153,6 +154,7 @@ LATER = frozenset({
     "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
     "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
     "gather_dtype", "secondary_shard_size", "onebit_warmup_steps",
+    "async_tensor_parallel",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

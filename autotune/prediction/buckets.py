@@ -20,7 +20,8 @@ from search_spaces.trial_config import TrialConfig, Value
 FIELDS = {
     "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",
     "param_persistence_threshold": "persistence", "max_live_parameters": "max_live", "overlap_comm": "overlap",
-    "overlap_param_gather": "late_gather", "loss_chunk_size": "loss_chunk",
+    "overlap_param_gather": "late_gather", "async_tensor_parallel": "async_tensor",
+    "loss_chunk_size": "loss_chunk",
 }  # fmt: skip
 """Knob -> the field of `Layouts` that it is."""
 WORTH = 1e-3

@@ -186,6 +186,8 @@ class Layouts:
     """Bytes of a parameter that stage 3 gathers; inf: as it is computed with."""
     near: Array = field(default_factory=lambda: np.zeros(1))
     """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
+    async_tensor: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where tensor-parallel sums travel beside the products that they belong to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

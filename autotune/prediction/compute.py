@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.prediction.async_tensor import saved_seconds
 from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 from autotune.prediction.frozen import unpacking_seconds
 from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
+from search_spaces.overlap import ROW_PARTS
 
 _SHARP = 4.0
 
@@ -50,6 +52,8 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     communication = _layer_communication(cases, rates)
     launches = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     launched = launches * (1 + rates.backward_ratio + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0))
+    parts = np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
+    launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
@@ -154,6 +158,20 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     return _product(cases, rates, tokens, shapes.hidden, divided) + loss
 
 
+def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -> Array:
+    """What tensor ranks hide of a layer's sums; those of experts stay as they are, and frozen columns have no gradients."""
+    if not np.any(cases.layouts.async_tensor > 0):
+        return np.zeros(1)
+    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    again = np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    dense, trained = np.where(shapes.experts > 0, 0.0, 1.0), np.where(shapes.frozen_bytes > 0, 0.0, 1.0)
+    output = _product(cases, rates, tokens, shapes.query / layouts.tensor, shapes.hidden)
+    down = _product(cases, rates, tokens, shapes.ffn / layouts.tensor, shapes.hidden)
+    heads = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / layouts.tensor)
+    up = _product(cases, rates, tokens, shapes.hidden, (shapes.matrices - 1) * shapes.ffn / layouts.tensor)
+    return saved_seconds(cases, rates, message, [(output, 1 + again), (down, dense)], [trained * heads, trained * dense * up])
+
+
 def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
 
@@ -168,8 +186,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
     units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
     tensor = collective_seconds(cases, tensor_group(cases), units * (n - 1) / n * message, units / 2, rates)
-    tensor *= 1 - cases.software.tensor_hidden
-    tensor += np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
+    tensor = tensor - _hidden_behind_products(cases, rates, message)
+    tensor = tensor * (1 - cases.software.tensor_hidden)
+    tensor = tensor + np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
     passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
     share = (layouts.context - 1) / layouts.context

@@ -120,6 +120,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         late_gather=column([config.overlap_param_gather for config in configs]),
         offload_activations=column([config.offload_activations for config in configs]),
         gather_bytes=column([gathered_bytes(config.gather_dtype) for config in configs]),
+        async_tensor=column([config.async_tensor_parallel for config in configs]),
         near=column([config.secondary_shard_size * config.reshard_after_forward for config in configs]),
     )
 

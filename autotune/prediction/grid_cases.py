@@ -121,6 +121,7 @@ class GridCases:
             update_bytes=number("optimizer", lambda value: MOVED[str(value)]),
             orthogonalizes=number("optimizer", lambda value: value == "muon"),
             gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
+            async_tensor=number("async_tensor_parallel"),
             near=number("secondary_shard_size") * number("reshard_after_forward"),
         )
 

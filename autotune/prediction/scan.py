@@ -23,7 +23,7 @@ from search_spaces.trial_config import TrialConfig, Value
 
 BUCKETS = (
     "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
-    "overlap_param_gather", "loss_chunk_size",
+    "overlap_param_gather", "async_tensor_parallel", "loss_chunk_size",
 )  # fmt: skip
 """Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
 UNSEEN = (

@@ -85,7 +85,7 @@ class _Shape(Source):
         return self.spec.tied_embeddings and not self.spec.adapts
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
-        tensor = TensorParallel(groups.tensor, self.config.sequence_parallel)
+        tensor = TensorParallel(groups.tensor, self.config.sequence_parallel, self.config.async_tensor_parallel)
         context = METHODS[self.config.context_parallel_method](groups.context)
         layers = split_layers(self.spec, self.config, self.workload.sequence_length)
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
@@ -153,12 +153,12 @@ class _Factory(Source):
         return user
 
     def _whole(self, user: UserModule, groups: ParallelGroups) -> ModelPart:
-        division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
+        division = divide(user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
         blocks = blocks_of(user)
         return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, found: Survey) -> ModelPart:
-        division = divide(user, TensorParallel(groups.tensor, sequence_parallel=False))
+        division = divide(user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
         names = tuple(self._micro_batch)
         cuts = split_blocks(self.config, len(found.blocks), found.starts)
         blocks = cut_stage(user.module, found, cuts[stage], enters=names[0])

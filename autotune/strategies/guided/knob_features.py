@@ -46,6 +46,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         np.log2(layouts.recompute_every) / 2,
         DETAIL * layouts.overlap,
         DETAIL * layouts.late_gather,
+        DETAIL * layouts.async_tensor,
         DETAIL * layouts.defer,
         CHOICE * (at_three & (layouts.reshard > 0)),
         _doublings(layouts.reduce_bucket),

@@ -14,6 +14,7 @@ ACTS_ON: Mapping[str, tuple[str, ...]] = {
     "max_live_parameters": ("data",),
     "overlap_comm": ("data",),
     "overlap_param_gather": ("data",),
+    "async_tensor_parallel": ("tensor",),
     "contiguous_gradients": ("data",),
     "loss_chunk_size": ("compute",),
     "fused_optimizer": ("optimizer",),

@@ -20,6 +20,7 @@ from executor.engines.native.tensor import (
     RowLinear,
     TensorParallel,
     VocabularyEmbedding,
+    enter_through,
     vocabulary_cross_entropy,
 )
 from executor.engines.native.virtual_tokens import Prefix, Prompt
@@ -103,9 +104,8 @@ class Attention(nn.Module):
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = self.tensor.enter(x)
-        heads = (self._split(project(x)) for project in (self.query, self.key, self.value))
-        query, key, value = heads
+        heads = enter_through(x, self.tensor, (self.query, self.key, self.value))
+        query, key, value = (self._split(projected) for projected in heads)
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
@@ -132,10 +132,9 @@ class FeedForward(nn.Module):
         self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.expert:
-            x = self.tensor.enter(x)
-        hidden = self.up(x)
-        hidden = activate(hidden, self.kind) if self.gate is None else activate(self.gate(x), self.kind) * hidden
+        matrices = (self.up,) if self.gate is None else (self.up, self.gate)
+        hidden, *gate = [matrix(x) for matrix in matrices] if self.expert else enter_through(x, self.tensor, matrices)
+        hidden = activate(gate[0], self.kind) * hidden if gate else activate(hidden, self.kind)
         result: Tensor = self.down(hidden)
         return result
 

@@ -4,6 +4,7 @@ Parameters are plain tensors that hold this rank's slice, not DTensors: ZeRO sha
 collective is counted where it is sent.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.engines.native.collectives import Group
+from executor.engines.native.exchanges import gather_features, gather_tokens, scatter_tokens, sum_in_place
 from executor.engines.native.low_rank import INWARD, OUTWARD, LowRank, adapted_result
+from executor.engines.native.overlapped import multiply_columns, multiply_rows
 from executor.engines.native.quantised import QuantisedMatrix
 from executor.engines.native.selective import keep_collective
 from executor.engines.native.virtual_tokens import Prompt, in_front
@@ -33,9 +36,11 @@ class TensorParallel:
     than Megatron for more activation memory.
     """
 
-    def __init__(self, group: Group, sequence_parallel: bool) -> None:
+    def __init__(self, group: Group, sequence_parallel: bool, overlaps: bool = False) -> None:
+        """`overlaps`: whether communication runs beside the products that it belongs to (`overlapped`)."""
         self.group, self.sequence_parallel = group, sequence_parallel and group.size > 1
         self.size, self.rank = group.size, group.rank
+        self.overlaps = overlaps and group.size > 1
 
     def enter(self, x: Tensor) -> Tensor:
         """[batch, tokens or a share of them, …] to [batch, tokens, …]; its consumers must be matrix products alone."""
@@ -50,6 +55,14 @@ class TensorParallel:
             return x
         result: Tensor = (_ScatterSequence if self.sequence_parallel else _Sum).apply(x, self.group)  # type: ignore[no-untyped-call]
         return result
+
+    def multiply_columns(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """What `enter` gives, and that times each of `weights`; where ranks overlap (`overlaps`)."""
+        return multiply_columns(x, weights, self.group, self.sequence_parallel)
+
+    def multiply_rows(self, x: Tensor, weight: Tensor, beside: Tensor | None = None) -> Tensor:
+        """What `leave` gives of `x` times `weight`, and of a further summand; where ranks overlap (`overlaps`)."""
+        return multiply_rows(x, weight, beside, self.group, self.sequence_parallel)
 
     def gather_features(self, x: Tensor) -> Tensor:
         """Each rank's slice [..., features / ranks] to [..., features]; what follows is the same on every rank."""
@@ -85,6 +98,10 @@ class ColumnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return adapted_result(self._product(x), self.adapter, x)
 
+    def completed(self, product: Tensor, x: Tensor) -> Tensor:
+        """The result, of `x` times the weight alone."""
+        return adapted_result(product if self.bias is None else product + self.bias, self.adapter, x)
+
     def _product(self, x: Tensor) -> Tensor:
         if self.quantised is None:
             return super().forward(x)
@@ -118,12 +135,25 @@ class RowLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.tensor.size == 1 and self.quantised is None:
             return adapted_result(super().forward(x), self.adapter, x)
+        if self.leaves and self.tensor.overlaps:
+            return self._with_bias(self.tensor.multiply_rows(x, self.weight, None if self.adapter is None else self.adapter(x)))
         product = functional.linear(x, self.weight) if self.quantised is None else self.quantised(x)
         summand = adapted_result(product, self.adapter, x)
         if not self.leaves:
             return summand if self.bias is None else summand + self.bias / self.tensor.size
-        total = self.tensor.leave(summand)
+        return self._with_bias(self.tensor.leave(summand))
+
+    def _with_bias(self, total: Tensor) -> Tensor:
         return total if self.bias is None else total + self.bias
+
+
+def enter_through(x: Tensor, tensor: TensorParallel, matrices: Sequence[ColumnLinear]) -> list[Tensor]:
+    """What enters, through each of the matrices."""
+    if not tensor.overlaps:
+        x = tensor.enter(x)
+        return [matrix(x) for matrix in matrices]
+    x, products = tensor.multiply_columns(x, [matrix.weight for matrix in matrices])
+    return [matrix.completed(product, x) for matrix, product in zip(matrices, products, strict=True)]
 
 
 class VocabularyEmbedding(nn.Embedding):
@@ -246,32 +276,3 @@ class _VocabularyLoss(torch.autograd.Function):
         gradient = probabilities * gradients[0][:, None]
         gradient.scatter_add_(-1, own[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
         return gradient, None, None
-
-
-def sum_in_place(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks, in the memory of `x` where that is contiguous: no backward needs the summands."""
-    total = x.detach().contiguous()
-    group.all_reduce(total).wait()
-    return total
-
-
-def gather_tokens(x: Tensor, group: Group) -> Tensor:
-    """Every rank's [batch, tokens, …] joined along the tokens."""
-    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
-    group.all_gather(rows, x.contiguous().view(-1)).wait()
-    return rows.view(group.size, *x.shape).movedim(0, 1).flatten(1, 2)
-
-
-def gather_features(x: Tensor, group: Group) -> Tensor:
-    """Every rank's [..., features] joined along the features."""
-    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
-    group.all_gather(rows, x.contiguous().view(-1)).wait()
-    return rows.view(group.size, *x.shape).movedim(0, -2).flatten(-2)
-
-
-def scatter_tokens(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks of [batch, tokens, …], of which each rank gets its share of the tokens."""
-    parts = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).movedim(1, 0).contiguous()
-    own = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
-    group.reduce_scatter(own.view(-1), parts.view(group.size, -1)).wait()
-    return own

@@ -112,12 +112,22 @@ def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable
 
 
 def _own_outputs(linear: nn.Linear, tensor: TensorParallel, gathers: bool, x: Tensor) -> Tensor:
-    own = functional.linear(tensor.enter(x), linear.weight, linear.bias)
+    own = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
     return tensor.gather_features(own) if gathers else own
 
 
+def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
+    return functional.linear(x, linear.weight, linear.bias)
+
+
+def _overlapped_outputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
+    _, (own,) = tensor.multiply_columns(x, [linear.weight])
+    return own if linear.bias is None else own + linear.bias
+
+
 def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
-    total = tensor.leave(functional.linear(x, linear.weight))
+    weight = linear.weight
+    total = tensor.multiply_rows(x, weight) if tensor.overlaps else tensor.leave(functional.linear(x, weight))
     return total if linear.bias is None else total + linear.bias
 
 
