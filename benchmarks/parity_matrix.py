@@ -168,7 +168,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [_data_parallel(engine, ranks), _precisions(engine, ranks), _attention(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [_micro_batches(engine, ranks), _written(engine, ranks), _optimizers(engine, ranks)]
-            sections += [_experts(engine, ranks), _activations(engine, ranks)]
+            sections += [_experts(engine, ranks), _activations(engine, ranks), _beside_products(engine, ranks)]
         if ranks == 2:
             sections += [_compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
@@ -331,6 +331,29 @@ def _activations(engine: str, ranks: int) -> Iterator[Case | None]:
         runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
         if runs:
             yield draw.case({**knobs, **draw.choose(runs)})
+
+
+def _beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Sums of tensor ranks beside their products: each layout and stage with checkpointing in turn; schedules, adapters and a
+    user's own module in turn; experts and a prompt once.
+    """
+    draw = Draw(engine, ranks, "beside products")
+    besides: tuple[Knobs, ...] = (
+        {}, {"lora_rank": 2, "lora_targets": "both"}, {"loss_chunk_size": 20}, {"adapter_size": 3}, {"prefix_length": 3},
+    )  # fmt: skip
+    divided = [layout for layout in layouts(ranks) if layout["tensor_parallel_size"] != 1]
+    for turn, (layout, stage) in enumerate(product(divided, _stages(engine))):
+        knobs = {**layout, "zero_stage": stage, "async_tensor_parallel": True}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        for way in range(2 if runs else 0):
+            checkpointing = CHECKPOINTING[(turn + turn // len(CHECKPOINTING) + 2 * way) % len(CHECKPOINTING)]
+            own = {**knobs, **draw.choose(runs), **checkpointing}
+            yield draw.case(own) if way else draw.case({**own, **besides[turn % len(besides)]}, [*MODELS])
+    knobs = {"tensor_parallel_size": 2, "async_tensor_parallel": True, "micro_batch_size": 4}
+    yield draw.case(knobs, [USER])
+    for sequence in (False, True):
+        yield draw.case({**knobs, "sequence_parallel": sequence, "activation_checkpointing": "selective"}, [*EXPERTS])
+        yield draw.case({**knobs, "sequence_parallel": sequence, "prompt_length": 4}, [*MODELS])
 
 
 def _precisions(engine: str, ranks: int) -> Iterator[Case | None]:

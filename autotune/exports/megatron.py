@@ -24,7 +24,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        "gc_interval", "overlap_param_gather", "offload_activations", *peft.KNOBS,
+        "gc_interval", "overlap_param_gather", "offload_activations", "async_tensor_parallel", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -95,6 +95,8 @@ def _parallel(winner: Winner) -> list[str]:
     config, lines = winner.config, []
     if config.sequence_parallel:
         lines.append("--sequence-parallel")
+        if config.async_tensor_parallel:
+            lines.append("--tp-comm-overlap")
     if config.expert_parallel_size > 1:
         lines.append(f"--expert-model-parallel-size {config.expert_parallel_size}")
     if config.context_parallel_method == "ulysses":
@@ -231,6 +233,9 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("offload_activations=True: Megatron-LM offloads by layers, without a pipeline and without recomputation")
     if config.overlap_param_gather and not config.overlap_comm:
         notes.append("overlap_param_gather=True: Megatron-LM takes it beside --overlap-grad-reduce alone")
+    if config.async_tensor_parallel and not config.sequence_parallel:
+        told = "forward takes --sequence-parallel; in backward Megatron-LM has it anyway"
+        notes.append(f"async_tensor_parallel=True: {told}")
     if config.precision == "fp64" or config.reduce_dtype in ("fp16", INT8):
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
     if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:

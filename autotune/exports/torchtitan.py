@@ -18,7 +18,7 @@ TARGET = Target(
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
         "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
         "environment",
-        "gc_interval",
+        "gc_interval", "async_tensor_parallel",
     }),
     elsewhere={
         "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
@@ -74,6 +74,8 @@ def _overrides(winner: Winner) -> list[str]:
         words.append(f"--training.gc_freq {config.gc_interval}")
     if config.compile_blocks:
         words += ["--compile.enable", "--compile.components model"]
+        if config.async_tensor_parallel:
+            words.append("--compile.enable_async_tensor_parallel")
     if config.offload_param == "cpu":
         words.append("--training.enable_cpu_offload")
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:
@@ -123,6 +125,10 @@ def _notes(winner: Winner) -> list[str]:
         )
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: torchtitan computes every second matrix product again too")
+    if config.async_tensor_parallel and not config.compile_blocks:
+        notes.append(
+            "async_tensor_parallel=True: torchtitan has it in compiled blocks alone (--compile.enable_async_tensor_parallel)"
+        )
     if config.reduce_dtype != "fp32":
         notes.append(f"reduce_dtype={config.reduce_dtype}: torchtitan reduces in float32 alone")
     if config.precision == "fp8":

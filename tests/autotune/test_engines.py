@@ -35,6 +35,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "offload-selective": {"offload_activations": True, "activation_checkpointing": "selective"},
     "offload-compiled": {"offload_activations": True, "compile_blocks": True},
+    "async-tensor-zero-bubble": {
+        "async_tensor_parallel": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2,
+        "pipeline_schedule": "interleaved_zero_bubble",
+    },
+    "async-tensor-quantised": {
+        "async_tensor_parallel": True, "tensor_parallel_size": 2, "lora_rank": 4, "frozen_dtype": "int8",
+    },
     "optimizer-on-device": {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": "muon"},
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
@@ -86,6 +93,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "offload-selective": {"activation_checkpointing": "full"},
     "offload-compiled": {"compile_blocks": False},
+    "async-tensor-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "async-tensor-quantised": {"frozen_dtype": "same"},
     "optimizer-on-device": {"optimizer": "adamw"},
     "experts-copies": {"hsdp_shard_size": 0},
     "experts-compiled": {"compile_blocks": False},
@@ -199,7 +208,8 @@ def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> N
     cells = {schedule: dict(zip(CAPABILITIES, told, strict=True)) for schedule, *told in schedule_rows()}
     assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes", "deepspeed": "yes"}
     unless = {
-        "native": "unless compile-zero-bubble, zero-bubble-reshard", "fsdp2": "unless compile-zero-bubble, fsdp2-zero-bubble",
+        "native": "unless compile-zero-bubble, zero-bubble-reshard, async-tensor-zero-bubble",
+        "fsdp2": "unless compile-zero-bubble, fsdp2-zero-bubble",
     }  # fmt: skip
     assert cells["zbv"] == {**unless, "ddp": "no", "deepspeed": "no"}
 

@@ -5,10 +5,6 @@ from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
 
-def _compiles(config: TrialConfig, _: int) -> bool:
-    return config.async_tensor_parallel and config.tensor_parallel_size > 1 and config.compile_blocks
-
-
 def _runs_backward_in_parts(config: TrialConfig, _: int) -> bool:
     split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
     return config.async_tensor_parallel and config.tensor_parallel_size > 1 and split
@@ -20,17 +16,10 @@ def _multiplies_integers(config: TrialConfig, _: int) -> bool:
 
 OVERLAPPED = (
     Combination(
-        rule="async-tensor-compiled",
-        reads=("async_tensor_parallel", "tensor_parallel_size", "compile_blocks"),
-        problem="torch.compile does not take collectives that are waited for after the next product into its graphs",
-        remedy="set compile_blocks=false or async_tensor_parallel=false",
-        holds=_compiles,
-    ),
-    Combination(
         rule="async-tensor-zero-bubble",
         reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules compute gradients of inputs and of weights apart, and what makes both at once would make "
-        "and send them twice",
+        problem="zero-bubble schedules compute gradients of inputs and of weights apart, and what makes both at once would "
+        "send the first ones twice",
         remedy="set async_tensor_parallel=false, or use another schedule",
         holds=_runs_backward_in_parts,
     ),

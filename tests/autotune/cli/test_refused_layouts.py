@@ -84,6 +84,16 @@ CASES: dict[str, Case] = {
     ),
     "saved activations of compiled blocks": ("offload-compiled", {"offload_activations": True, "compile_blocks": True}, ()),
     "compiled blocks whose backward is split": ("compile-zero-bubble", {**ZBV, "compile_blocks": True}, ()),
+    "sums beside products whose backward is split": (
+        "async-tensor-zero-bubble",
+        {**ZBV, "tensor_parallel_size": 2, "async_tensor_parallel": True},
+        (),
+    ),
+    "sums beside products of integers": (
+        "async-tensor-quantised",
+        {"tensor_parallel_size": 2, "async_tensor_parallel": True, "lora_rank": 4, "frozen_dtype": "int8"},
+        (),
+    ),
     "gpipe with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "gpipe"}, ()),
     "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),
     "looped bfs with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "looped_bfs"}, ()),

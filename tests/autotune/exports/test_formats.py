@@ -110,6 +110,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "gc_interval": (50, {}),
     "overlap_param_gather": (True, {"zero_stage": 1}),
     "offload_activations": (True, {}),
+    "async_tensor_parallel": (True, {"tensor_parallel_size": 2, "sequence_parallel": True}),
     "numa_binding": (True, {}),
     "curriculum_start_length": (64, {"curriculum_steps": 100}),
     "curriculum_steps": (200, {"curriculum_start_length": 64, "curriculum_steps": 100}),
@@ -149,6 +150,8 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("offload_activations", True, {"activation_checkpointing": "full"}),
     ("offload_activations", True, PIPELINED),
     ("overlap_param_gather", True, {"zero_stage": 1, "overlap_comm": False}),
+    ("async_tensor_parallel", True, {"tensor_parallel_size": 2}),
+    ("async_tensor_parallel", True, {"tensor_parallel_size": 2, "compile_blocks": True}),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
     ("pipeline_layout", "20f2-12", PIPELINED | {"pipeline_layout": "20-12"}),
 ]

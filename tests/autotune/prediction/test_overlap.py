@@ -96,12 +96,45 @@ def test_copies_that_outrun_the_host_link_take_time_and_recomputation_makes_them
     assert added[1] < 0.1 * added[0]
 
 
+@pytest.mark.parametrize(("sequence", "most"), [(False, 7 / 8), (True, 7 / 16)])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_sums_hide_beside_their_products_but_the_last_part(ranks: int, sequence: bool, most: float) -> None:
+    """Half of the sums are backward's, which may hide whole; of forward's three quarters. Gathers are waited for."""
+    knobs = {"tensor_parallel_size": ranks, "sequence_parallel": sequence, "micro_batch_size": 4}
+    plain, beside = predicted(knobs), predicted({**knobs, "async_tensor_parallel": True})
+    saved = float((plain.parts["tensor"] - beside.parts["tensor"])[0])
+    assert 0.2 * most < saved / float(plain.parts["tensor"][0]) <= most
+    for part in set(plain.parts) - {"tensor", "data"}:
+        assert plain.parts[part] == pytest.approx(beside.parts[part], rel=0.01)
+
+
+def test_sums_of_few_tokens_are_slower_in_parts() -> None:
+    made = [
+        cases_of(MODEL, CLUSTER, Workload(global_batch_size=64, sequence_length=8), [config], "native")
+        for config in (TrialConfig(tensor_parallel_size=8), TrialConfig(tensor_parallel_size=8, async_tensor_parallel=True))
+    ]
+    plain, beside = (predict(own, RATES).parts["tensor"][0] for own in made)
+    assert beside > plain
+
+
+def test_one_tensor_rank_hides_nothing() -> None:
+    plain, beside = predicted({}), predicted({"async_tensor_parallel": True})
+    assert plain.seconds == pytest.approx(beside.seconds)
+
+
 def test_each_case_is_predicted_as_if_it_were_alone() -> None:
     knobs: list[dict[str, Any]] = [
         {"zero_stage": 1, "overlap_param_gather": True},
         {"zero_stage": 2, "offload_activations": True},
         {"zero_stage": 2, "overlap_param_gather": True, "offload_activations": True, "pipeline_parallel_size": 2},
         {"zero_stage": 3},
+        {
+            "tensor_parallel_size": 4,
+            "async_tensor_parallel": True,
+            "sequence_parallel": True,
+            "activation_checkpointing": "full",
+        },
+        {"tensor_parallel_size": 8, "async_tensor_parallel": True},
     ]
     together = predicted(*knobs)
     alone = [predicted(own) for own in knobs]

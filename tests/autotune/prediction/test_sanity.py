@@ -36,7 +36,7 @@ STANDING = {
     "fused_optimizer": "true", "rank_order": "tp-cp-dp-pp", "expandable_segments": "false", "attention_backend": "best",
     "loss_chunk_size": "0,1024", "micro_batch_size": "1,2,8", "virtual_stages": "1,2,4", "hsdp_shard_size": "0,2",
     "checkpoint_every_k": "1,4", "gc_interval": 0, "numa_binding": "false", "overlap_param_gather": "false",
-    "offload_activations": "false",
+    "offload_activations": "false", "async_tensor_parallel": "false",
 }  # fmt: skip
 PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "dense": ("llama-3-8b", "dgx-h100:2", 64, 8192, {}),
@@ -51,6 +51,7 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "windowed": ("mistral-7b", "azure-nd-h100-v5:2", 32, 8192, {}),
     "beside-computation": ("llama-3-8b", "dgx-h100:2", 64, 4096, {
         "overlap_param_gather": "true", "offload_activations": "true", "offload_optimizer": "none",
+        "async_tensor_parallel": "true",
     }),
     "on-processors": ("llama-small", "local", 16, 256, {"precision": "fp32"}),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed.fsdp as fsdp
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Case
@@ -21,6 +22,7 @@ from executor.engines.native.layout import make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
+from executor.engines.native.overlapped import multiply_columns
 from executor.engines.native.parameter_shard import MasterShard
 from search_spaces.capability import Combination
 from search_spaces.optimizers import OPTIMIZERS
@@ -292,6 +294,30 @@ def one_bit(ranks: int, own_row: int) -> OneBitAdam:
     return OneBitAdam(torch.ones(layout.master_elements), shares, rates, 1)
 
 
+def zero_bubbles_send_input_gradients_twice(_: Gang, rule: str) -> None:
+    """Backward for the weights makes the gradient of the input again, and sends it again."""
+    knobs: dict[str, Value] = {**PIPELINE, "zero_stage": 0, "tensor_parallel_size": 2, "async_tensor_parallel": True}
+    for schedule in ZERO_BUBBLE_SCHEDULES:
+        refused_alone(rule, case("native", {**knobs, "pipeline_schedule": schedule}))
+    group, weight = Group(None, 2, 0), torch.nn.Parameter(torch.ones(4, 4))
+    x = torch.ones(1, 2, 4, requires_grad=True)
+    with patch.object(torch.distributed, "all_reduce", return_value=None):
+        _, (product,) = multiply_columns(x.sin(), [weight], group, sequence_parallel=False)
+        _, groups = stage_backward_input([product.sum()], None, [x], iter([weight]))
+        stage_backward_weight(iter([weight]), groups)
+    assert group.sent["all_reduce"][0] == 2, "each backward sends what is its own now: let zero-bubble schedules run it"
+
+
+def integers_are_multiplied_whole(gang: Gang, rule: str) -> None:
+    knobs: dict[str, Value] = {"precision": "fp64", "tensor_parallel_size": 2, "micro_batch_size": 4, "lora_rank": 2}
+    knobs = {**knobs, "async_tensor_parallel": True}
+    assert off(gang, case("native", knobs)) <= FLOAT64_BOUND
+    for dtype in ("int8", "nf4"):
+        tried = case("native", {**knobs, "frozen_dtype": dtype})
+        refused_alone(rule, tried)
+        assert off(gang, tried) > WRONG, "matrices in integers are multiplied in parts now: let them run"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -303,6 +329,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
     "offload-selective": what_is_recalled_stays_on_the_device,
     "offload-compiled": compiled_blocks_take_no_hooks,
+    "async-tensor-zero-bubble": zero_bubbles_send_input_gradients_twice,
+    "async-tensor-quantised": integers_are_multiplied_whole,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
     "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,

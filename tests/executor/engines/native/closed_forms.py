@@ -8,6 +8,7 @@ from typing import Any
 
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.model import ModelSpec
+from search_spaces.overlap import ROW_PARTS
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -74,11 +75,15 @@ class Layout:
             again = self._runs_again(stage)
             # A block that runs again stops before its last reduction, but where a norm comes after that.
             lasts = 0 if self.spec.pre_norm else again
+            sums = "reduce_scatter" if sequence else "all_reduce"
             if sequence:
                 yield "all_gather", "tensor", times * (4 * stage.layers + 2 * again + stage.first + stage.last), message
-                yield "reduce_scatter", "tensor", times * (4 * stage.layers + again + lasts + stage.first + stage.last), message
-            else:
-                yield "all_reduce", "tensor", times * (4 * stage.layers + again + lasts + stage.first + stage.last), message
+            rows, others = stage.layers + again, 3 * stage.layers + lasts + stage.first + stage.last
+            if not self.spec.num_experts:
+                rows, others = rows + stage.layers + lasts, others - stage.layers - lasts
+            parts = ROW_PARTS if self.config.async_tensor_parallel else 1
+            yield sums, "tensor", times * rows * parts, message // parts
+            yield sums, "tensor", times * others, message
             # The vocabulary-parallel loss: largest logits, then sums of exponentials with the targets' logits. A chunk of it
             # is computed again in backward.
             chunk = self.config.loss_chunk_size or self.tokens

@@ -34,6 +34,7 @@ WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 TP2, TP4 = {"tensor_parallel_size": 2, "micro_batch_size": 4}, {"tensor_parallel_size": 4, "micro_batch_size": 4}
 CP2, CP4 = {"context_parallel_size": 2, "micro_batch_size": 4}, {"context_parallel_size": 4, "micro_batch_size": 4}
 SP = {"sequence_parallel": True}
+ASYNC = {"async_tensor_parallel": True}
 ULYSSES = {"context_parallel_method": "ulysses"}
 EP2, EP4 = {"expert_parallel_size": 2, "micro_batch_size": 1}, {"expert_parallel_size": 4, "micro_batch_size": 1}
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
@@ -54,6 +55,15 @@ LAYOUTS = {
     "tp2 zero3": Layout(SHORT, **TP2, zero_stage=3),
     "tp2 sp selective": Layout(SHORT, **TP2, **SP, **SELECTIVE),
     "tp2 chunked loss": Layout(SHORT, **TP2, loss_chunk_size=32),
+    # Its sums beside products, in parts.
+    **{f"tp2 {name} async": Layout(SHORT, **TP2, **knobs, **ASYNC) for name, knobs in {"": {}, "selective": SELECTIVE}.items()},
+    "tp4 full async": Layout(SHORT, **TP4, **FULL, **ASYNC),
+    "tp4 sp post-norm full async": Layout(POST_NORM, **TP4, **SP, **FULL, **ASYNC),
+    "tp2 sp zero3 selective async": Layout(SHORT, **TP2, **SP, **SELECTIVE, **ASYNC, zero_stage=3),
+    "pp2 interleaved tp2 sp full async": Layout(
+        **PP2, **SCHEDULES["interleaved_1f1b"], tensor_parallel_size=2, **SP, **FULL, **ASYNC
+    ),
+    "ep2 tp2 sp async": Layout(EXPERTS, **EP2, tensor_parallel_size=2, **SP, **ASYNC),
     # Context parallelism: its ranks are ZeRO ranks too.
     "cp4": Layout(SHORT, **CP4),
     "cp4 full": Layout(SHORT, **CP4, **FULL),
