@@ -16,6 +16,7 @@ from search_spaces.trial_config import TrialConfig, Value
 MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=4)
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
 QUANTISED: dict[str, Value] = {"lora_rank": 16, "lora_targets": "both", "micro_batch_size": 2}
+TENSOR: dict[str, Value] = {"tensor_parallel_size": 4, "sequence_parallel": True, "zero_stage": 1, "micro_batch_size": 4}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ QUANTISED: dict[str, Value] = {"lora_rank": 16, "lora_targets": "both", "micro_b
         ({"zero_stage": 3}, 0.15),
         ({"zero_stage": 1, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
         ({"zero_stage": 1, "pipeline_parallel_size": 2}, 0.15),
+        ({**TENSOR, "async_tensor_parallel": True}, 0.05),
+        ({**TENSOR, "async_tensor_parallel": True, "activation_checkpointing": "selective"}, 0.05),
         ({"zero_stage": 0, "optimizer": "muon"}, 0.05),
         ({"zero_stage": 1, "optimizer": "adamw8bit"}, 0.05),
         ({"zero_stage": 0, "accumulation_dtype": "bf16"}, 0.05),
