@@ -335,7 +335,7 @@ def _activations(engine: str, ranks: int) -> Iterator[Case | None]:
 
 def _beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
     """Sums of tensor ranks beside their products: each layout and stage with checkpointing in turn; schedules, adapters and a
-    user's own module in turn; experts and a prompt once.
+    user's own module in turn; experts, a prompt, bf16, schedules of the data and compiled blocks once.
     """
     draw = Draw(engine, ranks, "beside products")
     besides: tuple[Knobs, ...] = (
@@ -351,7 +351,12 @@ def _beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case(own) if way else draw.case({**own, **besides[turn % len(besides)]}, [*MODELS])
     knobs = {"tensor_parallel_size": 2, "async_tensor_parallel": True, "micro_batch_size": 4}
     yield draw.case(knobs, [USER])
+    if ranks == 2:
+        yield draw.case({**knobs, "compile_blocks": True}, ["llama"])
+    for schedule in SCHEDULES:
+        yield draw.case({**knobs, **schedule}, [*MODELS])
     for sequence in (False, True):
+        yield draw.case({**knobs, "sequence_parallel": sequence, "precision": "bf16"}, [*MODELS])
         yield draw.case({**knobs, "sequence_parallel": sequence, "activation_checkpointing": "selective"}, [*EXPERTS])
         yield draw.case({**knobs, "sequence_parallel": sequence, "prompt_length": 4}, [*MODELS])
 
