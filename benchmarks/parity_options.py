@@ -1,0 +1,243 @@
+"""Sections of the parity matrix beyond layouts and stages: experts, attention, what is trained, sent and kept, and how."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from benchmarks.parity_cases import EXPERTS, MODELS, USER, WIDE, Case
+from benchmarks.parity_draw import (
+    CHECKPOINTING,
+    FROZEN,
+    OFFLOADS,
+    SCHEDULES,
+    Draw,
+    Knobs,
+    layouts,
+    pipelines,
+    stages_of,
+)
+from search_spaces.knobs import KNOBS
+from search_spaces.trial_config import Value
+
+BESIDE_FROZEN: tuple[Knobs, ...] = ({"adapter_size": 3}, {"prefix_length": 3}, {"prompt_length": 4})
+WINDOWS: tuple[Knobs, ...] = (
+    {"attention_window": 5},
+    {"attention_window": 4, "attention_global_tokens": 3},
+    {"attention_window": 1, "attention_global_tokens": 1},
+)
+
+
+def experts(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Experts on different ranks: each layout, degree and stage; schedules, checkpointing, offloads and optimizers in turn."""
+    draw = Draw(engine, ranks, "experts")
+    for turn, (layout, size, stage) in enumerate(product(layouts(ranks), (2, 4), stages_of(engine))):
+        knobs = {**layout, "expert_parallel_size": size, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, [*EXPERTS])]
+        if runs:
+            knobs = {**knobs, **draw.choose(runs), **draw.choose(CHECKPOINTING)}
+            yield draw.case(knobs, [*EXPERTS])
+            besides: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
+            yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
+
+
+def attention(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Windows, and tokens exchanged for heads: each layout and stage; schedules, checkpointing and kernels in turn."""
+    draw = Draw(engine, ranks, "attention")
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        knobs = {**layout, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        if not runs:
+            continue
+        divided = layout["context_parallel_size"] != 1
+        for way in range(2 if divided or not turn else 1):
+            window = WINDOWS[(turn + way) % len(WINDOWS)]
+            method: Knobs = {"context_parallel_method": ("ulysses", "gather")[way]} if divided else {}
+            besides = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
+            yield draw.case({**knobs, **besides, **window, **method}, [*MODELS])
+        if divided:
+            checkpointing = draw.choose(CHECKPOINTING)
+            yield draw.case({**knobs, **draw.choose(runs), **checkpointing, "context_parallel_method": "ulysses"}, [*MODELS])
+
+
+def activations(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Saved activations in host memory: each layout and stage; schedules and what is computed again in turn."""
+    draw = Draw(engine, ranks, "activations")
+    again = [way for way in CHECKPOINTING if way.get("activation_checkpointing") != "selective"]
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        knobs = {**layout, **again[turn % len(again)], "zero_stage": stage, "offload_activations": True}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        if runs:
+            yield draw.case({**knobs, **draw.choose(runs)})
+
+
+def beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Sums of tensor ranks beside their products: each layout and stage with checkpointing in turn; schedules, adapters and a
+    user's own module in turn; experts, a prompt, bf16, schedules of the data and compiled blocks once.
+    """
+    draw = Draw(engine, ranks, "beside products")
+    besides: tuple[Knobs, ...] = (
+        {}, {"lora_rank": 2, "lora_targets": "both"}, {"loss_chunk_size": 20}, {"adapter_size": 3}, {"prefix_length": 3},
+    )  # fmt: skip
+    divided = [layout for layout in layouts(ranks) if layout["tensor_parallel_size"] != 1]
+    for turn, (layout, stage) in enumerate(product(divided, stages_of(engine))):
+        knobs = {**layout, "zero_stage": stage, "async_tensor_parallel": True}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run})]
+        for way in range(2 if runs else 0):
+            checkpointing = CHECKPOINTING[(turn + turn // len(CHECKPOINTING) + 2 * way) % len(CHECKPOINTING)]
+            own = {**knobs, **draw.choose(runs), **checkpointing}
+            yield draw.case(own) if way else draw.case({**own, **besides[turn % len(besides)]}, [*MODELS])
+    knobs = {"tensor_parallel_size": 2, "async_tensor_parallel": True, "micro_batch_size": 4}
+    yield draw.case(knobs, [USER])
+    if ranks == 2:
+        yield draw.case({**knobs, "compile_blocks": True}, ["llama"])
+    for schedule in SCHEDULES:
+        yield draw.case({**knobs, **schedule}, ["gpt2"])
+    for sequence in (False, True):
+        yield draw.case({**knobs, "sequence_parallel": sequence, "precision": "bf16"}, [*MODELS])
+        yield draw.case({**knobs, "sequence_parallel": sequence, "activation_checkpointing": "selective"}, [*EXPERTS])
+        yield draw.case({**knobs, "sequence_parallel": sequence, "prompt_length": 4}, [*MODELS])
+
+
+def optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Every other optimizer than AdamW with each stage on three layouts in turn: stages that cut matrices, slices of them.
+
+    Of a slice the blocks that are quantised together are others than of the whole matrix: adamw8bit has no tensor ranks here.
+    """
+    draw = Draw(engine, ranks, "optimizers")
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
+    tensor: Knobs = {"tensor_parallel_size": 2, "sequence_parallel": True}
+    context: Knobs = {"context_parallel_size": 2}
+    options: tuple[Knobs, ...] = ({}, tensor, pipeline, {**tensor, **pipeline}, context, {"tensor_parallel_size": ranks})
+    names = [str(name) for name in KNOBS["optimizer"].choices if name != KNOBS["optimizer"].default]
+    for turn, (stage, name) in enumerate(product(stages_of(engine), names)):
+        quantised = name == "adamw8bit"
+        copies = ({"hsdp_shard_size": ranks // 2},) if stage == 3 else ()
+        layouts = [layout for layout in (*options, *copies) if not (quantised and "tensor_parallel_size" in layout)]
+        possible = [layout for layout in layouts if draw.case({**layout, "optimizer": name, "zero_stage": stage})]
+        for way in range(min(3, len(possible))):
+            layout = possible[(turn + way) % len(possible)]
+            yield draw.case({**layout, "optimizer": name, "zero_stage": stage}, [WIDE] if quantised else [*MODELS])
+
+
+def adapters(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Low-rank adapters: each layout, stage and target, with checkpointing, what is offloaded and what frozen matrices are kept
+    in by turns. Copies of the shards, and on 2 ranks each schedule, once.
+    """
+    draw = Draw(engine, ranks, "adapters")
+    targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("both",), [*MODELS]
+    for turn, (layout, stage, target) in enumerate(product(layouts(ranks), stages_of(engine), targets)):
+        first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
+        knobs = {**layout, **first, "zero_stage": stage, "lora_rank": 2, "lora_targets": target}
+        # Targets come in turn too: shifted with each round of them, so that every model meets every target.
+        model = models[(turn + turn // len(models)) % len(models)]
+        # Shifted with each round for the same reason.
+        kept, other = (FROZEN[(turn + turn // len(FROZEN) + shift) % len(FROZEN)] for shift in range(2))
+        yield draw.case({**knobs, **kept, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [model])
+        yield draw.case({**knobs, **other, **OFFLOADS[turn % len(OFFLOADS)]}, [model])
+    for stage, name in product(stages_of(engine), (name for name in KNOBS["optimizer"].choices if name != "adamw")):
+        knobs = {"lora_rank": 2, "lora_targets": "both", "zero_stage": stage, "optimizer": name}
+        yield draw.case(knobs, [WIDE] if name == "adamw8bit" else [*MODELS])
+    adapters: Knobs = {"lora_rank": 2, "lora_targets": "both", "zero_stage": 3}
+    for kept in FROZEN:
+        yield draw.case({**adapters, **kept, "hsdp_shard_size": ranks // 2})
+        if ranks == 2:
+            yield draw.case({**adapters, **kept, "compile_blocks": True}, ["llama"])
+    for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
+        yield draw.case({**adapters, "pipeline_parallel_size": ranks, **draw.choose(FROZEN), **run})
+
+
+def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more of them one by turns; what is
+    computed again, what is offloaded and what frozen matrices are kept in are drawn. Copies of the shards, optimizers, compiled
+    blocks and on 2 ranks each schedule, once.
+    """
+    draw = Draw(engine, ranks, "beside frozen")
+    models = [*MODELS]
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
+        of_turn = (BESIDE_FROZEN[(turn + turn // len(stages_of(engine))) % len(BESIDE_FROZEN)],)
+        for method in BESIDE_FROZEN if ranks == 2 else of_turn:
+            knobs = {**layout, **first, "zero_stage": stage, **method}
+            yield draw.case({**knobs, **draw.choose(CHECKPOINTING), **draw.choose(FROZEN)}, models)
+            if ranks == 2:
+                yield draw.case({**knobs, **draw.choose(OFFLOADS)}, models)
+    for stage, name, method in product(stages_of(engine), KNOBS["optimizer"].choices, BESIDE_FROZEN):
+        if name != "adamw" and (stage + len(str(name))) % 2 == 0:
+            yield draw.case({**method, "zero_stage": stage, "optimizer": name}, [WIDE] if name == "adamw8bit" else models)
+    for method in BESIDE_FROZEN:
+        yield draw.case({**method, "zero_stage": 3, "hsdp_shard_size": ranks // 2}, models)
+        if ranks == 2:
+            yield draw.case({**method, "zero_stage": 3, "compile_blocks": True}, ["llama"])
+        for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
+            for stage in (1, 3):
+                yield draw.case({**method, "pipeline_parallel_size": ranks, "zero_stage": stage, **run}, models)
+    divided: Knobs = {"context_parallel_size": 2} if ranks == 2 else {"context_parallel_size": 2, "tensor_parallel_size": 2}
+    for window, name in product((*WINDOWS, {}), KNOBS["context_parallel_method"].choices):
+        yield draw.case({**BESIDE_FROZEN[1], **divided, "context_parallel_method": name, **window}, [WIDE])
+        yield draw.case({**BESIDE_FROZEN[2], "zero_stage": 2, **window}, models)
+
+
+def scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Schedules of the data: each layout, pipeline schedule and stage, on 4 ranks every third; checkpointing and what is
+    offloaded in turn. Adapters and every optimizer once.
+    """
+    draw = Draw(engine, ranks, "scheduled")
+    turn = 0
+    for layout, stage, schedule in product(layouts(ranks), stages_of(engine), SCHEDULES):
+        for run in pipelines(layout):
+            knobs: Knobs = {**layout, **run, "zero_stage": stage, **schedule}
+            case = draw.case({**knobs, **CHECKPOINTING[turn % len(CHECKPOINTING)]}, [*MODELS])
+            turn += case is not None
+            if case is not None and (ranks == 2 or turn % 3 == 0):
+                yield case
+                if turn % 4 == 0:
+                    yield draw.case({**knobs, **draw.choose(OFFLOADS)}, [*MODELS])
+    for schedule, besides in product(SCHEDULES, ("optimizer", "lora_rank")):
+        values: Sequence[Value] = ("sgd", "lamb", "muon") if besides == "optimizer" else (2,)
+        for value in values:
+            yield draw.case({**schedule, besides: value, "zero_stage": 2 if besides == "optimizer" else 3}, [*MODELS])
+
+
+def near(engine: str, ranks: int) -> Iterator[Case | None]:
+    """A second copy of the parameters among neighbours: each layout, schedule and size; what else touches gathers in turn."""
+    draw = Draw(engine, ranks, "near")
+    besides: tuple[Knobs, ...] = (
+        {}, {"lora_rank": 2, "frozen_dtype": "int8"}, {"offload_param": "cpu"}, {"micro_batch_size": 2},
+        {"prefetch_bucket_size": 700}, {"hsdp_shard_size": ranks // 2}, {"offload_param": "nvme"},
+        {"param_persistence_threshold": 0},
+    )  # fmt: skip
+    fixed: Knobs = {"zero_stage": 3, "reshard_after_forward": True}
+    turn = 0
+    for layout in layouts(ranks):
+        for run, size in product(pipelines(layout), [size for size in range(1, ranks) if ranks % size == 0]):
+            own = draw.case({**layout, **run, **fixed, "secondary_shard_size": size}, [*MODELS, USER])
+            yield own
+            turn += own is not None
+            knobs = {**layout, **run, **fixed, "secondary_shard_size": size, **besides[turn % len(besides)]}
+            yield draw.case(knobs, [*MODELS]) if own is not None else None
+    yield draw.case({**fixed, "secondary_shard_size": 1, "expert_parallel_size": 2, "micro_batch_size": 2}, [*EXPERTS])
+
+
+def integers(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Gathers and reductions in 8-bit integers, of which losses alone can be compared: each stage on two layouts in turn.
+
+    Slices of tensor ranks have fewer elements than are gathered as integers: those gathers are without.
+    """
+    draw = Draw(engine, ranks, "integers")
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
+    tensor: Knobs = {"tensor_parallel_size": 2, "sequence_parallel": True}
+    options: tuple[Knobs, ...] = ({}, {"context_parallel_size": 2}, pipeline, tensor, {"micro_batch_size": 2})
+    for turn, stage in enumerate(stages_of(engine)):
+        knobs: Knobs = {"zero_stage": stage, "reduce_dtype": "int8"}
+        possible = [layout for layout in options if draw.case({**layout, **knobs})]
+        for way in range(min(2, len(possible))):
+            yield draw.case({**possible[(2 * turn + way) % len(possible)], **knobs}, [*MODELS])
+    sharded: Knobs = {"zero_stage": 3, "param_persistence_threshold": 0}
+    yield draw.case({**sharded, "reduce_dtype": "int8", "hsdp_shard_size": ranks // 2}, [*MODELS])
+    for besides in ({}, {"context_parallel_size": 2}, {"secondary_shard_size": ranks // 2}, {"reduce_dtype": "int8"}, pipeline):
+        yield draw.case({**sharded, "reshard_after_forward": True, **besides, "gather_dtype": "int8"}, [WIDE])
+
+
+def warm_up(engine: str, ranks: int) -> Iterator[Case | None]:
+    """1-bit Adam before it sends signs, when it is AdamW."""
+    for besides in ({}, {"context_parallel_size": 2}):
+        yield Draw(engine, ranks, "warm-up").case({"optimizer": "onebit_adam", "onebit_warmup_steps": 3, **besides}, [*MODELS])
