@@ -98,6 +98,6 @@ class _NetworkTransport(LocalTransport):
         self._network, self._ranks_of_host = network, ranks_of_host
         self.address = network.address(0)
 
-    def _start_rank(self, rank: int, python_path: Sequence[str]) -> RankProcess:
+    def _start_rank(self, rank: int, python_path: Sequence[str], variables: Mapping[str, str]) -> RankProcess:
         with self._network.entered(rank // self._ranks_of_host):
-            return super()._start_rank(rank, python_path)
+            return super()._start_rank(rank, python_path, variables)
