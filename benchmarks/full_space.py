@@ -98,7 +98,7 @@ def play(session: Session, runner: Runner) -> Played:
         raise SystemExit(f"{session.request.space}, seed {session.request.seed}: nothing may win ({found.message})")
     return Played(
         space=session.request.space, configurations=session.space.count(), seconds=round(time.monotonic() - began, 1),
-        winner=found.best.differences(TrialConfig()), outcomes=Counter(map(_ended, trials)),
+        winner=found.best.differences(TrialConfig()), outcomes=dict(Counter(map(_ended, trials))),
         unsound=tuple(_told(trial) for trial in trials if trial.outcome not in SOUND),
         gain=f"{found.gain.mean:.2f}x [{found.gain.low:.2f}, {found.gain.high:.2f}]" if found.gain else "",
     )  # fmt: skip
