@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ class Refill:
     where communication overlaps.
     """
 
+    spans_steps: ClassVar[bool] = False
+    """Whether what an update has changed is gathered in the step after it."""
+
     def __init__(self, slots: Sequence[Slot], group: Group, config: TrialConfig) -> None:
         self.group, self.limit = group, IN_FLIGHT if config.overlap_comm else 1
         self.buckets: tuple[Bucket, ...] = tuple(cut(slots, lambda slot: slot.elements, config.allgather_bucket_size))
@@ -40,21 +44,24 @@ class Refill:
         self._waiting: deque[Bucket] = deque()
         self._sent: deque[_Sent] = deque()
 
-    def begin(self, shard: ParameterShard) -> None:
-        """The optimizer has changed every parameter; `shard` holds this rank's share of them."""
-        self._shard, self._waiting = shard, deque(self.buckets)
-
-    def finish(self) -> None:
-        """Return when every parameter is up to date."""
+    def update(self, shard: ParameterShard) -> None:
+        """Bring every parameter up to date: the optimizer has changed all; `shard` holds this rank's share of them."""
+        self._wait_for(shard)
         self._send()
         while self._sent:
             self._land()
         self._shard = None
 
+    def begin_step(self) -> None:
+        """A step begins."""
+
     def close(self) -> None:
         """Forget what was not sent."""
         self._waiting.clear()
         self._shard = None
+
+    def _wait_for(self, shard: ParameterShard) -> None:
+        self._shard, self._waiting = shard, deque(self.buckets)
 
     @torch.no_grad()
     def _send(self) -> None:
@@ -91,23 +98,22 @@ class RefillBesideForward(Refill):
     Between two steps nothing is on its way. The order of gathers is that of forward, the same on every rank.
     """
 
+    spans_steps = True
+
     def __init__(self, units: Sequence[Unit], group: Group, config: TrialConfig) -> None:
         super().__init__((), group, config)
         self.buckets = tuple(_buckets(units, config.allgather_bucket_size))
         self._stale: set[Slot] = set()
         self._hooks = [unit.module.register_forward_pre_hook(self._before(unit)) for unit in units]
 
-    def begin(self, shard: ParameterShard) -> None:
-        super().begin(shard)
+    def update(self, shard: ParameterShard) -> None:
+        """Send nothing yet: parameters are stale until their unit runs."""
+        self._wait_for(shard)
         self._stale.update(slot for bucket in self.buckets for slot in bucket)
 
     def begin_step(self) -> None:
         """Send the first gathers: in a pipeline, while other stages still work."""
         self._send()
-
-    def finish(self) -> None:
-        super().finish()
-        self._stale.clear()
 
     def close(self) -> None:
         super().close()

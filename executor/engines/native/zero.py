@@ -94,7 +94,7 @@ class ShardedModel(Replica):
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
 
     def begin_step(self) -> None:
-        if isinstance(self.refill, RefillBesideForward):
+        if self.refill is not None:
             self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
@@ -289,7 +289,7 @@ class ShardedModel(Replica):
             return MasterShard(master, self.dtype, frozen)
         if self.config.zero_stage < 3:
             # Read in the next step, it stays between steps.
-            return self._device_shard() if isinstance(self.refill, RefillBesideForward) else None
+            return self._device_shard() if self.refill is not None and self.refill.spans_steps else None
         shard: ParameterShard
         if self.config.offload_param == "cpu":
             shard = HostShard(self._frozen.master_elements, self.dtype, self.device, self.pool, self._copies)
@@ -350,9 +350,7 @@ class ShardedModel(Replica):
         if self.gatherer is not None:
             self.gatherer.parameters_changed()
         elif self.refill is not None:
-            self.refill.begin(shard)
-            if not self.config.overlap_param_gather:
-                self.refill.finish()
+            self.refill.update(shard)
         elif self.config.zero_stage or self.dtype != self.master_dtype:
             for slot in self.layout.slots:
                 share = shard.read(ranges((slot,))).values
