@@ -92,7 +92,8 @@ def _host_update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: st
 
 def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
-    volume = np.array([link_volume(row) for row in rows])
+    scatters = np.array([row.operation is Operation.REDUCE_SCATTER for row in rows])
+    volume = np.array([link_volume(row) for row in rows]) * np.where(scatters, cases.hardware.scatter_volume, 1.0)
     group = Group(
         ranks=np.array([float(row.group.ranks) for row in rows]),
         in_node=np.array([float(row.group.in_node) for row in rows]),

@@ -103,6 +103,8 @@ class Hardware:
     """Bytes/s between a device and host memory, one direction."""
     host_bandwidth: Array
     """Bytes/s of a node's host memory."""
+    scatter_volume: Array
+    """What a reduce-scatter moves, as a multiple of the least: (n - 1) / n of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

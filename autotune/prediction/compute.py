@@ -185,7 +185,12 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     message = _tokens(cases) * shapes.hidden * width
     again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
     units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
-    tensor = collective_seconds(cases, tensor_group(cases), units * (n - 1) / n * message, units / 2, rates)
+    beyond = cases.hardware.scatter_volume - 1
+    scattered = np.where(
+        layouts.sequence_parallel > 0, 4.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every, 0.0
+    )
+    volume = (units + beyond * scattered) * (n - 1) / n * message
+    tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
     tensor = tensor - _hidden_behind_products(cases, rates, message)
     tensor = tensor * (1 - cases.software.tensor_hidden)
     tensor = tensor + np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
@@ -195,7 +200,8 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     exchanged = layouts.context_method == CONTEXT_METHODS.index("ulysses")
     heads = 2 * _tokens(cases) * (shapes.query + shapes.key_value) * width / n
     sent, times = np.where(exchanged, heads, keys), np.where(exchanged, 2.0, 1.0)
-    context = collective_seconds(cases, context_group(cases), passes * sent * share, passes * times, rates)
+    once = passes + np.where(exchanged, 0.0, beyond)
+    context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
     routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
     travels = 2 * (passes + 0 * e)

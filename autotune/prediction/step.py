@@ -221,8 +221,8 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     With a second copy of the parameters near, one gather of each goes over all ranks and the others stay among neighbours.
     Signs of momenta are sent when backward has ended, in two messages. Packing and unpacking of integers is not hidden.
     Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation. Where a reduction waits
-    for its bucket, the last one begins when backward has ended; without prefetching no gather is ahead. Of updated parameters
-    they hide where they are gathered late, beneath one forward.
+    for its bucket, the last one begins when backward has ended, and what it leaves is summed over copies once a step; without
+    prefetching no gather is ahead. Updated parameters hide where they are gathered late, beneath one forward.
     """
     layouts, m = cases.layouts, cases.layouts.accumulation
     n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
@@ -235,6 +235,7 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
     gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
     reduced_bytes = layouts.reduce_bytes * reduce_times
+    exchanged = sends_signs(cases) | sends_integers(cases)
     moved = np.where(
         layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0)
     )
@@ -245,8 +246,9 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
     pieces = np.where(sends_signs(cases), 1.0, pieces)
     sent = np.where(sends_signs(cases), 1.0, np.where(cases.software.waits_for_bucket > 0, buckets, pieces))
     common, alike = shard_group(cases), expert_data_group(cases)
-    scatter = _along(cases, rates, common, (held.trained - experts) * reduced_bytes, reduce_times * sent)
-    scatter = scatter + _along(cases, rates, alike, experts * reduced_bytes, reduce_times * sent)
+    scattered = reduced_bytes * np.where(exchanged | (layouts.zero_stage == 0), 1.0, cases.hardware.scatter_volume)
+    scatter = _along(cases, rates, common, (held.trained - experts) * scattered, reduce_times * sent)
+    scatter = scatter + _along(cases, rates, alike, experts * scattered, reduce_times * sent)
     late, most = gathers_late(cases), np.maximum(split.first, split.most)
     back = np.where(late, gathers(most), pieces)
     far = np.where(has_near(cases), 1.0, gather_times)
@@ -256,16 +258,17 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
         gather = gather + _along(cases, rates, near_group(cases), moved * again, again * back * apart)
     gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * back)
     after = np.where(late, exposed_seconds(cases, rates, gather, slowest, most, held), gather)
-    copies = replica_group(cases)
+    copies, waits = replica_group(cases), cases.software.waits_for_bucket > 0
     between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
-    replicas = collective_seconds(cases, copies, between * reduce_times, reduce_times * pieces, rates)
+    summed = np.where(waits, 1.0, reduce_times)
+    replicas = collective_seconds(cases, copies, between * summed, summed * sent, rates)
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     beside = np.where(at_three, slowest * m, backward * reduce_times)
-    last = np.where(cases.software.waits_for_bucket > 0, 1 / buckets, 0.0)
-    ahead = np.where((cases.software.waits_for_bucket > 0) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
+    last = np.where(waits, 1 / buckets, 0.0)
+    ahead = np.where(waits & (layouts.prefetch_bucket == 0), 0.0, 1.0)
     all_reduced = (layouts.zero_stage == 0) & ~sends_signs(cases)
-    reduction = np.where(all_reduced, scatter + gather, scatter)
-    hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0) + replicas
+    reduction = np.where(all_reduced, scatter + gather, scatter) + replicas
+    hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0)
     hidden_part = np.where(sends_signs(cases), 0.0, hidden_part)
     open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, after))
     open_part = np.where(sends_signs(cases), scatter + gather, open_part)

@@ -79,6 +79,7 @@ def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> D
     return Described(
         log_rate=np.log(work / (found.prediction.seconds * ones)),
         learned=-TRUST * found.learned,
+        doubt=np.zeros(len(found.learned)),
         features=features(cases),
         needed=memory.needed * found.beyond * ones,
         outside=memory.by_tag["context"] * ones,

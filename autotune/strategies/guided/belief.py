@@ -195,7 +195,8 @@ def _product(one: Array, other: Array) -> Array:
 
 def prior(asked: Described) -> Array:
     """Logarithm of each one's rate before any trial."""
-    return asked.log_rate + asked.learned
+    told: Array = asked.log_rate + asked.learned - asked.doubt
+    return told
 
 
 def blocks(count: int, others: int) -> Iterator[slice]:

@@ -23,6 +23,8 @@ class Described:
     """(n,) Logarithm of the samples/s that the equations predict, or of what else is made the most of (`Guide.value`)."""
     learned: Array
     """(n,) What earlier measurements of other jobs add to it; 0 where there are none."""
+    doubt: Array
+    """(n,) What is taken off it for settings that depart from the base, whose whole cost no equation counts."""
     features: Array
     """(n, f) What tells configurations apart, degrees and sizes in doublings."""
     needed: Array

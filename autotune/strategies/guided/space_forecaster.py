@@ -12,6 +12,7 @@ from autotune.prediction.grid import Grid
 from autotune.prediction.grid_cases import GridCases
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.step import predict, seconds_of
+from autotune.strategies.guided.departures import doubts
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.knob_features import Numbers, knob_features, numbers_of
 from autotune.strategies.guided.moves import moves
@@ -109,6 +110,7 @@ class SpaceForecaster:
         return Described(
             log_rate=(1 - share) * rate + share * small,
             learned=(1 - share) * lessons,
+            doubt=doubts(self._setting.space, numbers, count),
             features=features,
             needed=np.broadcast_to(needed, count),
             outside=np.broadcast_to(held.by_tag["context"] + 0 * needed, count),

@@ -13,6 +13,8 @@ from autotune.objective import Ranking
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.scan import APART, without_buckets
 from autotune.strategies.guided import space_pool
+from autotune.strategies.guided.belief import prior
+from autotune.strategies.guided.departures import DOUBT
 from autotune.strategies.guided.described import Described
 from autotune.strategies.guided.moves import ACTS_ON, moves
 from autotune.strategies.guided.prior import Lesson, Prior, shipped_prior
@@ -125,6 +127,15 @@ def test_a_lesson_of_an_earlier_job_moves_what_is_like_it_and_nothing_else(tmp_p
     assert np.all(plain.learned == 0)
     assert learned.argmin() == 3
     assert learned[3] < -0.5
+
+
+def test_of_what_is_predicted_alike_the_one_with_fewest_settings_of_its_own_is_believed_first(tmp_path: Path) -> None:
+    found = setting(tmp_path, "full")
+    base = found.space.base
+    asked = [base, base.replace({"offload_activations": True}), base.replace({"offload_activations": True, "gc_interval": 50})]
+    described = forecaster(found).describe(asked)
+    assert described.doubt == pytest.approx([0.0, DOUBT, 2 * DOUBT])
+    assert prior(described) == pytest.approx(described.log_rate - described.doubt)
 
 
 def trials(found: Setting, rates: Coefficients, count: int) -> list[TrialRecord]:
