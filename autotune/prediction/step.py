@@ -8,32 +8,16 @@ import numpy as np
 from autotune.prediction import offloaded_activations
 from autotune.prediction.cases import Array, Cases
 from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.communication import (
-    Group,
-    boundary_bandwidth,
-    collective_seconds,
-    expert_data_group,
-    replica_group,
-    shard_group,
-)
-from autotune.prediction.compressed import (
-    coding_seconds,
-    frozen_share,
-    gathered_share,
-    has_near,
-    near_group,
-    sends_integers,
-    sends_signs,
-)
+from autotune.prediction.communication import boundary_bandwidth
+from autotune.prediction.compressed import sends_integers
 from autotune.prediction.compute import MicroBatch, micro_batch
 from autotune.prediction.files import file_read_seconds, file_update_seconds
-from autotune.prediction.frozen import frozen_bytes, frozen_width
-from autotune.prediction.late_gather import exposed_seconds, gathers, gathers_late
 from autotune.prediction.memory import Memory, kept_layer_bytes, memory
 from autotune.prediction.optimizer import update_seconds
-from autotune.prediction.parameters import StageParameters, divided, is_quantised, persistent_parameters, stage_parameters
+from autotune.prediction.parameters import StageParameters, divided, stage_parameters
 from autotune.prediction.pipeline import Split, boundaries, idle_micro_batches, split_layers
 from autotune.prediction.schedules import over_schedule, trained_tokens
+from autotune.prediction.state_traffic import exposed_state_seconds
 from autotune.prediction.uneven import (
     RankShare,
     marked,
@@ -216,74 +200,7 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
-    """Communication of the states: 2 P a step, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
-
-    With a second copy of the parameters near, one gather of each goes over all ranks and the others stay among neighbours.
-    Signs of momenta are sent when backward has ended, in two messages. Packing and unpacking of integers is not hidden.
-    Reductions hide behind the backward of the micro-batch that they follow, gathers behind computation. Where a reduction waits
-    for its bucket, the last one begins when backward has ended, and what it leaves is summed over copies once a step; without
-    prefetching no gather is ahead. Updated parameters hide where they are gathered late, beneath one forward.
-    """
-    layouts, m = cases.layouts, cases.layouts.accumulation
-    n, at_three, held = layouts.shard, layouts.zero_stage == 3, _held(cases, split)
-    experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
-    persistent = persistent_parameters(cases, np.maximum(split.first, split.most)) * frozen_width(cases)
-    narrow = gathered_share(cases)
-    whole = (held.trained - experts) * layouts.parameter_bytes * narrow
-    whole = whole + np.where(at_three, frozen_bytes(cases, held) * frozen_share(cases), 0.0)
-    persistent = persistent * np.where(cases.shapes.frozen_bytes > 0, frozen_share(cases), narrow)
-    reduce_times = np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), m, 1.0)
-    gather_times = np.where(at_three, m * (1 + np.where(layouts.reshard > 0, 1.0, 0.0)), 1.0)
-    reduced_bytes = layouts.reduce_bytes * reduce_times
-    exchanged = sends_signs(cases) | sends_integers(cases)
-    moved = np.where(
-        layouts.zero_stage == 0, (held.trained - experts) * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0)
-    )
-    gathered_bytes = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes * narrow) * gather_times
-    buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
-    pieces = np.where(at_three, np.maximum(split.first, 1.0), buckets)
-    apart = np.where(at_three & is_quantised(cases), 2.0, 1.0)
-    pieces = np.where(sends_signs(cases), 1.0, pieces)
-    sent = np.where(sends_signs(cases), 1.0, np.where(cases.software.waits_for_bucket > 0, buckets, pieces))
-    common, alike = shard_group(cases), expert_data_group(cases)
-    scattered = reduced_bytes * np.where(exchanged | (layouts.zero_stage == 0), 1.0, cases.hardware.scatter_volume)
-    scatter = _along(cases, rates, common, (held.trained - experts) * scattered, reduce_times * sent)
-    scatter = scatter + _along(cases, rates, alike, experts * scattered, reduce_times * sent)
-    late, most = gathers_late(cases), np.maximum(split.first, split.most)
-    back = np.where(late, gathers(most), pieces)
-    far = np.where(has_near(cases), 1.0, gather_times)
-    gather = _along(cases, rates, common, moved * far, far * back * apart)
-    if np.any(has_near(cases)):
-        again = gather_times - far
-        gather = gather + _along(cases, rates, near_group(cases), moved * again, again * back * apart)
-    gather = gather + _along(cases, rates, alike, experts * gathered_bytes, gather_times * back)
-    after = np.where(late, exposed_seconds(cases, rates, gather, slowest, most, held), gather)
-    copies, waits = replica_group(cases), cases.software.waits_for_bucket > 0
-    between = 2 * held.trained / n * layouts.reduce_bytes * (copies.ranks - 1) / np.maximum(copies.ranks, 1.0)
-    summed = np.where(waits, 1.0, reduce_times)
-    replicas = collective_seconds(cases, copies, between * summed, summed * sent, rates)
-    backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
-    beside = np.where(at_three, slowest * m, backward * reduce_times)
-    last = np.where(waits, 1 / buckets, 0.0)
-    ahead = np.where(waits & (layouts.prefetch_bucket == 0), 0.0, 1.0)
-    all_reduced = (layouts.zero_stage == 0) & ~sends_signs(cases)
-    reduction = np.where(all_reduced, scatter + gather, scatter) + replicas
-    hidden_part = reduction * (1 - last) + np.where(at_three, gather * ahead, 0.0)
-    hidden_part = np.where(sends_signs(cases), 0.0, hidden_part)
-    open_part = reduction * last + np.where(at_three, gather * (1 - ahead), np.where(all_reduced, 0.0, after))
-    open_part = np.where(sends_signs(cases), scatter + gather, open_part)
-    open_part = open_part + coding_seconds(cases, rates, held, reduce_times, np.where(at_three, gather_times, 0.0))
-    overlapped = np.maximum(hidden_part - beside * (1 - rates.data_exposed), rates.data_exposed * hidden_part)
-    slowed = np.minimum(hidden_part, beside) * rates.overlap_slowdown
-    covered = np.where(layouts.overlap > 0, np.minimum(overlapped + slowed, hidden_part), hidden_part)
-    exposed: Array = covered + open_part
-    return exposed
-
-
-def _along(cases: Cases, rates: Coefficients, group: Group, message: Array, count: Array) -> Array:
-    """Seconds of gathers or scatters of so many bytes in all over a group; none where nothing is sent."""
-    count = np.where(message > 0, count, 0.0)
-    return collective_seconds(cases, group, message * (group.ranks - 1) / group.ranks, count, rates)
+    return exposed_state_seconds(cases, rates, slowest, split, _held(cases, split))
 
 
 def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
