@@ -15,28 +15,10 @@ from autotune.client.errors import (
 )
 from autotune.client.fields import SubmissionFields
 from autotune.client.figure_views import Figure, StepParts
+from autotune.client.job_views import Attempt, Event, Export, Job, LogPart, Overview, Progress, Trial
+from autotune.client.plan_views import Plan, Plans, Predicted, Prediction, Refusal, Space, Validation
 from autotune.client.point_views import Points
-from autotune.client.views import (
-    Attempt,
-    Delivery,
-    Event,
-    Export,
-    Job,
-    LogPart,
-    NewWebhook,
-    Overview,
-    Plan,
-    Plans,
-    Predicted,
-    Prediction,
-    Progress,
-    Refusal,
-    Space,
-    Trial,
-    Usage,
-    Validation,
-    Webhook,
-)
+from autotune.client.service_views import Delivery, NewWebhook, Usage, Webhook
 
 __all__ = [
     "Attempt",

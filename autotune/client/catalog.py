@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Unpack
 
+from autotune.client.decoding import Plain
 from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, SubmissionFields, asked_body, submission_body
+from autotune.client.plan_views import Plans, Prediction, Space, Validation
+from autotune.client.service_views import Descriptions, Names, Usage
 from autotune.client.transport import Transport
-from autotune.client.views import Descriptions, Names, Plain, Plans, Prediction, Space, Usage, Validation
 
 
 class CatalogCalls:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.client.views import Plain, Predicted
+from autotune.client.decoding import Plain
+from autotune.client.plan_views import Predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

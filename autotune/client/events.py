@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from autotune.client.decoding import decode
 from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
+from autotune.client.job_views import Event, EventPage, LogPage, LogPart, Progress
 from autotune.client.problems import one_line
 from autotune.client.transport import Transport
-from autotune.client.views import Event, EventPage, LogPage, LogPart, Progress, decode
 
 PAUSE_SECONDS = 0.2
 """Before a stream is opened again; up to ten times as long while nothing answers."""

@@ -9,9 +9,9 @@ from typing import Unpack
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, SubmissionFields, submission_body
+from autotune.client.job_views import Job, JobPage, Overview, OverviewList
 from autotune.client.problems import told
 from autotune.client.transport import Transport
-from autotune.client.views import Job, JobPage, Overview, OverviewList
 from autotune.errors import RequestError
 
 JOBS = "/v1/jobs"

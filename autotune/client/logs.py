@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from autotune.client.events import follow_events, follow_parts, known_parts
+from autotune.client.job_views import Event, Job, LogPart, Progress, ProgressList, Trial
 from autotune.client.jobs import job_path
 from autotune.client.transport import Transport
-from autotune.client.views import Event, Job, LogPart, Progress, ProgressList, Trial
 
 
 class LogCalls:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from autotune.client.views import Plain, PredictedInterval
+from autotune.client.decoding import Plain
+from autotune.client.plan_views import PredictedInterval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
 from autotune.client.figure_views import Figure, StepParts
+from autotune.client.job_views import Attempt, AttemptList, Event, Export, Job, Trial, TrialPage
 from autotune.client.jobs import PAGE, job_path
 from autotune.client.point_views import Points
 from autotune.client.problems import one_line
+from autotune.client.service_views import Names
 from autotune.client.transport import Transport
-from autotune.client.views import Attempt, AttemptList, Event, Export, Job, Names, Trial, TrialPage
 
 
 class ResultCalls:

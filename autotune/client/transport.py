@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from autotune.client.decoding import decode
 from autotune.client.errors import ServiceError, UnreachableError
 from autotune.client.problems import error_of, one_line, told
-from autotune.client.views import decode
 from autotune.errors import RequestError
 from autotune.network import is_loopback
 

@@ -15,7 +15,8 @@ import pytest
 import served
 
 from autotune import Client
-from autotune.client import SubmissionFields, draft_views, figure_views, point_views, views
+from autotune.client import SubmissionFields, draft_views, figure_views, job_views, plan_views, point_views, service_views
+from autotune.client.decoding import decode
 from autotune.client.fields import AskedFields, PlanFields
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
@@ -60,7 +61,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "stop_job": lambda client: client.stop(JOB),
     "cancel_job": lambda client: client.cancel(JOB),
     "clone_job": lambda client: client.clone(JOB),
-    "change_budget": lambda client: client.extend(sample(views.Job), trials=5, max_seconds=7.5),
+    "change_budget": lambda client: client.extend(sample(job_views.Job), trials=5, max_seconds=7.5),
     "list_trials": lambda client: list(client.trials(JOB, first=3)),
     "list_attempts": lambda client: client.attempts(JOB, 2),
     "list_points": lambda client: client.points(JOB, since=4),
@@ -94,17 +95,19 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
 VIEWS: dict[type, str] = {
-    views.Job: "JobView", views.JobPage: "JobPage", views.Trial: "TrialView", views.TrialPage: "TrialPage",
-    views.Overview: "OverviewView", views.OverviewList: "OverviewList",
-    views.Attempt: "AttemptView", views.AttemptList: "AttemptList", views.Event: "EventView", views.EventPage: "EventPage",
-    views.Progress: "ProgressView", views.ProgressList: "ProgressList", views.LogPart: "LogView", views.LogPage: "LogPage",
-    views.Space: "SpaceView", views.Refusal: "RefusalView", views.Validation: "ValidationView", views.Names: "NameList",
-    views.Descriptions: "PlainList", views.Usage: "UsageView", views.Webhook: "WebhookView", views.NewWebhook: "NewWebhookView",
-    views.WebhookList: "WebhookList", views.DeliveryTry: "TryView", views.Delivery: "DeliveryView",
-    views.DeliveryList: "DeliveryList", views.PredictedInterval: "IntervalView", views.Band: "BandView",
-    views.RankMemory: "RankMemoryView", views.Predicted: "PredictedView", views.Prediction: "PredictionView",
-    views.SchedulePoint: "SchedulePointView",
-    views.PlanReason: "ReasonView", views.Plan: "PlanView", views.PlanMax: "MaxView", views.Plans: "PlansView",
+    job_views.Job: "JobView", job_views.JobPage: "JobPage", job_views.Trial: "TrialView", job_views.TrialPage: "TrialPage",
+    job_views.Overview: "OverviewView", job_views.OverviewList: "OverviewList", job_views.Attempt: "AttemptView",
+    job_views.AttemptList: "AttemptList", job_views.Event: "EventView", job_views.EventPage: "EventPage",
+    job_views.Progress: "ProgressView", job_views.ProgressList: "ProgressList", job_views.LogPart: "LogView",
+    job_views.LogPage: "LogPage",
+    plan_views.Space: "SpaceView", plan_views.Refusal: "RefusalView", plan_views.Validation: "ValidationView",
+    plan_views.PredictedInterval: "IntervalView", plan_views.Band: "BandView", plan_views.RankMemory: "RankMemoryView",
+    plan_views.Predicted: "PredictedView", plan_views.Prediction: "PredictionView",
+    plan_views.SchedulePoint: "SchedulePointView", plan_views.PlanReason: "ReasonView", plan_views.Plan: "PlanView",
+    plan_views.PlanMax: "MaxView", plan_views.Plans: "PlansView",
+    service_views.Names: "NameList", service_views.Descriptions: "PlainList", service_views.Usage: "UsageView",
+    service_views.Webhook: "WebhookView", service_views.NewWebhook: "NewWebhookView", service_views.WebhookList: "WebhookList",
+    service_views.DeliveryTry: "TryView", service_views.Delivery: "DeliveryView", service_views.DeliveryList: "DeliveryList",
     draft_views.Draft: "DraftView", draft_views.ConfigEstimate: "ConfigEstimate", draft_views.Range: "RangeView",
     draft_views.Estimate: "EstimateView", draft_views.Choice: "ChoiceView", draft_views.CommandChoice: "CommandChoice",
     draft_views.Choices: "ChoicesView",
@@ -182,7 +185,7 @@ def test_a_field_that_does_not_exist() -> None:
 
 def sample(kind: type[Any]) -> Any:
     """A value of the kind, from its schema."""
-    return views.decode(kind, _sample({"$ref": f"#/components/schemas/{VIEWS[kind]}"}))
+    return decode(kind, _sample({"$ref": f"#/components/schemas/{VIEWS[kind]}"}))
 
 
 def _check(operation_id: str, request: served.Request) -> None:

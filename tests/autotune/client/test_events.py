@@ -12,7 +12,8 @@ import pytest
 import served
 
 from autotune import Client
-from autotune.client import Event, ServiceError, UnreachableError, events, views
+from autotune.client import Event, ServiceError, UnreachableError, events
+from autotune.client.decoding import decode
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.store import Store
@@ -144,5 +145,5 @@ def _tell(store: Store, lease: object, count: int) -> None:
 
 
 def test_an_event_has_its_time_with_its_zone() -> None:
-    event = views.decode(views.Event, json.loads(message(1).split(b"data: ")[1]))
+    event = decode(Event, json.loads(message(1).split(b"data: ")[1]))
     assert event.time.utcoffset() is not None

@@ -13,12 +13,13 @@ from autotune import Client
 from autotune.client import (
     ConflictError,
     ForbiddenError,
+    Job,
     ServiceError,
     UnauthorizedError,
     UnavailableError,
     UnreachableError,
-    views,
 )
+from autotune.client.decoding import decode
 from autotune.errors import RequestError
 from storage.store import Store
 
@@ -226,9 +227,9 @@ class TestKeys:
         assert seen == []
 
 
-def _job() -> views.Job:
+def _job() -> Job:
     when = "2030-01-31T12:00:00Z"
     texts = dict.fromkeys(("id", "state", "reason", "message", "model", "submitter"), JOB)
-    return views.decode(
-        views.Job, {**texts, "priority": 0, "created": when, "updated": when, "active_seconds": 7, "version": 4, "request": {}}
+    return decode(
+        Job, {**texts, "priority": 0, "created": when, "updated": when, "active_seconds": 7, "version": 4, "request": {}}
     )
