@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import storage
+from storage.owners import current_owner
+from storage.records import Lease
 from storage.sql import SqlStore
+from storage.store import Store
 from tests.storage.postgres import PostgresServer
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -87,6 +90,12 @@ def open_again(address: str, clock: Clock) -> Iterator[Callable[[], SqlStore]]:
 @pytest.fixture
 def store(open_again: Callable[[], SqlStore]) -> SqlStore:
     return open_again()
+
+
+@pytest.fixture
+def lease(store: Store) -> Lease:
+    """A job that this process holds."""
+    return store.acquire(store.create_job({"model": "m"}).id, current_owner())
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from storage.errors import JobStateError, LeaseHeldError, SubmissionConflictErro
 from storage.owners import current_owner
 from storage.records import Ask, AttemptState, Lease, Owner, QueueLimits, Submission
 from storage.store import Store
+from tests.storage.job_steps import ELSEWHERE
 
-ELSEWHERE = Owner(host="elsewhere", pid=1, started=1.0)
 HERE = current_owner()
 
 
