@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import table
+from played import run, searched
 
 from autotune.best_config import build_best_config
 from autotune.explanation.explain import explain
@@ -54,12 +55,6 @@ def session_of(folder: Path, **changes: Any) -> Session:
     return table.session(folder, **{"trials": 24, "strategy": "grid", "confirm_repeats": 1, "racing": False, **changes})
 
 
-def run(session: Session, store: Store, runner: ReplayRunner) -> Book:
-    job = store.create_job(request_to_row(session.request))
-    run_job(session, store, job.id, runner)
-    return read_book(store, job.id)
-
-
 def winner(session: Session, book: Book) -> TrialRecord:
     verdict = decide(book, session.ranking, session.prior, session.baselines)
     assert verdict is not None
@@ -71,10 +66,6 @@ def true_rate(trial: TrialRecord) -> float:
     measured = table.measured(trial.config).samples_per_second
     assert measured is not None
     return measured.mean
-
-
-def searched(book: Book) -> list[TrialRecord]:
-    return [trial for trial in book.trials if trial.purpose is Purpose.SEARCH]
 
 
 def is_right(session: Session, book: Book) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import table
+from played import run, searched
 
 from autotune.best_config import build_best_config
 from autotune.environment_findings import environment_line
@@ -15,7 +16,7 @@ from autotune.errors import RequestError
 from autotune.explanation.explain import explain
 from autotune.explanation.findings import Verdict
 from autotune.exports import EXPORTERS
-from autotune.jobs.book import Book, read_book
+from autotune.jobs.book import read_book
 from autotune.jobs.environment_stage import reserved_seconds
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import Session, session_of
@@ -38,12 +39,6 @@ def session_with(folder: Path, *settings: str, **changes: Any) -> Session:
     return table.session(folder, **{"trials": 12, "environment_settings": settings or SETTINGS, **changes})
 
 
-def run(session: Session, store: Store, runner: ReplayRunner | None = None) -> Book:
-    job = store.create_job(request_to_row(session.request))
-    run_job(session, store, job.id, runner or table.runner())
-    return read_book(store, job.id)
-
-
 def times(**factors: float) -> Callable[[TrialConfig], TrialResult]:
     """The table's rates, times a factor for an environment."""
 
@@ -58,10 +53,6 @@ def times(**factors: float) -> Callable[[TrialConfig], TrialResult]:
 
 def environments(trials: list[TrialRecord]) -> list[str]:
     return [trial.config.environment for trial in trials]
-
-
-def searched(book: Book) -> list[TrialRecord]:
-    return [trial for trial in book.trials if trial.purpose is Purpose.SEARCH]
 
 
 class Interrupted(ReplayRunner):

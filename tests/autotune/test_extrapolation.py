@@ -9,16 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 import table
+from played import run
 from rich.console import Console
 
 from autotune.best_config import SCHEMA_PATH, build_best_config
 from autotune.cli.result import print_result
 from autotune.errors import RequestError
 from autotune.extrapolation import Extrapolation
-from autotune.jobs.book import Book, read_book
 from autotune.jobs.request import request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare
-from autotune.loop import run_job
 from autotune.objective import rate
 from autotune.prediction.estimate import estimates
 from autotune.prediction.question import Question
@@ -36,12 +35,6 @@ def session(folder: Path, **changes: Any) -> Session:
 def of(session: Session) -> Extrapolation:
     assert session.extrapolation is not None
     return session.extrapolation
-
-
-def run(session: Session, store: Store, runner: ReplayRunner | None = None) -> Book:
-    job = store.create_job(request_to_row(session.request))
-    run_job(session, store, job.id, runner or table.runner())
-    return read_book(store, job.id)
 
 
 def test_the_batch_grows_with_the_replicas_and_the_layout_stays(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import table
+from played import run
 
 from autotune.best_config import build_best_config
 from autotune.front import front_over_baseline, front_points, hypervolume
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import Objective, request_to_row
-from autotune.jobs.session import Session
-from autotune.loop import run_job
+from autotune.jobs.request import Objective
 from autotune.objective import Ranking
 from autotune.strategies.fronts import SHARES, FrontStrategy
 from autotune.strategies.strategy import Candidates, Strategy
@@ -21,12 +19,6 @@ from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 from storage.store import Store
-
-
-def run(session: Session, store: Store, runner: ReplayRunner | None = None) -> Book:
-    job = store.create_job(request_to_row(session.request))
-    run_job(session, store, job.id, runner or table.runner())
-    return read_book(store, job.id)
 
 
 class Labelled(Strategy):

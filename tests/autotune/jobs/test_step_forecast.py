@@ -5,27 +5,20 @@ from statistics import median
 
 import pytest
 import table
+from played import run
 
-from autotune.jobs.book import Book, read_book
+from autotune.jobs.book import read_book
 from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.step_forecast import StepForecast, forecast_of
-from autotune.loop import run_job
 from autotune.objective import rate
 from autotune.prediction.estimate import estimates
 from autotune.prediction.question import question_of
-from executor.runners.replay import ReplayRunner
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
-
-
-def run(session: Session, store: Store, runner: ReplayRunner) -> Book:
-    job = store.create_job(request_to_row(session.request))
-    run_job(session, store, job.id, runner)
-    return read_book(store, job.id)
 
 
 def shipped(session: Session) -> StepForecast:
