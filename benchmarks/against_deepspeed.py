@@ -27,6 +27,7 @@ from benchmarks.shaped_link import ShapedLoopback
 from benchmarks.shaped_link import why_not as why_not_shaped
 from benchmarks.tuner_answers import RANKS, SPACE, Answer, keep, rate_by_deepspeed_engine, run_deepspeed, run_ours, tuned_before
 from benchmarks.tuner_answers import why_not as why_not_deepspeed
+from benchmarks.written_page import give, page_parser
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
@@ -137,14 +138,13 @@ def compare(python: Path, folder: Path, arguments: argparse.Namespace) -> tuple[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--deepspeed-python", type=Path, default=Path(sys.executable))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3, help="sweeps of ours")
     parser.add_argument("--rate", default="1gbit", help="of the loopback, as tc writes it")
     parser.add_argument("--confirm-repeats", type=int, default=0, help="rounds of confirmation of ours; DeepSpeed has none")
     parser.add_argument("--keep", type=Path, help="folder for what DeepSpeed came to; what is there already is not tuned again")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     python = arguments.deepspeed_python.absolute()
     if missing := why_not_shaped() or why_not_deepspeed(python):
@@ -153,9 +153,7 @@ def main() -> int:
     print("DeepSpeed's autotuner takes about 4 minutes, ours 20 s each, the answers in turn 5 minutes", flush=True)
     with tempfile.TemporaryDirectory() as temporary, ShapedLoopback(arguments.rate) as loopback, loopback.entered():
         lines, good = compare(python, Path(temporary), arguments)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     return 0 if good else 1
 
 

@@ -7,7 +7,6 @@ five seeds, its loss within a stated bound of full attention's. Then forward and
 trained, a window and full causal attention in turn.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.gang import Gang
 from benchmarks.loss_curves import ALONE, SHOWN, SPEC, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
+from benchmarks.written_page import judge, page_parser
 from executor.engines.native.context import attend_alone
 from search_spaces.trial_config import Value
 from search_spaces.windows import Window
@@ -132,21 +132,14 @@ def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--steps", type=int, default=SHOWN[-1])
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
     ends = losses_of(arguments.steps)
     measured = {(length, window): ratios(length, window) for length, windows in TIMED.items() for window in windows}
     text = page(ends, arguments.steps, time.monotonic() - began) + timing(measured)
-    print(text)
-    told = [*problems(ends)]
-    for problem in told:
-        print(f"WRONG {problem}")
-    if arguments.markdown and not told:
-        arguments.markdown.write_text(text)
-    return 1 if told else 0
+    return judge(text, [*problems(ends)], arguments.markdown)
 
 
 if __name__ == "__main__":

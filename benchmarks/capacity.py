@@ -6,7 +6,6 @@ Nothing is trained: every command is `autotune capacity`, which predicts. Beside
 what they come to by hand. Exit status 1 where the two differ by more than `BOUND`.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -26,6 +25,7 @@ from autotune.prediction.capacity import Remedy, Way
 from autotune.prediction.question import cluster_of, model_of, question_of
 from autotune.prediction.room import room_of
 from autotune.validation.markdown import table
+from benchmarks.written_page import give, page_parser
 from search_spaces.trial_config import TrialConfig
 
 MODELS = {"opt-1.3b": "OPT 1.3B", "llama-2-7b": "Llama 2 7B"}
@@ -203,9 +203,7 @@ def known_errors() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--markdown", type=Path)
-    arguments = parser.parse_args()
+    arguments = page_parser(__doc__).parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as empty:
         # What this machine has measured is no part of the answers.
@@ -213,9 +211,7 @@ def main() -> int:
         os.environ["XDG_DATA_HOME"] = empty
         answers = [(case, asked(case)) for case in CASES]
     lines = page(answers, time.monotonic() - began)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     apart = 0
     for case, found in answers:
         rung = found["needed"] or found["nearest"]

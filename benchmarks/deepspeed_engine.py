@@ -6,7 +6,6 @@ About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip inst
 says so and measures nothing.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ import numpy as np
 
 from autotune.validation.markdown import table
 from autotune.validation.ranking import spearman
+from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
@@ -190,10 +190,9 @@ def _steps(result: TrialResult) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with native; 0 leaves it out")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     refusal = unusable(installed_version())
     if refusal is not None:
@@ -203,9 +202,7 @@ def main() -> int:
         rows = in_a_row(runner, arguments.trials)
         rates = side_by_side(runner, arguments.rounds) if arguments.rounds else None
     lines, good = page(rows, rates)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     print("all bounds hold" if good else "A BOUND IS MISSED")
     return 0 if good else 1
 

@@ -5,12 +5,10 @@
 About 4 minutes on two idle cores, on a link shaped as the reference grid's; root and Linux are needed for that.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -23,6 +21,7 @@ from benchmarks.grid_design import RATE_MBIT, Grid
 from benchmarks.paired_statistics import Estimate, paired_gain
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
+from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -172,11 +171,10 @@ def _shallow(case: Case) -> list[TrialResult]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--most", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     if missing := why_not():
         print(f"nothing is measured: {missing}")
@@ -185,9 +183,7 @@ def main() -> int:
     with ShapedNetwork(RANKS, f"{RATE_MBIT}mbit") as network, NetworkRunner(network) as runner:
         cases = measure(runner, space, arguments.most, arguments.rounds)
     lines = page(cases, space, arguments.most, arguments.rounds)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     return 0
 
 

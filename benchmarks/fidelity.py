@@ -3,15 +3,14 @@
 python -m benchmarks.fidelity [--cycles 12] [--most 4] [--markdown docs/fidelity.md]
 """
 
-import argparse
 import dataclasses
 import json
 import math
 import statistics
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.written_page import give, page_parser
 from executor.measurement.fewer import Line, line_of
 from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
@@ -165,10 +164,9 @@ def _agreement(cases: list[Case], of: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--most", type=int, default=4)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     cases = measure_all(arguments.cycles, arguments.most)
     told = "; ".join(_agreement(cases, of) for of in ("wall", "cpu"))
@@ -196,9 +194,7 @@ def main() -> int:
         "",
         found,
     ]
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
     return 0 if sum(map(_holds_one, (case.ratio() for case in cases))) >= len(cases) - 1 else 1
 
 

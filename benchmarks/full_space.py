@@ -7,7 +7,6 @@ winners again in interleaved rounds, which alone are compared. Every seed is wri
 again, it goes on with the next. Root and Linux are needed for the network.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -28,6 +27,7 @@ from benchmarks.paired_statistics import Estimate, paired_gain
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.sweep_play import SHORT
+from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial_config import TrialConfig, Value
@@ -179,12 +179,11 @@ def _winner(played: Played) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("build/full-space"), help="folder of what was played")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     if missing := why_not():
         print(f"nothing is measured: {missing}")
@@ -198,9 +197,7 @@ def main() -> int:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(seeds[-1])) + "\n")
     lines, holds = page(seeds)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     return 0 if holds else 1
 
 

@@ -7,7 +7,6 @@ benchmarks/data/reference-grid-RANKS.csv; started again, it goes on where it was
 rank runs in a network namespace of its own; where they are missing, the files as they are make the page.
 """
 
-import argparse
 import platform
 import sys
 import time
@@ -33,6 +32,7 @@ from benchmarks.grid_file import DATA, GridFile, Role, Row, grid_path, read_head
 from benchmarks.grid_page import page
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
+from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
@@ -112,11 +112,10 @@ def header(grid: Grid) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--most", type=int, help="measurements after which it ends, to try it out")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the files")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     missing = why_not()
     if missing:
@@ -133,9 +132,7 @@ def main() -> int:
     paths = {ranks: grid_path(ranks, arguments.data) for ranks in WORLDS}
     known = {ranks: (read_header(path), read_rows(path)) for ranks, path in paths.items() if path.exists()}
     lines = page({ranks: found for ranks, found in known.items() if found[1]})
-    print("\n".join(lines))
-    if arguments.markdown and known:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown if known else None)
     return 0
 
 

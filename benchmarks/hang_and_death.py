@@ -3,7 +3,6 @@
 python benchmarks/hang_and_death.py [--repeats 10] [--markdown docs/hang-and-death.md]
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 from hang_rank import DIES, ENDS, FOLDER, HANGS
+from written_page import give, page_parser
 
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.local import LocalRunner
@@ -127,9 +127,8 @@ def _lives(pid: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     trial = {"device": "cpu", "trial_function": "hang_rank:run_trial"}
     runners: dict[str, Callable[[dict[str, str]], GangsRunner]] = {
@@ -138,9 +137,7 @@ def main() -> int:
     }
     found = {name: measure(make, arguments.repeats) for name, make in runners.items()}
     lines = page(found, arguments.repeats)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
     slowest = {
         HANG_BOUND_SECONDS: max(max(figures.reusable) for figures in found.values()),
         DEATH_BOUND_SECONDS: max(max(figures.death) for figures in found.values()),

@@ -6,11 +6,11 @@ Each repeat's interval is stated as a sweep states it: from the repeat's own ste
 trials before it showed. It is right where it holds the configuration's grand mean over all repeats.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
+
+from written_page import give, page_parser
 
 from autotune.intervals import Repeat, Spread, pooled_spread
 from executor.runners.local import LocalRunner
@@ -60,9 +60,8 @@ def measure(repeats: int) -> tuple[dict[str, list[Repeat]], dict[str, list[Inter
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
     groups, stated = measure(arguments.repeats)
@@ -94,9 +93,7 @@ def main() -> int:
         f"Spread between repeats after all trials: {spread.relative:.1%}. {seconds:.0f} s."
     )
     lines += ["", verdict]
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
     print("the bound holds" if held / total >= BOUND else "THE BOUND IS MISSED")
     return 0 if held / total >= BOUND else 1
 

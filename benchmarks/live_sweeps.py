@@ -30,6 +30,7 @@ from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.sweep_play import WARM, Sweep, play, read_sweeps, replay_runner
 from benchmarks.sweep_scores import GUIDED, Score, Truth, score
+from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
 from search_spaces.trial_config import stable_hash
 
@@ -169,7 +170,7 @@ def replayed(ranks: int, arguments: argparse.Namespace, rows: Sequence[Row]) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", choices=WORLDS, default=[2])
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
     parser.add_argument("--seeds", type=int, default=10)
@@ -179,7 +180,6 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="answer from the grid's measurements")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the grid")
     parser.add_argument("--out", type=Path, default=Path("build/live-sweeps"), help="folder of what was played")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     missing = None if arguments.replay else why_not()
     absent = [path for path in (grid_path(ranks, arguments.data) for ranks in arguments.ranks) if not path.exists()]
@@ -190,9 +190,7 @@ def main() -> int:
     run = replayed if arguments.replay else live
     parts = [run(ranks, arguments, read_rows(grid_path(ranks, arguments.data))) for ranks in arguments.ranks]
     lines = ["# Live sweeps", "", *INTRODUCTION, *(line for lines, _ in parts for line in lines)]
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     return 0 if all(holds for _, holds in parts) else 1
 
 

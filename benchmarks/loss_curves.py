@@ -7,7 +7,6 @@ in each layout on 4 gloo ranks: the same samples in the same order. What is left
 order of summation, which training amplifies.
 """
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -21,6 +20,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
+from benchmarks.written_page import judge, page_parser
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from search_spaces.model import ModelSpec
@@ -143,9 +143,8 @@ def summary(curves: Mapping[str, Sequence[float]], seconds: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--steps", type=int, default=SHOWN[-1])
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
     with Gang(1, train) as one:
@@ -154,13 +153,9 @@ def main() -> int:
         for name, knobs in LAYOUTS.items():
             curves[name] = gang.run(Curve(knobs=knobs, steps=arguments.steps))[0]
     text = summary(curves, time.monotonic() - began)
-    print(text)
-    problems = {name: found for name, losses in curves.items() if (found := problem(losses, curves["one process"]))}
-    for name, found in problems.items():
-        print(f"WRONG {name} {found}")
-    if arguments.markdown and not problems:
-        arguments.markdown.write_text(text)
-    return 1 if problems else 0
+    alone = curves["one process"]
+    problems = [f"{name} {found}" for name, losses in curves.items() if (found := problem(losses, alone))]
+    return judge(text, problems, arguments.markdown)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The model and the text of `loss_curves.py` on 4 gloo ranks at stage 2 with two m
 seeds, its loss within stated bounds of float32's, and what each rank holds and sends equal to the closed forms.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import bytes_of_types, loss_of_types
 from benchmarks.gang import Gang
 from benchmarks.loss_curves import RANKS, SHOWN, SPEC, WORKLOAD, Curve, train
+from benchmarks.written_page import judge, page_parser
 
 
 def introduction(steps: int, seconds: float) -> str:
@@ -30,9 +30,8 @@ def introduction(steps: int, seconds: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--steps", type=int, default=SHOWN[-1])
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
     with Gang(RANKS, bytes_of_types.weigh) as gang:
@@ -43,13 +42,8 @@ def main() -> int:
         )
     page = introduction(arguments.steps, time.monotonic() - began)
     text = page + loss_of_types.section(ends) + bytes_of_types.section(measured)
-    print(text)
     problems = [*loss_of_types.problems(ends), *bytes_of_types.differing(measured)]
-    for told in problems:
-        print(f"WRONG {told}")
-    if arguments.markdown and not problems:
-        arguments.markdown.write_text(text)
-    return 1 if problems else 0
+    return judge(text, problems, arguments.markdown)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,11 @@ Half a minute, and a minute of trials on four CPU ranks. Exit status 1 where a p
 against even stages, or a trial's losses are not those of even stages.
 """
 
-import argparse
 import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question, cluster_of, model_of, question_of
@@ -20,6 +18,7 @@ from autotune.prediction.room import PROBABILITY, Room, room_of
 from autotune.prediction.stage_options import Menu
 from autotune.prediction.stage_program import solved
 from autotune.validation.markdown import table
+from benchmarks.written_page import give, page_parser
 from executor.runners.local import LocalRunner
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -242,16 +241,13 @@ def page(found: Sequence[Outcomes], tried: Sequence[Pair]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--without-trials", action="store_true")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     found = [laid_out(setting) for setting in SETTINGS]
     tried = [] if arguments.without_trials else pairs()
     lines = page(found, tried)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     right = all(item.right for item in found) and all(pair.off <= LOSS_BOUND for pair in tried)
     return 0 if right else 1
 

@@ -3,13 +3,12 @@
 python benchmarks/pool_overhead.py [--trials 200] [--strategy tpe] [--markdown docs/pool-overhead.md]
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
-from pathlib import Path
 
 import psutil
+from written_page import give, page_parser
 
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
@@ -103,10 +102,9 @@ def growth(values: list[int]) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--strategy", default="tpe")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     span, records, residents, inside = sweep(arguments.trials, arguments.strategy)
     share = inside / (GANGS * span)
@@ -133,9 +131,7 @@ def main() -> int:
         "",
         "Early: the second tenth of the trials, late: the last tenth; medians.",
     ]
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
     good = share >= INSIDE_BOUND and max(driver[2], ranks[2]) < GROWTH_BOUND
     print("all bounds hold" if good else "A BOUND IS MISSED")
     return 0 if good else 1

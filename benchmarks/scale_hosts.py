@@ -24,6 +24,7 @@ from autotune.tuning import TuneResult, run_new_job
 from autotune.validation.markdown import table
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
+from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster
@@ -166,12 +167,11 @@ def _text(interval: Interval | None, form: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--sizes", nargs="+", type=size_of, default=[size_of(text) for text in SIZES], metavar="HOSTSxRANKS")
     parser.add_argument("--rate", type=int, default=500, help="Mbit/s of a host's port, each way")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--confirm", type=int, default=2, help="rounds of confirmation at most")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     if missing := why_not():
         print(f"nothing is measured: {missing}")
@@ -181,9 +181,7 @@ def main() -> int:
     whole_after, own_after = busy_seconds()
     others = whole_after - whole - (own_after - own)
     lines = page(found, arguments, time.monotonic() - began, others)
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown)
     return 0 if found.answer is not None else 1
 
 

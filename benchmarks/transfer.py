@@ -8,7 +8,6 @@ needed; elsewhere `--loopback` tries it out). Every measurement is written at on
 again, it goes on where it was cut off. DeepSpeed must be installed: `pip install autotune[deepspeed]`.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.transfer_figures import Measured, finalists, page
+from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
@@ -146,13 +146,12 @@ def _ranks(loopback: bool) -> Iterator[Runner]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--finals", type=int, default=4, help="further repeats of what the answer rests on")
     parser.add_argument("--every", type=int, default=1, help="every which configuration, to try it out")
     parser.add_argument("--loopback", action="store_true", help="without the shaped link, to try it out")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     refusal = unusable(installed_version())
     missing = f"{refusal.message}; {refusal.remedy}" if refusal else None if arguments.loopback else why_not()
@@ -166,9 +165,7 @@ def main() -> int:
             known = [row for row in read(arguments.data) if row.repeat < arguments.repeats]
             measure(finals(known, arguments.repeats, arguments.finals), runner, arguments.data)
     lines = page(read(arguments.data), configurations(), RATE_MBIT)
-    print("\n".join(lines))
-    if arguments.markdown and lines:
-        arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    give(lines, arguments.markdown if lines else None)
     return 0
 
 

@@ -3,12 +3,12 @@
 python benchmarks/trial_overhead.py [--repeats 10] [--trials 50] [--markdown docs/trial-overhead.md]
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
+
+from written_page import give, page_parser
 
 from autotune import tune
 from executor.runners.local import LocalRunner
@@ -94,12 +94,11 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--runner", default="ray")
     parser.add_argument("--strategy", default="tpe")
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     warm, cold, phases = measure(arguments.repeats)
     ratio = statistics.median(cold) / statistics.median(warm)
@@ -132,9 +131,7 @@ def main() -> int:
         "",
         f"Phases of the last warm trial, seconds: {last}.",
     ]
-    print("\n".join(lines))
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
     good = statistics.median(warm) <= WARM_BOUND_SECONDS and ratio >= COLD_OVER_WARM_BOUND and outside <= OUTSIDE_BOUND
     print("all bounds hold" if good else "A BOUND IS MISSED")
     return 0 if good else 1
