@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.asked_of_job import question_of_session
 from autotune.errors import NothingFeasibleError
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
@@ -15,7 +16,6 @@ from autotune.prediction.question import Question
 from autotune.prediction.scan import Bounds
 from autotune.strategies.guided.trial_cost import trial_seconds
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.model import ModelSpec
 from search_spaces.spaces import Pin
 from storage.store import Store
 
@@ -48,10 +48,11 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
         bounds: what looking through the space may take.
     """
     trials = _trials(session)
-    if not isinstance(session.model, ModelSpec):
+    question = question_of_session(session)
+    if question is None:
         note = "the model has no shape that the equations know: nothing is predicted before the first trial"
         return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, note=note)
-    question = asked_here(store, _question(session, session.model))
+    question = asked_here(store, _narrowed(question, session))
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
     steps = np.array([one.step_seconds.mean for one in (best or baseline, baseline)])
@@ -65,17 +66,14 @@ def _trials(session: Session) -> int:
     return request.trials + controls + FINALISTS * request.confirm_repeats
 
 
-def _question(session: Session, model: ModelSpec) -> Question:
-    request, cluster, limit = session.request, session.cluster, session.ranking.memory_limit_bytes
+def _narrowed(question: Question, session: Session) -> Question:
+    """To the job's own space, and to the memory that its trials may take."""
+    cluster, limit = session.cluster, session.ranking.memory_limit_bytes
     if limit is not None:
         device = dataclasses.replace(cluster.device, memory_bytes=min(limit, cluster.device.memory_bytes))
         cluster = dataclasses.replace(cluster, device=device)
     pins: dict[str, Pin] = {name: list(values) for name, values in session.space.domains.items()}
-    return Question(
-        model=model, cluster=cluster, engine=request.engine, global_batch_size=request.global_batch_size,
-        sequence_length=request.sequence_length, space=request.space, pins=pins,
-        nvme_path=request.nvme_path, training_steps=request.training_steps,
-    )  # fmt: skip
+    return dataclasses.replace(question, cluster=cluster, pins=pins)
 
 
 def _best(question: Question, session: Session, bounds: Bounds) -> tuple[Estimate | None, str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.asked_of_job import question_of_session
 from autotune.jobs.session import Session
 from autotune.prediction.calibrated import fingerprint
 from autotune.prediction.calibration import coefficients_from_benchmark
@@ -14,7 +15,6 @@ from autotune.prediction.rates import rates_for
 from autotune.prediction.step import predict
 from autotune.strategies.guided.knob_features import config_features
 from autotune.strategies.guided.prior import Lessons, Prior
-from search_spaces.model import ModelSpec
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -60,14 +60,9 @@ def foresight_of(store: Store, job_id: str, session: Session) -> Foresight | Non
 
     None: the model is a factory or a script, of whose shape the equations know nothing.
     """
-    if not isinstance(session.model, ModelSpec):
+    question = question_of_session(session)
+    if question is None:
         return None
-    request = session.request
-    question = Question(
-        model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
-        sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
-        training_steps=request.training_steps,
-    )  # fmt: skip
     kept = store.prior(job_id)
     return Foresight(question, from_plain(Prior, kept) if kept is not None else _prior(store, question))
 

@@ -1,7 +1,9 @@
 """What the equations predict of the sizes of a series, with what the database has learned of the cluster."""
 
+import dataclasses
 from dataclasses import dataclass
 
+from autotune.asked_of_job import question_of_session
 from autotune.errors import AutotuneError
 from autotune.jobs.session import Session
 from autotune.prediction.calibrated import asked_here
@@ -11,7 +13,6 @@ from autotune.prediction.question import Question
 from autotune.prediction.room import PROBABILITY
 from autotune.prediction.scan import Bounds
 from search_spaces.errors import SearchSpaceError
-from search_spaces.model import ModelSpec
 from search_spaces.trial import Interval
 from storage.sql import open_store
 
@@ -47,14 +48,8 @@ class EquationForecast:
             return None
 
     def _question(self, session: Session) -> Question | None:
-        request = session.request
-        if not isinstance(session.model, ModelSpec):
+        question = question_of_session(session)
+        if question is None:
             return None
-        question = Question(
-            model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
-            sequence_length=request.sequence_length, space=request.space, pins=request.pins,
-            nvme_path=request.nvme_path,
-            training_steps=request.training_steps,
-        )  # fmt: skip
         with open_store(self.database) as store:
-            return asked_here(store, question)
+            return asked_here(store, dataclasses.replace(question, pins=session.request.pins))

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from autotune.asked_of_job import question_of_session
 from autotune.errors import NoBestError
 from autotune.explanation.forecast import Forecast
 from autotune.intervals import Spread
@@ -18,7 +19,6 @@ from autotune.strategies.guided.belief import NOISE
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.prior import Prior
 from autotune.verdict import Verdict, decide, estimate, ratio_of, spread_of, with_whole_result
-from search_spaces.model import ModelSpec
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -126,12 +126,5 @@ def trials_text(book: Book) -> str:
 
 def question_of_job(store: Store, session: Session) -> Question | None:
     """What the equations are asked of a job, with what the database knows of its cluster; None: its model has no shape."""
-    if not isinstance(session.model, ModelSpec):
-        return None
-    request = session.request
-    question = Question(
-        model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
-        sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
-        training_steps=request.training_steps,
-    )  # fmt: skip
-    return asked_here(store, question)
+    question = question_of_session(session)
+    return None if question is None else asked_here(store, question)
