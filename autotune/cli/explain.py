@@ -1,7 +1,6 @@
 """`autotune explain`: why a job's best configuration is the best."""
 
 import json
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from autotune.cli.explain_markdown import markdown_of
 from autotune.cli.explain_sections import Rows, head_lines, sections_of
+from autotune.cli.finite import finite
 from autotune.cli.status import Status
 from autotune.explanation.explain import explain
 from autotune.explanation.findings import Explanation
@@ -48,7 +48,7 @@ def explain_command(options: ExplainOptions) -> Status:
 
 def document_of(told: Explanation) -> dict[str, Any]:
     """The one document of `--json`: the fields of `Explanation`; what is not finite is null."""
-    document: dict[str, Any] = _finite(to_plain(told))
+    document: dict[str, Any] = finite(to_plain(told))
     return document
 
 
@@ -80,11 +80,3 @@ def _table(rows: Rows) -> Table:
     for first_cell, *rest in rows.rows:
         table.add_row(f"  {first_cell}", *rest)
     return table
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,6 @@
 """`autotune show`: a job."""
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.desk import open_desk
+from autotune.cli.finite import finite
 from autotune.cli.result import print_result
 from autotune.cli.rows import add_trial_row, trial_table, varying_knobs
 from autotune.cli.sizes import duration_text
@@ -111,18 +111,9 @@ def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any
             {
                 "number": trial.number, "purpose": trial.purpose.value, "repeat": trial.repeat, "counted": trial.counted,
                 "outcome": trial.outcome.value if trial.outcome else None, "config": trial.config.values(),
-                "result": _finite(to_plain(trial.result)),
+                "result": finite(to_plain(trial.result)),
             }
             for trial in trials
         ],
         "best_config": best,
     }  # fmt: skip
-
-
-def _finite(value: Any) -> Any:
-    """The value as JSON can say it: a loss that is not finite is null."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
