@@ -43,12 +43,20 @@ def start_of(process: int) -> int | None:
 
 def descendants(root: int) -> list[int]:
     """The living processes below one, at this moment."""
-    children: dict[int, list[int]] = {}
+    parents: dict[int, int] = {}
     for process in _processes():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
             if fields[0] not in (b"Z", b"X"):
-                children.setdefault(int(fields[1]), []).append(process)
+                parents[process] = int(fields[1])
+    return below(root, parents)
+
+
+def below(root: int, parents: Mapping[int, int]) -> list[int]:
+    """The processes below one, of those whose parents are given."""
+    children: dict[int, list[int]] = {}
+    for process, parent in parents.items():
+        children.setdefault(parent, []).append(process)
     found, waiting = [], list(children.get(root, ()))
     while waiting:
         process = waiting.pop()

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from executor.process_tree import below
+
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _SHARE = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -53,7 +55,7 @@ class ProcessTree:
     def look(self) -> None:
         """Look at what there is now."""
         parents, ticks, names = _table()
-        self.processes = tuple(_below(self._supervisor, parents))
+        self.processes = tuple(below(self._supervisor, parents))
         self.cpu_seconds = sum(ticks[process] for process in self.processes) / _TICKS
         self.take_own_peak(_kilobytes(self._script, "status", _PEAK))
         others = [one for one in self.processes if one != self._script and names[one] not in COMPILERS]
@@ -95,18 +97,6 @@ def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
                 ticks[int(name)] = sum(map(int, fields[11:15]))  # its own, and of the children that it has waited for
                 names[int(name)] = before.partition(b"(")[2].decode(errors="replace")
     return parents, ticks, names
-
-
-def _below(root: int, parents: dict[int, int]) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for process, parent in parents.items():
-        children.setdefault(parent, []).append(process)
-    found, waiting = [], list(children.get(root, ()))
-    while waiting:
-        process = waiting.pop()
-        found.append(process)
-        waiting += children.get(process, ())
-    return found
 
 
 def _kilobytes(process: int, file: str, pattern: re.Pattern[str]) -> int:
