@@ -25,7 +25,7 @@ from executor.measurement.timing import has_trend, steady_steps
 from executor.numa import bound_to_node
 from executor.trial_layers import at_full_depth, line_of_layers, shallower
 from executor.trial_report import report, window_of_warm_up
-from executor.trial_schedule import at_point, over_schedule, points_of_request
+from executor.trial_schedule import at_point, of_documents, over_schedule, points_of_request
 from executor.trial_state import Trial, Window, is_enough
 from search_spaces.data_schedule import useful_samples
 from search_spaces.model import FactoryModel
@@ -56,7 +56,8 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     6. Gather every rank's measurements.
 
     With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated. Where the data
-    are scheduled all of it is done at each point of the schedule, and the whole job's figures follow (`over_schedule`).
+    are scheduled all of it is done at each point of the schedule, and the whole job's figures follow (`over_schedule`); where
+    samples hold padding, figures are those of a whole step's worth of useful tokens (`of_documents`).
     A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
 
     Raises:
@@ -68,7 +69,7 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     points = points_of_request(request)
     if points:
         return over_schedule(request, points, [_run(context, at_point(request, point), progress) for point in points])
-    return _run(context, request, progress)
+    return of_documents(request, _run(context, request, progress))
 
 
 def _run(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:

@@ -1,4 +1,4 @@
-"""A trial whose data are scheduled, from trials that stand at single points of the schedule."""
+"""A trial by its useful tokens: of scheduled data, from trials that stand at single points of the schedule; of documents."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -64,6 +64,29 @@ def over_schedule(request: TrialRequest, points: Sequence[Point], results: Seque
         unstable=any(result.unstable for result in results),
         phase_seconds=_sums([result.phase_seconds for result in results]),
     )
+
+
+def of_documents(request: TrialRequest, result: TrialResult) -> TrialResult:
+    """The figures of a trial on documents for a whole step's worth of useful tokens, as `over_schedule` has them: whatever is
+    packed or padded, samples/s are useful tokens/s over the tokens of a whole sample. As it is where samples are whole.
+    """
+    share = useful_share(request.config, request.workload)
+    if not request.workload.document_lengths or not result.step_seconds:
+        return result
+    notes = (result.message, _useful_text(request, share, result))
+    return dataclasses.replace(
+        result,
+        message="; ".join(note for note in notes if note),
+        step_seconds=tuple(seconds / share for seconds in result.step_seconds),
+        ranks=tuple(_rank([1.0], share, [rank]) for rank in result.ranks),
+    )
+
+
+def _useful_text(request: TrialRequest, share: float, result: TrialResult) -> str:
+    how = "packed into rows" if request.config.pack_sequences else "in rows of their own"
+    rate = result.samples_per_second
+    told = "" if rate is None else f"{rate.mean * request.workload.sequence_length:,.0f} useful tokens/s, "
+    return f"{told}{share:.1%} of all: documents {how}"
 
 
 def _notes(results: Sequence[TrialResult]) -> list[str]:

@@ -63,6 +63,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "curriculum_steps",
     "random_ltd_start_tokens",
     "random_ltd_steps",
+    "pack_sequences",
     "loss_chunk_size",
     "fused_optimizer",
     "expandable_segments",

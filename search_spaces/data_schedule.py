@@ -7,6 +7,7 @@ stays there for the rest of the job. What a job costs is the sum over its steps;
 import functools
 from dataclasses import dataclass
 
+from search_spaces.documents import mean_flops, rows_share
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -93,8 +94,11 @@ def useful_share(config: TrialConfig, workload: Workload) -> float:
     """Tokens that count toward the loss in a step, on the mean of the job, as a share of those of whole samples.
 
     Of a workload that stands at one point of the schedule: that point's. Tokens that middle layers drop count all the same.
+    Of documents, beside which nothing is scheduled (rule `documents-schedule`): what of a row is no padding.
     """
     whole = workload.sequence_length
+    if workload.document_lengths:
+        return rows_share(config, workload)
     if workload.schedule_step is not None:
         return length_at(config, workload, workload.schedule_step) / whole
     return sum(point.weight * point.length for point in points_of(config, workload)) / whole
@@ -111,6 +115,8 @@ def flops_per_sample(model: Model, config: TrialConfig, workload: Workload) -> f
 
     `flops_per_token` of a sample's length, less what middle layers are spared by the tokens that they do not see.
     """
+    if workload.document_lengths:
+        return mean_flops(model, workload)
     if not is_scheduled(config) or not isinstance(model, ModelSpec):
         return model.flops_per_token(workload.sequence_length) * workload.sequence_length
     place = workload.schedule_step

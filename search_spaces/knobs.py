@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from search_spaces.adapters import METHODS, adapts
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
+from search_spaces.documents import packs
 from search_spaces.environment import ENVIRONMENT, environment_text
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
@@ -90,6 +91,7 @@ GATHERS_AGAIN = Condition(
 )
 ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
 
+PACKS = Condition("two of the workload's documents fit into a row", (), lambda _, context: packs(context.workload))
 HAS_NUMA_NODES = Condition("a machine has several NUMA nodes", (), lambda _, context: context.cluster.numa_nodes != 1)
 
 _INT, _BOOL, _FLOAT, _CHOICE = Kind.INT, Kind.BOOL, Kind.FLOAT, Kind.CHOICE
@@ -251,6 +253,9 @@ _TABLE = (
     _knob("async_tensor_parallel", "", _BOOL, _REORDERS, _REBUILD,
           "Whether sums of tensor-parallel products travel part by part beside them, and those of input gradients beside the "
           "weights' gradients.", choices=_BOTH, condition=TENSOR_PARALLEL),
+    _knob("pack_sequences", "", _BOOL, _CHANGES, _REBUILD,
+          "Whether several documents share a row, each with attention and positions of its own, instead of padding.",
+          choices=_BOTH, condition=PACKS),
 )
 # fmt: on
 

@@ -11,6 +11,25 @@ from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
+from search_spaces.packing_rules import (
+    COMPILED_REMEDY,
+    CONTEXT_REMEDY,
+    DOCUMENTS_REMEDY,
+    ENGINE_REMEDY,
+    EXPERTS_REMEDY,
+    PACK,
+    SCHEDULED_REMEDY,
+    VIRTUAL_REMEDY,
+    WINDOW_REMEDY,
+    documents_engine,
+    documents_experts,
+    documents_model,
+    documents_schedule,
+    pack_compiled,
+    pack_context,
+    pack_tokens,
+    pack_window,
+)
 from search_spaces.refusal import Refusal
 from search_spaces.schedule_rules import (
     CURRICULUM,
@@ -362,6 +381,14 @@ RULES: tuple[Rule, ...] = (
     Rule("random-ltd-layers", (RANDOM_LTD[0], WINDOW, "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),
     Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *adapters.VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
     Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
+    Rule("documents-model", (PACK,), DOCUMENTS_REMEDY, documents_model),
+    Rule("documents-engine", (PACK,), ENGINE_REMEDY, documents_engine),
+    Rule("documents-experts", (PACK,), EXPERTS_REMEDY, documents_experts),
+    Rule("documents-schedule", (CURRICULUM[0], RANDOM_LTD[0]), SCHEDULED_REMEDY, documents_schedule),
+    Rule("pack-context", (PACK, CP), CONTEXT_REMEDY, pack_context),
+    Rule("pack-window", (PACK, WINDOW, "attention_global_tokens"), WINDOW_REMEDY, pack_window),
+    Rule("pack-tokens", (PACK, *adapters.VIRTUAL_TOKENS), VIRTUAL_REMEDY, pack_tokens),
+    Rule("pack-compiled", (PACK, "compile_blocks"), COMPILED_REMEDY, pack_compiled),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

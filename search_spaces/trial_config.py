@@ -82,6 +82,7 @@ class TrialConfig:
     secondary_shard_size: int = 0
     onebit_warmup_steps: int = 1000
     async_tensor_parallel: bool = False
+    pack_sequences: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -155,6 +156,7 @@ LATER = frozenset({
     "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
     "gather_dtype", "secondary_shard_size", "onebit_warmup_steps",
     "async_tensor_parallel",
+    "pack_sequences",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

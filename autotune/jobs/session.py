@@ -28,6 +28,7 @@ from search_spaces.compression import INT8
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
+from search_spaces.packing_rules import PACK
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
@@ -44,7 +45,7 @@ DIVIDES_ALL = math.factorial(16)
 """Divided by every number of ranks of a tensor-parallel group that is of any use."""
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
 """Knobs that say what is trained beside a model that starts as it is."""
-OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens")
+OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
 """Knobs with which a model computes something else from the start."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
@@ -114,7 +115,7 @@ class Session:
         Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
         loss, and are other models from the first update on. So they are where gradients are rounded to integers, in blocks that
         another layout cuts otherwise. Weights of fewer bits, or gathered in fewer, virtual tokens, or attention to fewer
-        tokens, make another model from the start.
+        tokens, make another model from the start; of packed rows a step trains on other documents.
         """
         if any(self._varies(name) for name in OTHER_MODELS):
             return ()

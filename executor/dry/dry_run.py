@@ -62,6 +62,9 @@ def dry_run(
     if "nvme" in (config.offload_optimizer, config.offload_param):
         problem = "states in files have no data that could be left out"
         raise EngineRefusalError("dry-run-nvme", f"{problem}; use cpu in its place: the device holds as much")
+    if workload.document_lengths:
+        problem = "how many tokens a step learns from is told by its data, which a dry run has not"
+        raise EngineRefusalError("dry-run-documents", f"{problem}; leave document_lengths out, or measure it by a trial")
     # What a batch size refuses is refused before it is changed.
     refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):

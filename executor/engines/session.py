@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.data import micro_batches as cut_batch
+from executor.document_data import useful_tokens
 from executor.engine import HOST, REFERENCE_STEPS, EngineSession, RankContext, StepReport
 from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
@@ -29,6 +30,7 @@ from search_spaces.data_schedule import is_scheduled
 from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.model import FactoryModel, Model
+from search_spaces.packing_rules import ENGINE_REMEDY, PACK
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -89,8 +91,10 @@ class ParallelSession(EngineSession):
         mesh = self.groups.mesh
         keep_still(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
+        whole = self._scheduled(step)
+        self._count_targets(whole)
         mine = cut_batch(
-            self._scheduled(step),
+            whole,
             rank=self.groups.coordinates[DATA],
             ranks=mesh.data,
             micro_batch_size=self.config.micro_batch_size,
@@ -166,6 +170,18 @@ class ParallelSession(EngineSession):
             module.kept = kept_tokens(self.config, self.workload, module.spec, step, self.context.device)
         return shortened(whole, length)
 
+    def _count_targets(self, batch: Mapping[str, Tensor]) -> None:
+        """Where samples hold padding, tell the head how many targets a micro-batch has, on the mean of those that are prepared
+        on all ranks: a mean over its own would weigh the tokens of a short document more than those of a long one."""
+        if not self.workload.document_lengths:
+            return
+        parts = self._prepared * self.groups.mesh.zero_ranks
+        samples = self._prepared * self.groups.mesh.data * self.config.micro_batch_size
+        targets = useful_tokens({name: value[:samples] for name, value in batch.items()}) / parts
+        for module in self._transformers():
+            if module.head is not None:
+                module.head.targets = targets
+
     def _set_length(self, length: int) -> None:
         self._length = length
         for module in self._transformers():
@@ -175,7 +191,7 @@ class ParallelSession(EngineSession):
             self.pipeline = self._make_pipeline()
 
     def _transformers(self) -> list[Transformer]:
-        """The modules of the parts, which the rule `schedule-model` has seen to be our own."""
+        """The modules of the parts, which the rules `schedule-model` and `documents-model` have seen to be our own."""
         return [part.module for part in self.parts if isinstance(part.module, Transformer)]
 
     def _own_positions(self) -> Tensor | None:
@@ -274,6 +290,8 @@ def refuse(capability: Capability, context: RankContext, config: TrialConfig, wo
         raise EngineRefusalError(
             "world-divides", f"{config.model_parallel_size} ranks of a replica do not divide {context.world_size} ranks"
         )
+    if workload.document_lengths and PACK not in capability.knobs:
+        raise EngineRefusalError("documents-engine", f"the {capability.engine} engine trains on whole samples; {ENGINE_REMEDY}")
     if workload.global_batch_size % (config.micro_batch_size * ranks):
         raise EngineRefusalError(
             "batch-divides",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.data import Data, FactoryData, text_data
+from executor.document_data import PLACES, document_data
 from executor.engines.native.context import METHODS
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.model import Part, Transformer, build_transformer
@@ -78,7 +79,7 @@ class _Shape(Source):
         if spec.adapts:
             raise EngineRefusalError("adapters", "the model has adapters of its own; set the knobs, not the model's fields")
         self.spec = configured(spec, config)
-        self.data = text_data(workload, spec.vocab_size)
+        self.data = _data(spec, config, workload)
 
     @property
     def is_tied(self) -> bool:
@@ -111,8 +112,12 @@ class _Shape(Source):
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
             summands=frozenset(module.summand_parameters()), experts=frozenset(module.expert_parameters()),
             tied=TIED_NAMES if self.is_tied else frozenset(), reads_in_units=True, enters="tokens",
-            reads=("labels",) if part.last else (), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
+            reads=self._reads(part), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
+
+    def _reads(self, part: Part) -> tuple[str, ...]:
+        places = (PLACES,) if self.config.pack_sequences and self.workload.document_lengths else ()
+        return ("labels", *places) if part.last else places
 
     def _entry(self, module: Transformer) -> Tensor:
         return torch.empty(self.config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")
@@ -122,6 +127,12 @@ class _Shape(Source):
         tokens = (len(module.places) + self.spec.prompt_length) // (tensor.size if tensor.sequence_parallel else 1)
         shape = (self.config.micro_batch_size, tokens, self.spec.hidden_size)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+
+def _data(spec: ModelSpec, config: TrialConfig, workload: Workload) -> Data:
+    if workload.document_lengths:
+        return document_data(config, workload, spec.vocab_size)
+    return text_data(workload, spec.vocab_size)
 
 
 class _Factory(Source):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, step_time, t_quantile
+from search_spaces.data_schedule import useful_samples
 from search_spaces.trial import Interval, TrialRequest
 
 CONFIDENCE = 0.99
@@ -24,8 +25,8 @@ count; a step that even so is not within a factor of three of the best, four tim
 class Race:
     """A trial against the best rate so far. Every rank sees the same step times, so that all come to the same answer."""
 
-    samples: int
-    """In one optimizer step."""
+    samples: float
+    """In one optimizer step, as rates count them (`useful_samples`)."""
     rate_to_beat: float
     spread: float
     """Relative standard deviation of the ratio of two configurations that are as fast, beyond the trial's own error."""
@@ -64,7 +65,7 @@ def race_of(request: TrialRequest) -> Race | None:
     if request.rate_to_beat is None:
         return None
     return Race(
-        samples=request.workload.global_batch_size,
+        samples=useful_samples(request.config, request.workload),
         rate_to_beat=request.rate_to_beat,
         spread=request.race_spread,
         degrees_of_freedom=request.race_degrees_of_freedom,

@@ -21,6 +21,7 @@ DDP = Capability(
         "attention_global_tokens": None,
         "gc_interval": None,
         "numa_binding": None,
+        "pack_sequences": None,
     },
     combinations=(COMPILE_SELECTIVE,),
 )

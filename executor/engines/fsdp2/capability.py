@@ -56,6 +56,7 @@ FSDP2 = Capability(
         "attention_global_tokens": None,
         "gc_interval": None,
         "numa_binding": None,
+        "pack_sequences": None,
     },
     specific=frozenset({"micro_batch_size"}),
     combinations=(

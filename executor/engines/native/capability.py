@@ -96,6 +96,7 @@ NATIVE = Capability(
         "secondary_shard_size": None,
         "onebit_warmup_steps": None,
         "async_tensor_parallel": None,
+        "pack_sequences": None,
     },
     combinations=(
         COMPILE_SELECTIVE,

@@ -15,6 +15,7 @@ from executor.engines.native.context import ContextParallel
 from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
 from executor.engines.native.low_rank import OUTWARD, LowRank
+from executor.engines.native.packed import Documents, attend_in_documents, documents_in
 from executor.engines.native.tensor import (
     ColumnLinear,
     RowLinear,
@@ -27,6 +28,8 @@ from executor.engines.native.virtual_tokens import Prefix, Prompt
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.windows import window_of
 
+Rotary = tuple[Tensor, Tensor] | None
+"""Cosines and sines of tokens; None: positions are learned."""
 INITIAL_DEVIATION = 0.02
 WHOLE_BITS = 16
 """Of a frozen weight that is kept in the type that is computed in."""
@@ -103,13 +106,16 @@ class Attention(nn.Module):
         self.prefix = Prefix(heads, spec.prefix_length, spec.head_dim) if spec.prefix_length else None
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         heads = enter_through(x, self.tensor, (self.query, self.key, self.value))
         query, key, value = (self._split(projected) for projected in heads)
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
-        mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix)
+        if documents is None:
+            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix)
+        else:
+            mixed = attend_in_documents(query, key, value, documents, grouped)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -160,12 +166,12 @@ class Block(nn.Module):
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
         self.mlp_adapter = _bottleneck(spec)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         if not self.pre_norm:
-            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary)))
+            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary, documents)))
             post: Tensor = self.mlp_norm(x + behind(self.mlp_adapter, self.mlp(x)))
             return post
-        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary))
+        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary, documents))
         result: Tensor = attended + behind(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
         return result
 
@@ -187,7 +193,7 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(rows, spec.hidden_size) if learned else None
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """`places` [tokens]: where in the sequence the tokens stand."""
+        """`places` [tokens] or [batch, tokens]: where in the sequence, or in their documents, the tokens stand."""
         x: Tensor = self.tokens(tokens, self.prompt)
         if self.project is not None:
             x = self.project(x)
@@ -198,7 +204,7 @@ class Embedding(nn.Module):
     def _positions(self, table: nn.Embedding, rows: Tensor) -> Tensor:
         """What the rank's tokens get of the learned positions; virtual ones get nothing."""
         if self.prompt is None:
-            learned: Tensor = table(self.tensor.own_tokens(rows))
+            learned: Tensor = table(self.tensor.own_tokens(rows.movedim(-1, 0)).movedim(0, -1))
             return learned
         return self.tensor.own_tokens(functional.pad(table(rows), (0, 0, self.prompt.length, 0)))
 
@@ -206,12 +212,15 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
 
-    With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward.
+    With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward. Where samples hold
+    padding (`targets`), losses are not means over the targets that are here but summands of those of a whole step.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
         super().__init__()
         self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
+        self.targets = 0.0
+        """Of a micro-batch, on the mean of the step's; 0: as many as labels, none of which is of padding."""
         self.norm = make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
@@ -225,15 +234,15 @@ class Head(nn.Module):
         x = self.tensor.enter(x)[:, self.virtual :]
         rows, targets = x.flatten(0, 1), labels.flatten()
         if not self.chunk or self.chunk >= rows.shape[0]:
-            return self._summed_loss(rows, targets) / targets.numel()
+            return self._summed_loss(rows, targets) / (self.targets or targets.numel())
         parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)
         sums = [checkpoint(self._summed_loss, part, target, use_reentrant=False) for part, target in parts]
-        return torch.stack(sums).sum() / targets.numel()
+        return torch.stack(sums).sum() / (self.targets or targets.numel())
 
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
         logits = self.output(rows)
         precise = torch.promote_types(logits.dtype, torch.float32)
-        return vocabulary_cross_entropy(logits.to(precise), targets, self.tensor)
+        return vocabulary_cross_entropy(logits.to(precise), targets, self.tensor, padded=self.targets > 0)
 
 
 class Transformer(nn.Module):
@@ -241,7 +250,8 @@ class Transformer(nn.Module):
 
     The first part takes `tokens` [batch, tokens], a later one in their place the hidden states [batch, tokens, hidden] of the
     part before, in which virtual tokens of a prompt come first; the last returns the mean loss against `labels` [batch,
-    tokens], an earlier one its hidden states. With context parallelism the tokens are those of the rank's positions, with
+    tokens], an earlier one its hidden states. Of packed rows every part takes `places` [batch, tokens] too: where in their
+    documents tokens stand, each of which begins at 0. With context parallelism the tokens are those of the rank's positions, with
     sequence parallelism hidden states a share of them.
     """
 
@@ -345,16 +355,22 @@ class Transformer(nn.Module):
             return set()
         return {name for name, _ in self.named_parameters() if ".experts." in name}
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        x = tokens if self.embedding is None else self.embedding(tokens, self.places)
-        rotary = (self.rotary_cosines.to(x.dtype), self.rotary_sines.to(x.dtype)) if self.rotary else None
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        x = tokens if self.embedding is None else self.embedding(tokens, self.places if places is None else places)
+        rotary = self._rotations(x.dtype, places) if self.rotary else None
+        documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
         for name, block in self.blocks.items():
             kept = self.kept.get(name)
-            x = block(x, rotary) if kept is None else through_kept(block, x, rotary, kept)
+            x = block(x, rotary, documents) if kept is None else through_kept(block, x, rotary, kept)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)
         return loss
+
+    def _rotations(self, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the tokens, or of those that stand at `places` [batch, tokens]."""
+        tables = self.rotary_cosines.to(dtype), self.rotary_sines.to(dtype)
+        return tables if places is None else (tables[0][places][:, None], tables[1][places][:, None])
 
 
 def build_transformer(

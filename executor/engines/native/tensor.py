@@ -186,8 +186,9 @@ def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
     return result
 
 
-def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
-    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary.
+def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool = False) -> Tensor:
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; where
+    tokens are `padded`, negative ones count nothing.
 
     No rank holds all logits of a token: the largest, then the sum of exponentials together with the target's logit, are
     reduced, 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
@@ -195,7 +196,7 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorPara
     if tensor.size == 1:
         return functional.cross_entropy(logits, targets, reduction="sum")
     losses: Tensor = _VocabularyLoss.apply(logits, targets, tensor.group)  # type: ignore[no-untyped-call]
-    return losses.sum()
+    return (losses.masked_fill(targets < 0, 0) if padded else losses).sum()
 
 
 class _Copy(torch.autograd.Function):

@@ -34,7 +34,7 @@ def attend_by_flex(
 ) -> Tensor:
     """In torch's flex attention; not `compiled` it computes every score, forward alone on CPUs."""
     mask = _block_mask(window, start, query.shape[2], key.shape[2], str(query.device))
-    attend = _compiled_flex() if compiled else _plain_flex
+    attend = compiled_flex() if compiled else _plain_flex
     return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
 
@@ -105,7 +105,8 @@ def _plain_flex(query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> Tens
 
 
 @cache
-def _compiled_flex() -> Callable[..., Tensor]:
+def compiled_flex() -> Callable[..., Tensor]:
+    """torch's flex attention, compiled for each shape."""
     return torch.compile(_plain_flex, dynamic=False)
 
 

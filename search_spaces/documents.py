@@ -1,0 +1,78 @@
+"""Documents that are shorter than samples: how they are laid into rows, and what of a row counts toward the loss.
+
+A row is what a step trains `global_batch_size` of: `sequence_length` tokens. Without packing it is one document and padding;
+with it, as many documents as first-fit decreasing puts there.
+"""
+
+import functools
+from collections.abc import Callable
+
+from search_spaces.model import Model
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+MOST_DOCUMENTS = 1000
+"""Lengths that a workload may name: a sample of the user's own data, which says as much as all of them."""
+
+Rows = tuple[tuple[int, ...], ...]
+"""For each row the documents that it holds, as places in `Workload.document_lengths`."""
+
+
+@functools.lru_cache(maxsize=64)
+def packed_rows(lengths: tuple[int, ...], sequence_length: int) -> Rows:
+    """Documents in rows by first-fit decreasing [Johnson 1973]: it needs at most 11/9 of the fewest rows possible, and 1.
+
+    1. The longest documents come first; those that are as long, in the order in which they were given.
+    2. Each goes into the first row that has room for it; a new one is begun where none has.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for document in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        length = lengths[document]
+        row = next((place for place, left in enumerate(room) if left >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(sequence_length)
+        rows[row].append(document)
+        room[row] -= length
+    return tuple(map(tuple, rows))
+
+
+def rows_of(config: TrialConfig, workload: Workload) -> Rows:
+    """The rows that all documents of a workload make, in the order in which they were made."""
+    lengths = workload.document_lengths
+    if config.pack_sequences:
+        return packed_rows(lengths, workload.sequence_length)
+    return tuple((document,) for document in range(len(lengths)))
+
+
+def packs(workload: Workload) -> bool:
+    """Whether any two documents of a workload fit into one row, so that packing changes anything."""
+    lengths = sorted(workload.document_lengths)[:2]
+    return len(lengths) == 2 and sum(lengths) <= workload.sequence_length
+
+
+def rows_share(config: TrialConfig, workload: Workload) -> float:
+    """Tokens of documents as a share of the tokens of their rows, on the mean of all rows."""
+    lengths = workload.document_lengths
+    return sum(lengths) / (len(rows_of(config, workload)) * workload.sequence_length) if lengths else 1.0
+
+
+def mean_flops(model: Model, workload: Workload) -> float:
+    """FLOPs that the model needs for a whole sample's worth of tokens of documents, each of which looks at its own alone."""
+    return _over_tokens(workload.document_lengths, lambda length: model.flops_per_token(length)) * workload.sequence_length
+
+
+@functools.lru_cache(maxsize=64)
+def looked_at(lengths: tuple[int, ...], sequence_length: int) -> float:
+    """Tokens of its own document that a token of a packed row looks at, causality not discounted; padding behind the last
+    document is one more, which is computed in vain.
+    """
+    rows = packed_rows(lengths, sequence_length)
+    padding = [sequence_length - sum(lengths[document] for document in row) for row in rows]
+    return _over_tokens((*lengths, *padding), float)
+
+
+def _over_tokens(lengths: tuple[int, ...], of: Callable[[int], float]) -> float:
+    """The mean, over all tokens, of what each has by its document's length."""
+    return sum(of(length) * length for length in lengths if length) / sum(lengths)
