@@ -2,7 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
+
+from search_spaces.documents import MOST_DOCUMENTS
 
 
 def _whole(value: object) -> object:
@@ -11,3 +13,4 @@ def _whole(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
+DocumentLengths = Annotated[list[Annotated[Integer, Field(ge=1, le=2**32)]], Field(max_length=MOST_DOCUMENTS)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.fields import Integer
+from api.fields import DocumentLengths, Integer
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
 from autotune.prediction.calibrated import asked_here
@@ -36,6 +36,8 @@ class Asked(BaseModel):
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     """Optimizer steps of the run, over which schedules of the data are weighed."""
+    document_lengths: DocumentLengths = []
+    """Tokens of each document of a sample of the data; empty: every sample is whole."""
     memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     engine: Name = "native"
     lora_rank: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
@@ -240,6 +242,7 @@ def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel
         global_batch_size=body.global_batch_size,
         sequence_length=body.sequence_length,
         training_steps=body.training_steps,
+        document_lengths=body.document_lengths,
         engine=body.engine,
         space=space,
         pins=pins,

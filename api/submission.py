@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.commands import SubmittedCommand, allowed_command
 from api.failures import RowName, SubmittedRow
-from api.fields import Integer
+from api.fields import DocumentLengths, Integer
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
@@ -79,6 +79,8 @@ class JobSubmission(BaseModel):
     global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
+    document_lengths: DocumentLengths | None = None
+    """Tokens of each document of a sample of the data; left out: every sample is whole."""
     memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None

@@ -17,4 +17,5 @@ def question_of_session(session: Session) -> Question | None:
         model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
         sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
         training_steps=request.training_steps,
+        document_lengths=request.document_lengths,
     )  # fmt: skip

@@ -73,5 +73,6 @@ def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=work.global_batch_size,
         sequence_length=work.sequence_length, training_steps=work.training_steps,
+        document_lengths=work.document_lengths,
     )  # fmt: skip
     return [found.step_seconds.mean for found in estimates(question, configs)]

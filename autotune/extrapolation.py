@@ -106,6 +106,7 @@ class Extrapolation:
         return Question(
             model=space.model, cluster=space.cluster, engine=self.engine, global_batch_size=work.global_batch_size,
             sequence_length=work.sequence_length, training_steps=work.training_steps,
+            document_lengths=work.document_lengths,
         )  # fmt: skip
 
 

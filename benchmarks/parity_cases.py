@@ -38,6 +38,8 @@ BF16_LEAST = 1e-6
 GLOBAL_BATCH, SEQUENCE = 16, 16
 TRAINING_STEPS = 10
 """Of the run that schedules of the data are a part of; three of them are trained."""
+DOCUMENTS = (16, 9, 5, 3, 2, 7, 1, 12, 4, 11, 6, 8)
+"""Tokens of documents, where samples are such: packed they fill some rows to the last token, and others by far not."""
 MOST_LAYERS = 9
 
 # Heads that 8 ranks divide (gpt2) or 4 (the others); widths that they do not, so that shares are padded.
@@ -59,6 +61,9 @@ WIDE = "wide"
 WIDE_SHAPE = {
     **MODELS["llama"], "hidden_size": 66, "head_dim": 8, "ffn_hidden_size": 70, "vocab_size": 64,
 }  # fmt: skip
+ROUTED = "routed"
+"""Experts without a window of attention, which packed rows have none of."""
+ROUTED_SHAPE = {**MODELS["experts"], "sliding_window": 0}
 EXPERTS: Mapping[str, Mapping[str, object]] = {
     "experts": MODELS["experts"],
     "capped": {
@@ -100,6 +105,8 @@ class Case:
     model: str
     config: TrialConfig
     clipping: float = 0.05
+    documents: bool = False
+    """Whether samples are documents of `DOCUMENTS`, packed or padded."""
     refused: bool = False
     """Built although the engine refuses it, to show that it is right to."""
 
@@ -182,16 +189,17 @@ class Case:
     def label(self) -> str:
         """Everything that tells this case from others."""
         knobs = " ".join(f"{name}={value}" for name, value in self.config.differences(TrialConfig()).items())
-        return f"{self.engine}, {self.ranks} ranks, {self.model}, clipping {self.clipping}: {knobs}"
+        model = f"{self.model} on documents" if self.documents else self.model
+        return f"{self.engine}, {self.ranks} ranks, {model}, clipping {self.clipping}: {knobs}"
 
     def model_of(self) -> Model:
         return make_model(self.model, _layers(self.config))
 
     def workload(self) -> Workload:
-        return _workload(self.clipping)
+        return _workload(self.clipping, self.documents)
 
     def context(self) -> SpaceContext:
-        return _context(self.engine, self.ranks, self.model, _layers(self.config))
+        return _context(self.engine, self.ranks, self.model, _layers(self.config), self.documents)
 
 
 def make_model(name: str, layers: int) -> Model:
@@ -207,7 +215,7 @@ def make_model(name: str, layers: int) -> Model:
             reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,
             tensor_divisor=user_model.HEADS, pipeline_stages=user_model.BLOCKS,
         )  # fmt: skip
-    shape = WIDE_SHAPE if name == WIDE else {**MODELS, **EXPERTS}[name]
+    shape = WIDE_SHAPE if name == WIDE else {**MODELS, **EXPERTS, ROUTED: ROUTED_SHAPE}[name]
     return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **shape})  # type: ignore[arg-type]
 
 
@@ -218,21 +226,21 @@ def _layers(config: TrialConfig) -> int:
 
 
 @functools.cache
-def _workload(clipping: float) -> Workload:
+def _workload(clipping: float, documents: bool) -> Workload:
     return Workload(
         global_batch_size=GLOBAL_BATCH, sequence_length=SEQUENCE, learning_rate=1e-2, gradient_clipping=clipping,
-        nvme_path=tempfile.gettempdir(), training_steps=TRAINING_STEPS,
+        nvme_path=tempfile.gettempdir(), training_steps=TRAINING_STEPS, document_lengths=DOCUMENTS if documents else (),
     )  # fmt: skip
 
 
 @functools.cache
-def _context(engine: str, ranks: int, model: str, layers: int) -> SpaceContext:
+def _context(engine: str, ranks: int, model: str, layers: int, documents: bool) -> SpaceContext:
     device = DeviceSpec(name="cpu", kind="cpu", memory_bytes=2**30, peak_flops={"fp64": 1e9, "fp32": 1e9, "bf16": 1e9})
     cluster = ClusterSpec(
         name="local", nodes=1, devices_per_node=ranks, device=device, intra_node_bandwidth=1e9, inter_node_bandwidth=1e9,
         host_memory_bytes=2**34, cores_per_node=ranks,
     )  # fmt: skip
     return SpaceContext(
-        model=make_model(model, layers), cluster=cluster, workload=_workload(0.0), world_size=ranks,
+        model=make_model(model, layers), cluster=cluster, workload=_workload(0.0, documents), world_size=ranks,
         capability=CAPABILITIES[engine],
     )  # fmt: skip

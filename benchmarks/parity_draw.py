@@ -88,8 +88,9 @@ def refused_by(case: Case) -> str | None:
 class Draw:
     """Fills in what a case leaves open, always in the same way for the same seed."""
 
-    def __init__(self, engine: str, ranks: int, seed: str) -> None:
-        self.capability, self.ranks = CAPABILITIES[engine], ranks
+    def __init__(self, engine: str, ranks: int, seed: str, documents: bool = False) -> None:
+        """`documents`: whether samples of all cases are documents."""
+        self.capability, self.ranks, self.documents = CAPABILITIES[engine], ranks, documents
         self._random = random.Random(f"{seed} {engine} {ranks}")
 
     def case(self, knobs: Knobs, models: Sequence[str] = (*MODELS, BRANCH, USER)) -> Case | None:
@@ -105,7 +106,7 @@ class Draw:
         for model, size, reshard in options:
             config = TrialConfig().replace({**BASE, "micro_batch_size": size, "reshard_after_forward": reshard, **chosen})
             config = config.replace({name: getattr(TrialConfig(), name) for name in self._dishonoured(config, knobs)})
-            case = Case(engine=engine, ranks=self.ranks, model=model, config=config, clipping=clipping)
+            case = Case(engine=engine, ranks=self.ranks, model=model, config=config, clipping=clipping, documents=self.documents)
             rule = refused_by(case)
             if rule is None:
                 settled = dataclasses.replace(case, config=canonical(config, case.context()))

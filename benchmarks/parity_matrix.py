@@ -9,6 +9,7 @@ from benchmarks.parity_options import (
     attention,
     beside_frozen,
     beside_products,
+    documents,
     experts,
     integers,
     near,
@@ -34,6 +35,7 @@ def matrix(ranks: int) -> list[Case]:
         sections = [crossed(engine, ranks), copies(engine, ranks), offloads(engine, ranks)]
         if ranks <= 4:
             sections += [data_parallel(engine, ranks), precisions(engine, ranks), attention(engine, ranks)]
+            sections += [documents(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [micro_batches(engine, ranks), written(engine, ranks), optimizers(engine, ranks)]
             sections += [experts(engine, ranks), activations(engine, ranks), beside_products(engine, ranks)]

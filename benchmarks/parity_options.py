@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import EXPERTS, MODELS, USER, WIDE, Case
+from benchmarks.parity_cases import EXPERTS, MODELS, ROUTED, USER, WIDE, Case
 from benchmarks.parity_draw import (
     CHECKPOINTING,
     FROZEN,
@@ -195,6 +195,38 @@ def scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
         values: Sequence[Value] = ("sgd", "lamb", "muon") if besides == "optimizer" else (2,)
         for value in values:
             yield draw.case({**schedule, besides: value, "zero_stage": 2 if besides == "optimizer" else 3}, [*MODELS])
+
+
+def documents(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Documents packed into rows, and padded ones: each layout, pipeline schedule and stage, on 4 ranks every third; every
+    fourth is padded. Checkpointing and what is offloaded in turn; adapters, kernels, types and every optimizer once.
+    """
+    draw = Draw(engine, ranks, "documents", documents=True)
+    packed: Knobs = {"pack_sequences": True}
+    models = ["llama", "gpt2", ROUTED]
+    turn = 0
+    for layout, stage in product(layouts(ranks), stages_of(engine)):
+        for run in pipelines(layout):
+            knobs: Knobs = {**layout, **run, "zero_stage": stage, **CHECKPOINTING[turn % len(CHECKPOINTING)]}
+            turn += 1
+            if ranks > 2 and turn % 3:
+                continue
+            divided = layout["context_parallel_size"] != 1
+            yield draw.case(knobs if divided or turn % 4 == 0 else {**knobs, **packed}, models)
+            if turn % 4 == 1:
+                yield draw.case({**knobs, **packed, **draw.choose(OFFLOADS)}, models)
+    if ranks > 2:
+        return
+    besides: tuple[Knobs, ...] = (
+        {"lora_rank": 2}, {"adapter_size": 3}, {"loss_chunk_size": 20}, {"attention_backend": "math"}, {"precision": "bf16"},
+        {"async_tensor_parallel": True, "tensor_parallel_size": 2}, {"expert_parallel_size": 2, "micro_batch_size": 4},
+        {"tensor_parallel_size": 2, "sequence_parallel": True, "loss_chunk_size": 20}, {"precision": "fp16"},
+        *({"optimizer": name} for name in ("sgd", "lamb", "muon")),
+    )  # fmt: skip
+    for place, knobs in enumerate(besides):
+        yield draw.case({**packed, "zero_stage": stages_of(engine)[place % len(stages_of(engine))], **knobs}, models)
+    for knobs in ({"prompt_length": 4}, {"prefix_length": 3}, {"attention_window": 5}):
+        yield draw.case({**knobs, "zero_stage": stages_of(engine)[-1]}, models)
 
 
 def near(engine: str, ranks: int) -> Iterator[Case | None]:

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.parity_cases import NARROW, Case
+from benchmarks.reference_documents import documents_loss
 from benchmarks.reference_optimizers import reference_optimizers
 from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
 from executor.data import Data, FactoryData, text_data
+from executor.document_data import document_data
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
@@ -27,6 +29,7 @@ from executor.user_module.factory import load_factory
 from search_spaces.configured import configured
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
 from search_spaces.windows import Window
 
 STEPS = 3
@@ -49,7 +52,8 @@ def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
     model = configured(case.model_of(), case.config)
-    losses, norms, weights = _reference(model, case.workload(), dtype, case.config.optimizer, schedule_of(case.config))
+    told = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
+    losses, norms, weights = _reference(model, case.workload(), dtype, *told)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
@@ -101,7 +105,8 @@ def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
 
 @functools.lru_cache(maxsize=64)
 def _reference(
-    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw", schedule: Schedule = ()
+    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw", schedule: Schedule = (),
+    packed: bool = False,
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
     """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.
 
@@ -110,12 +115,16 @@ def _reference(
     """
     module = _module(model, workload, dtype).to(torch.float64)
     optimizers = reference_optimizers(optimizer, module, workload)
-    data = _data(model, workload)
+    data = _data(model, workload, packed)
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(STEPS):
         with patch.object(attention, "attend_to_window", _attend_by_a_mask):
-            output = scheduled_loss(module, model, workload, schedule, step, _exact(data.global_batch(step)))
+            batch = _exact(data.global_batch(step))
+            if workload.document_lengths:
+                output: object = documents_loss(module, batch)
+            else:
+                output = scheduled_loss(module, model, workload, schedule, step, batch)
         loss = loss_from(output)
         loss.backward()
         for parameter in module.parameters():
@@ -149,7 +158,9 @@ def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
     return load_factory(model.reference, workload).module.to(dtype).eval()  # engines leave the random out of the first steps
 
 
-def _data(model: Model, workload: Workload) -> Data:
+def _data(model: Model, workload: Workload, packed: bool) -> Data:
+    if isinstance(model, ModelSpec) and workload.document_lengths:
+        return document_data(TrialConfig(pack_sequences=packed), workload, model.vocab_size)
     if isinstance(model, ModelSpec):
         return text_data(workload, model.vocab_size)
     return FactoryData(batch=load_factory(model.reference, workload).batch, workload=workload)

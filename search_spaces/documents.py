@@ -73,6 +73,22 @@ def looked_at(lengths: tuple[int, ...], sequence_length: int) -> float:
     return _over_tokens((*lengths, *padding), float)
 
 
+def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] | None:
+    """What is wrong with a workload's lengths, and the remedy; None: nothing."""
+    if not isinstance(lengths, list | tuple):
+        return f"{lengths!r} is no list of numbers", "list the tokens of each document, such as [128, 17, 64]"
+    if len(lengths) > MOST_DOCUMENTS:
+        return f"{len(lengths)} lengths are more than {MOST_DOCUMENTS}", f"give a sample of at most {MOST_DOCUMENTS} documents"
+    wrong = next((one for one in lengths if not isinstance(one, int) or isinstance(one, bool) or one < 1), None)
+    if wrong is not None:
+        return f"{wrong!r} is not a whole number of 1 or more", "give the tokens of each document"
+    longest = max(lengths, default=0)
+    if longest > sequence_length:
+        problem = f"a document of {longest} tokens does not fit into a sample of {sequence_length}"
+        return problem, "cut such documents into several, or raise the sequence length (--seq-len)"
+    return None
+
+
 def _over_tokens(lengths: tuple[int, ...], of: Callable[[int], float]) -> float:
     """The mean, over all tokens, of what each has by its document's length."""
     return sum(of(length) * length for length in lengths if length) / sum(lengths)

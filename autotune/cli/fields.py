@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.jobs.baselines import read_baseline
 from autotune.jobs.config_file import read_config_file
+from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.failures_field import read_failures
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
@@ -24,6 +25,8 @@ def request_fields(
     fields["pins"] = {**fields.get("pins", {}), **parse_pins(pins)}
     if isinstance(fields.get("failures"), Path):
         fields["failures"] = read_failures(fields["failures"])
+    if isinstance(fields.get("document_lengths"), str):
+        fields["document_lengths"] = read_lengths(fields["document_lengths"])
     if baseline is not None:
         fields["baseline"] = read_baseline(baseline)
     return fields

@@ -33,6 +33,7 @@ def submit(
     global_batch_size: options.GlobalBatchSize = None,
     seq_len: options.SeqLen = None,
     training_steps: options.TrainingSteps = None,
+    document_lengths: options.DocumentLengths = None,
     memory_limit: options.Bytes = None,
     headroom: options.Headroom = None,
     set_: options.Pins = None,
@@ -75,7 +76,7 @@ def submit(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
-        training_steps=training_steps,
+        training_steps=training_steps, document_lengths=document_lengths,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,

@@ -90,6 +90,13 @@ SeqLen = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sampl
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
 ]
+DocumentLengths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LENGTHS",
+        help="Tokens of each document of a sample of your data, with commas, or a file of them; default: samples are whole.",
+    ),
+]
 Headroom = Annotated[
     float | None, typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]")
 ]

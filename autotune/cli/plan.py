@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
+from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.ray_cluster import asked_cluster
 from autotune.prediction.largest import largest
 from autotune.prediction.plan import PlanOptions, plan
@@ -39,6 +40,7 @@ class PlanCommandOptions:
     global_batch_size: int | None
     sequence_length: int | None
     training_steps: int | None
+    document_lengths: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -66,6 +68,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         training_steps=options.training_steps,
+        document_lengths=read_lengths(options.document_lengths),
         engine=options.engine,
         space=options.space,
         pins=parse_pins(options.pins),

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from autotune.cli.prediction_table import print_estimate
 from autotune.cli.status import Status
+from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.ray_cluster import asked_cluster
 from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.question import Question, cluster_of, model_of, question_of
@@ -30,6 +31,7 @@ class PredictOptions:
     global_batch_size: int | None
     sequence_length: int | None
     training_steps: int | None
+    document_lengths: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -51,6 +53,7 @@ def predict_command(options: PredictOptions) -> Status:
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         training_steps=options.training_steps,
+        document_lengths=read_lengths(options.document_lengths),
         engine=options.engine,
         pins=parse_pins(options.pins),
         nvme_path=options.nvme,

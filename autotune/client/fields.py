@@ -49,6 +49,8 @@ class SubmissionFields(TypedDict, total=False):
     """Tokens in a sample."""
     training_steps: int | None
     """Optimizer steps of the run, over which schedules of the data are weighed."""
+    document_lengths: Sequence[int] | None
+    """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
     memory_limit_bytes: int | None
     """Bytes a rank may allocate."""
     headroom: float | None
@@ -85,6 +87,8 @@ class AskedFields(TypedDict, total=False):
     """Tokens in a sample."""
     training_steps: int | None
     """Optimizer steps of the run, over which schedules of the data are weighed."""
+    document_lengths: Sequence[int] | None
+    """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
     memory_limit_bytes: int | None
     engine: str | None
     lora_rank: int | None

@@ -1,10 +1,12 @@
 """A request as a TOML file: `autotune sweep --config sweep.toml`."""
 
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.failures_field import read_failures
 from autotune.jobs.request import FIELDS, nearest_field
 
@@ -18,6 +20,11 @@ OPTION_NAMES = {
     "environment": "environment_settings",
 }
 """Options of the command line whose field has another name; a file may use either."""
+READERS: Mapping[str, Callable[[str, Path], Any]] = {
+    "failures": lambda name, folder: read_failures(folder / name),
+    "document_lengths": read_lengths,
+}
+"""Field -> what reads its text, which may be a file's name, in a folder."""
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -40,5 +47,5 @@ def read_config_file(path: Path) -> dict[str, Any]:
             raise RequestError(key, f"is not a field of a request ({path})", nearest_field(name))
         if name in fields:
             raise RequestError(key, f"is given twice in {path}", "leave one of them out")
-        fields[name] = read_failures(path.parent / value) if name == "failures" and isinstance(value, str) else value
+        fields[name] = READERS[name](value, path.parent) if name in READERS and isinstance(value, str) else value
     return fields

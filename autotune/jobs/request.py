@@ -15,6 +15,7 @@ from autotune.jobs.shape import parse_shape
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
+from search_spaces.documents import documents_problem
 from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
@@ -84,6 +85,9 @@ class JobRequest:
     training_steps: int | None = None
     """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: nothing can be
     scheduled."""
+    document_lengths: tuple[int, ...] = ()
+    """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
+    every sample is whole."""
     memory_limit_bytes: int | None = None
     """Allocator bytes per rank beyond which a trial is INFEASIBLE; None: what the device has."""
     headroom: float = 0.05
@@ -156,6 +160,7 @@ class JobRequest:
         for name in ("ranks", "training_steps", "memory_limit_bytes"):
             if getattr(self, name) is not None:
                 self._require_whole(name, 1)
+        self._require_documents()
         self._require_positive("trial_timeout")
         for name, what in _BUDGETS.items():
             if getattr(self, name) is not None:
@@ -182,6 +187,7 @@ class JobRequest:
             data_path=self.data_path,
             nvme_path=self.nvme_path,
             training_steps=self.training_steps,
+            document_lengths=self.document_lengths,
         )
 
     @property
@@ -207,6 +213,11 @@ class JobRequest:
         self._require(
             whole and value >= least, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}"
         )
+
+    def _require_documents(self) -> None:
+        found = documents_problem(self.document_lengths, self.sequence_length)
+        if found is not None:
+            raise RequestError("document_lengths", *found)
 
     def _require_positive(self, name: str, what: str = "seconds") -> None:
         value = getattr(self, name)

@@ -72,6 +72,10 @@ class Shapes:
     """Trained keys and values that every token looks at in each layer."""
     prompt: Array = field(default_factory=lambda: np.zeros(1))
     """Virtual tokens that stand before those of a sample."""
+    document: Array = field(default_factory=lambda: np.zeros(1))
+    """Tokens of its own document that attention looks at for a token of a packed row, on the mean; 0: rows are not packed."""
+    useful: Array = field(default_factory=lambda: scalar(1.0))
+    """Tokens of documents as a share of a row's."""
 
     @property
     def inside(self) -> Array:
@@ -81,7 +85,8 @@ class Shapes:
     @property
     def looked(self) -> Array:
         """Of those, as many as attention looks back at."""
-        return np.where(self.window < self.sequence, np.minimum(self.window, self.inside), self.inside)
+        whole = np.where(self.window < self.sequence, np.minimum(self.window, self.inside), self.inside)
+        return np.where(self.document > 0, self.document, whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
+from autotune.prediction.documents import documented
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
 from autotune.prediction.schedules import scheduled
@@ -33,7 +34,7 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
     shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
     return Cases(
-        shapes=windowed_shapes(shapes, model, workload.sequence_length, configs),
+        shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), workload, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}),

@@ -8,6 +8,7 @@ import numpy as np
 from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, RankTable, Software, scalar
 from autotune.prediction.config_cases import MASTER, engine_software, gathered_bytes, shapes_of
+from autotune.prediction.documents import documented
 from autotune.prediction.grid import Codes, Grid, Rows
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
@@ -19,13 +20,14 @@ from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.compression import REDUCED_BYTES, SIGN_BYTES
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import moment_bytes
+from search_spaces.packing_rules import PACK
 from search_spaces.space import SearchSpace
 from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
 UNIFORM = (
     "precision", "attention_backend", "attention_window", "attention_global_tokens", *METHODS, "lora_targets", "frozen_dtype",
-    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
+    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps", PACK,
 )  # fmt: skip
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
@@ -45,7 +47,8 @@ class GridCases:
         precision, attention = same["precision"], same["attention_backend"]
         self._alike = space.base.replace(same)
         length, alike = space.workload.sequence_length, [self._alike]
-        self._shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
+        shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
+        self._shapes = documented(shapes, space.workload, alike)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
         self._width = scalar(PARAMETER_BYTES[str(precision)])

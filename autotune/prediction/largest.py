@@ -106,7 +106,9 @@ def _sizes(question: Question, dimension: Dimension) -> list[Question]:
     """The question at every size, the smallest first."""
     match dimension:
         case Dimension.SEQ_LEN:
-            return [dataclasses.replace(question, sequence_length=length) for length in _lengths(question.model)]
+            longest = max(question.document_lengths, default=0)
+            lengths = [length for length in _lengths(question.model) if length >= longest]
+            return [dataclasses.replace(question, sequence_length=length) for length in lengths]
         case Dimension.MICRO_BATCH:
             pins = dict(question.pins)
             return [

@@ -12,6 +12,7 @@ from autotune.prediction.rates import rates_for
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
+from search_spaces.documents import documents_problem
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.huggingface import is_factory_reference, resolve_model
@@ -33,7 +34,8 @@ class Question:
     """One model, cluster, workload and engine.
 
     Raises:
-        RequestError: a size is not positive, or the samples are longer than the model has positions for.
+        RequestError: a size is not positive, documents do not fit into samples, or the samples are longer than the model has
+            positions for.
     """
 
     model: ModelSpec
@@ -51,6 +53,8 @@ class Question:
     """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
     training_steps: int | None = None
     """Optimizer steps of the run, over which schedules of the data are weighed; None: nothing is scheduled."""
+    document_lengths: tuple[int, ...] = ()
+    """Tokens of each document of a sample of the data; empty: every sample is whole."""
     most_steps: int | None = None
     """What asking the rules may take, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
@@ -63,6 +67,8 @@ class Question:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(name, f"{value} is not positive", "give at least 1")
+        if (found := documents_problem(self.document_lengths, self.sequence_length)) is not None:
+            raise RequestError("document_lengths", *found)
         model = self.model
         if model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
             beyond = f"{self.sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
@@ -76,6 +82,7 @@ class Question:
             sequence_length=self.sequence_length,
             nvme_path=self.nvme_path,
             training_steps=self.training_steps,
+            document_lengths=self.document_lengths,
         )
 
     @property
@@ -116,7 +123,7 @@ class Question:
 def question_of(
     model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
     engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
-    nvme_path: str | None = None, training_steps: int | None = None,
+    nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
 ) -> Question:  # fmt: skip
     """The question, with what holds where nothing is said."""
     capability_of(engine)
@@ -126,6 +133,7 @@ def question_of(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
         most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
+        document_lengths=tuple(document_lengths),
     )  # fmt: skip
 
 

@@ -51,12 +51,13 @@ def over_schedule(cases: Cases, parts_at: Callable[[Cases], Parts]) -> Parts:
     """Seconds for a whole step's worth of useful tokens, on the mean of the job: the weighted points' seconds, over the share
     of a whole step's tokens that their steps train on.
     """
-    if not np.any(cases.layouts.first_weight > 0):
-        return parts_at(cases)
     found: Parts = {}
-    for weight, own in _points(cases):
-        for name, seconds in parts_at(own).items():
-            found[name] = found.get(name, 0.0) + weight * seconds
+    if np.any(cases.layouts.first_weight > 0):
+        for weight, own in _points(cases):
+            for name, seconds in parts_at(own).items():
+                found[name] = found.get(name, 0.0) + weight * seconds
+    else:
+        found = parts_at(cases)
     share = useful_share(cases)
     return {name: seconds / share for name, seconds in found.items()}
 
@@ -65,7 +66,7 @@ def useful_share(cases: Cases) -> Array:
     """Tokens that count toward the loss, on the mean of the job, as a share of whole samples'."""
     layouts, whole = cases.layouts, cases.shapes.sequence
     missing = layouts.first_weight * (whole - layouts.first_tokens) + layouts.middle_weight * (whole - layouts.middle_tokens)
-    return np.where(layouts.drops > 0, 1.0, 1.0 - missing / whole)
+    return np.where(layouts.drops > 0, 1.0, 1.0 - missing / whole) * cases.shapes.useful
 
 
 def _points(cases: Cases) -> Iterator[tuple[Array, Cases]]:

@@ -49,6 +49,7 @@ def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None =
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=space.workload.global_batch_size,
         sequence_length=space.workload.sequence_length, known=known, training_steps=space.workload.training_steps,
+        document_lengths=space.workload.document_lengths,
     )  # fmt: skip
     room = room_of(question)
     found: list[tuple[float, str]] = []

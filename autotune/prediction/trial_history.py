@@ -77,6 +77,7 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
                 global_batch_size=request.global_batch_size,
                 sequence_length=request.sequence_length,
                 training_steps=request.training_steps,
+                document_lengths=request.document_lengths,
             )
             key = (model, workload, config.precision, config.attention_backend == "math")
             gathered = found.setdefault(key, _Gathered(model, workload))

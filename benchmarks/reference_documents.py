@@ -1,0 +1,35 @@
+"""Documents in plain PyTorch, each by itself: what packed and padded rows are held against."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from executor.document_data import NO_TARGET, PLACES
+from executor.engines.native.model import Transformer
+
+Document = tuple[Tensor, Tensor]
+"""Tokens and labels."""
+
+
+def documents_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The mean loss over all targets of a batch, of documents that the module sees one at a time, as samples of their length."""
+    if not isinstance(module, Transformer):
+        raise TypeError("documents are of samples of our own")
+    whole, losses, count = module.sequence_length, [], 0
+    for tokens, labels in documents_of(batch):
+        module.set_length(len(tokens))
+        losses.append(module(tokens[None], labels[None]) * len(tokens))
+        count += len(tokens)
+    module.set_length(whole)
+    return torch.stack(losses).sum() / count
+
+
+def documents_of(batch: Mapping[str, Tensor]) -> Iterator[Document]:
+    """The documents of a global batch, row by row; padding is left out."""
+    for place, (tokens, labels) in enumerate(zip(batch["tokens"], batch["labels"], strict=True)):
+        starts = (batch[PLACES][place] == 0).nonzero().flatten().tolist() if PLACES in batch else [0]
+        for first, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+            used = labels[first:end] != NO_TARGET
+            if used.any():
+                yield tokens[first:end][used], labels[first:end][used]
