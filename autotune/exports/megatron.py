@@ -30,6 +30,8 @@ TARGET = Target(
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
         "reshard_after_forward": "Megatron-FSDP always frees parameters after forward",
         "offload_param": "Megatron-LM keeps parameters on the device",
+        "pack_sequences": "its datasets always join documents and cut them where a row ends; --reset-position-ids, "
+        "--reset-attention-mask and --eod-mask-loss keep them apart",
         "loss_chunk_size": "--cross-entropy-loss-fusion saves some of that memory",
         "allgather_bucket_size": "parameters are gathered in the buckets of --ddp-bucket-size",
         "attention_global_tokens": "--window-size speaks of neighbours alone; write a mask of your own",

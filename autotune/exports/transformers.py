@@ -22,6 +22,8 @@ TARGET = Target(
     }),
     elsewhere={
         "attention_backend": "give from_pretrained an attn_implementation",
+        "pack_sequences": "give the Trainer a DataCollatorWithFlattening, and from_pretrained "
+        "attn_implementation=flash_attention_2; or use TRL's SFTConfig with packing=True",
         "attention_window": "give from_pretrained this sliding_window, where the model's class has one",
     },
     refused={

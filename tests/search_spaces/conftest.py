@@ -25,12 +25,15 @@ def _context(
     sequence: int = 128,
     capability: Capability | None = None,
     training_steps: int | None = None,
+    documents: tuple[int, ...] = (),
 ) -> SpaceContext:
     where = resolve_cluster(cluster) if isinstance(cluster, str) else cluster
     return SpaceContext(
         model=resolve_model(model) if isinstance(model, str) else model,
         cluster=where,
-        workload=Workload(global_batch_size=batch, sequence_length=sequence, training_steps=training_steps),
+        workload=Workload(
+            global_batch_size=batch, sequence_length=sequence, training_steps=training_steps, document_lengths=documents
+        ),
         world_size=where.world_size,
         capability=capability,
     )

@@ -43,6 +43,10 @@ RUN = {"training_steps": 1000}
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 
+DOCUMENTS = {"documents": (128, 64, 17)}
+PACKED = {"pack_sequences": True}
+NO_PACKER = Capability(engine="plain", knobs={"curriculum_start_length": None})
+
 REFUSED = [
     ("world-divides", {"pipeline_parallel_size": 3}, {}),
     ("world-divides", {"tensor_parallel_size": 4, "context_parallel_size": 4}, {}),
@@ -122,6 +126,17 @@ REFUSED = [
     ("adapters-together", {"lora_rank": 8, "prefix_length": 8}, {}),
     ("virtual-tokens", {"prompt_length": 2**20}, {}),
     ("ulysses-heads", {"context_parallel_size": 3, "context_parallel_method": "ulysses"}, {}),
+    ("documents-model", {}, {**DOCUMENTS, "model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("documents-engine", {}, {**DOCUMENTS, "capability": NO_PACKER}),
+    ("documents-experts", {}, {**DOCUMENTS, "model": BALANCED}),
+    ("documents-experts", PACKED, {**DOCUMENTS, "model": CAPPED}),
+    ("documents-schedule", CURRICULUM, {**DOCUMENTS, **RUN}),
+    ("documents-schedule", RANDOM_LTD, {**DOCUMENTS, **RUN}),
+    ("pack-context", {**PACKED, "context_parallel_size": 2}, DOCUMENTS),
+    ("pack-window", {**PACKED, "attention_window": 8}, DOCUMENTS),
+    ("pack-window", PACKED, {"documents": (4096, 64), "model": "mistral-7b", "sequence": 8192}),
+    ("pack-tokens", {**PACKED, "prompt_length": 8}, DOCUMENTS),
+    ("pack-compiled", {**PACKED, "compile_blocks": True}, DOCUMENTS),
     ("attention-window", {"attention_window": 8}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 128}, RUN),
     ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 20}, RUN),
@@ -178,6 +193,10 @@ def test_every_rule_is_seen_to_refuse() -> None:
             {"capability": PICKY, "cluster": resolve_cluster("local", ranks=1)},
         ),
         ({"zero_stage": 3}, {"capability": PICKY}),
+        (PACKED, {**DOCUMENTS, "capability": Capability(engine="packer", knobs=dict.fromkeys(PACKED))}),
+        ({**PACKED, "expert_parallel_size": 8}, {**DOCUMENTS, "model": "mixtral-8x7b"}),
+        ({"context_parallel_size": 2, "attention_window": 8, "compile_blocks": True}, DOCUMENTS),
+        ({}, {**DOCUMENTS, "model": CAPPED}),
         ({"expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
         ({"expert_parallel_size": 8}, {"model": CAPPED}),
         ({"context_parallel_size": 2}, {"model": EXPERTS}),

@@ -75,6 +75,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
         layouts.first_weight + layouts.middle_weight,
         layouts.first_weight * layouts.drops,
+        CHOICE * (cases.shapes.document > 0),
         CHOICE * (at_three & np.isfinite(layouts.gather_bytes)),
         np.log2(1 + layouts.near) * at_three,
         _doublings(numbers("onebit_warmup_steps", float)),

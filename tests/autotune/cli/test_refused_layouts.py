@@ -44,6 +44,8 @@ DEEPSPEED = ("config.json", "--engine", "deepspeed")
 RUN = ("config.json", "--training-steps", "1000")
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
+DOCUMENTS = ("--document-lengths", "128,64,17")
+PACKED = {"pack_sequences": "true"}
 ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
 CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
@@ -222,6 +224,14 @@ CASES: dict[str, Case] = {
     "tokens dropped before experts": ("random-ltd-layers", RANDOM_LTD, ("experts.json", *RUN[1:])),
     "tokens dropped of divided sequences": ("random-ltd-divided", {**RANDOM_LTD, "context_parallel_size": 2}, RUN),
     "tokens dropped of a growing sequence": ("random-ltd-curriculum", {**RANDOM_LTD, **CURRICULUM}, RUN),
+    "documents of a module of the user's": ("documents-model", {}, ("factory:build", *DOCUMENTS)),
+    "documents of deepspeed": ("documents-engine", {}, (*DEEPSPEED, *DOCUMENTS)),
+    "documents before places of experts": ("documents-experts", PACKED, ("capped.json", *DOCUMENTS)),
+    "documents of a growing length": ("documents-schedule", CURRICULUM, (*RUN, *DOCUMENTS)),
+    "packed rows of context ranks": ("pack-context", {**PACKED, "context_parallel_size": 2}, ("config.json", *DOCUMENTS)),
+    "a window over packed rows": ("pack-window", {**PACKED, "attention_window": 8}, ("config.json", *DOCUMENTS)),
+    "a prompt before packed rows": ("pack-tokens", {**PACKED, "prompt_length": 4}, ("config.json", *DOCUMENTS)),
+    "packed rows of compiled blocks": ("pack-compiled", {**PACKED, "compile_blocks": True}, ("config.json", *DOCUMENTS)),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
     "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),

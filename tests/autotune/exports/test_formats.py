@@ -118,6 +118,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "random_ltd_steps": (200, {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}),
     "gather_dtype": ("int8", SHARDED),
     "secondary_shard_size": (8, SHARDED),
+    "pack_sequences": (True, {}),
     "onebit_warmup_steps": (50, {"optimizer": "onebit_adam"}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""
