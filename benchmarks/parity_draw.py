@@ -106,7 +106,9 @@ class Draw:
         for model, size, reshard in options:
             config = TrialConfig().replace({**BASE, "micro_batch_size": size, "reshard_after_forward": reshard, **chosen})
             config = config.replace({name: getattr(TrialConfig(), name) for name in self._dishonoured(config, knobs)})
-            case = Case(engine=engine, ranks=self.ranks, model=model, config=config, clipping=clipping, documents=self.documents)
+            case = Case(
+                engine=engine, ranks=self.ranks, model=model, config=config, clipping=clipping, documents=self.documents
+            )
             rule = refused_by(case)
             if rule is None:
                 settled = dataclasses.replace(case, config=canonical(config, case.context()))

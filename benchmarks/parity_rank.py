@@ -105,7 +105,11 @@ def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
 
 @functools.lru_cache(maxsize=64)
 def _reference(
-    model: Model, workload: Workload, dtype: torch.dtype, optimizer: str = "adamw", schedule: Schedule = (),
+    model: Model,
+    workload: Workload,
+    dtype: torch.dtype,
+    optimizer: str = "adamw",
+    schedule: Schedule = (),
     packed: bool = False,
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
     """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.

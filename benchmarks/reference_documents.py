@@ -13,7 +13,7 @@ Document = tuple[Tensor, Tensor]
 
 
 def documents_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The mean loss over all targets of a batch, of documents that the module sees one at a time, as samples of their length."""
+    """The mean loss over all targets of a batch, whose documents the module sees one at a time, as samples of their length."""
     if not isinstance(module, Transformer):
         raise TypeError("documents are of samples of our own")
     whole, losses, count = module.sequence_length, [], 0

@@ -36,8 +36,8 @@ class DocumentData:
     packed: bool
 
     def global_batch(self, step: int) -> dict[str, Tensor]:
-        """`tokens` and `labels` [global batch, sequence], int64, labels one token ahead and `NO_TARGET` on padding; packed, also
-        `places` [global batch, sequence], which begin anew with each document and with the padding behind the last."""
+        """`tokens` and `labels` [global batch, sequence], int64, labels one token ahead and `NO_TARGET` on padding; packed,
+        also `places` [global batch, sequence], which begin anew with each document and with the padding behind the last."""
         size, length = self.workload.global_batch_size, self.workload.sequence_length
         rows = [self._row(step * size + place) for place in range(size)]
         documents = torch.tensor([document for row in rows for document in row])

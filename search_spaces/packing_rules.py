@@ -3,20 +3,15 @@
 from search_spaces.adapters import VIRTUAL_TOKENS
 from search_spaces.context import SpaceContext
 from search_spaces.data_schedule import is_scheduled
+from search_spaces.errors import IllegalConfigError
 from search_spaces.model import ModelSpec
+from search_spaces.rule import Rule
 from search_spaces.trial_config import TrialConfig
 from search_spaces.windows import window_of, windowed
 
-PACK = "pack_sequences"
-
-DOCUMENTS_REMEDY = "leave document_lengths out, or give a preset or a config.json"
+PACK, CONTEXT = "pack_sequences", "context_parallel_size"
+SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
 ENGINE_REMEDY = "leave document_lengths out, or use an engine that honours pack_sequences (native, ddp, fsdp2)"
-EXPERTS_REMEDY = "leave document_lengths out, or use a model without them"
-SCHEDULED_REMEDY = "leave document_lengths out, or set curriculum_start_length=0 and random_ltd_start_tokens=0"
-CONTEXT_REMEDY = "set pack_sequences=false or context_parallel_size=1"
-WINDOW_REMEDY = "set pack_sequences=false, or attention_window=0 with a model that has no window of its own"
-VIRTUAL_REMEDY = "set pack_sequences=false, or prefix_length=0 and prompt_length=0"
-COMPILED_REMEDY = "set pack_sequences=false or compile_blocks=false"
 
 
 def documents_model(_: TrialConfig, context: SpaceContext) -> str | None:
@@ -86,3 +81,45 @@ def pack_compiled(config: TrialConfig, _: SpaceContext) -> str | None:
     if not config.pack_sequences or not config.compile_blocks:
         return None
     return "blocks would be compiled anew for the documents of every micro-batch"
+
+
+DOCUMENT_RULES: tuple[Rule, ...] = (
+    Rule("documents-model", (PACK,), "leave document_lengths out, or give a preset or a config.json", documents_model),
+    Rule("documents-engine", (PACK,), ENGINE_REMEDY, documents_engine),
+    Rule("documents-experts", (PACK,), "leave document_lengths out, or use a model without them", documents_experts),
+)
+"""Of documents at all."""
+PACKING_RULES: tuple[Rule, ...] = (
+    Rule(
+        "documents-schedule",
+        SCHEDULES,
+        "leave document_lengths out, or set curriculum_start_length=0 and random_ltd_start_tokens=0",
+        documents_schedule,
+    ),
+    Rule("pack-context", (PACK, CONTEXT), "set pack_sequences=false or context_parallel_size=1", pack_context),
+    Rule(
+        "pack-window",
+        (PACK, "attention_window", "attention_global_tokens"),
+        "set pack_sequences=false, or attention_window=0 with a model that has no window of its own",
+        pack_window,
+    ),
+    Rule(
+        "pack-tokens",
+        (PACK, *VIRTUAL_TOKENS),
+        "set pack_sequences=false, or prefix_length=0 and prompt_length=0",
+        pack_tokens,
+    ),
+    Rule("pack-compiled", (PACK, "compile_blocks"), "set pack_sequences=false or compile_blocks=false", pack_compiled),
+)
+"""Of what stands beside documents, and beside rows in which they are packed."""
+
+
+def require_documents(context: SpaceContext) -> None:
+    """Refuse documents that no configuration trains on.
+
+    Raises:
+        IllegalConfigError: the engine or the model is not for them.
+    """
+    for rule in DOCUMENT_RULES:
+        if (message := rule.check(TrialConfig(), context)) is not None:
+            raise IllegalConfigError(rule.name, message, rule.remedy)

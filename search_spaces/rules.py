@@ -1,8 +1,5 @@
 """Which configurations are refused, by which rule, and what to do about it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from search_spaces import adapters
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
@@ -10,27 +7,10 @@ from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.packing_rules import DOCUMENT_RULES, PACKING_RULES
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
-from search_spaces.packing_rules import (
-    COMPILED_REMEDY,
-    CONTEXT_REMEDY,
-    DOCUMENTS_REMEDY,
-    ENGINE_REMEDY,
-    EXPERTS_REMEDY,
-    PACK,
-    SCHEDULED_REMEDY,
-    VIRTUAL_REMEDY,
-    WINDOW_REMEDY,
-    documents_engine,
-    documents_experts,
-    documents_model,
-    documents_schedule,
-    pack_compiled,
-    pack_context,
-    pack_tokens,
-    pack_window,
-)
 from search_spaces.refusal import Refusal
+from search_spaces.rule import Rule
 from search_spaces.schedule_rules import (
     CURRICULUM,
     DIVIDES_REMEDY,
@@ -52,20 +32,6 @@ from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from search_spaces.windows import window_problem, windowed
 
 _DEFAULTS = TrialConfig()
-
-Check = Callable[[TrialConfig, SpaceContext], str | None]
-"""What is wrong with the configuration, in one clause without the remedy; None: nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A legal configuration passes every rule; `check` looks at the knobs in `reads` alone."""
-
-    name: str
-    reads: tuple[str, ...]
-    remedy: str
-    check: Check
-
 
 TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
 EP, ZERO, EVERY = "expert_parallel_size", "zero_stage", "checkpoint_every_k"
@@ -381,14 +347,8 @@ RULES: tuple[Rule, ...] = (
     Rule("random-ltd-layers", (RANDOM_LTD[0], WINDOW, "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),
     Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *adapters.VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
     Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
-    Rule("documents-model", (PACK,), DOCUMENTS_REMEDY, documents_model),
-    Rule("documents-engine", (PACK,), ENGINE_REMEDY, documents_engine),
-    Rule("documents-experts", (PACK,), EXPERTS_REMEDY, documents_experts),
-    Rule("documents-schedule", (CURRICULUM[0], RANDOM_LTD[0]), SCHEDULED_REMEDY, documents_schedule),
-    Rule("pack-context", (PACK, CP), CONTEXT_REMEDY, pack_context),
-    Rule("pack-window", (PACK, WINDOW, "attention_global_tokens"), WINDOW_REMEDY, pack_window),
-    Rule("pack-tokens", (PACK, *adapters.VIRTUAL_TOKENS), VIRTUAL_REMEDY, pack_tokens),
-    Rule("pack-compiled", (PACK, "compile_blocks"), COMPILED_REMEDY, pack_compiled),
+    *DOCUMENT_RULES,
+    *PACKING_RULES,
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -1,15 +1,12 @@
 """Rules of schedules of the data: where they start, when they end, and what they need of the model and the layout."""
 
-from collections.abc import Callable
-
 from search_spaces.adapters import VIRTUAL_TOKENS
 from search_spaces.context import SpaceContext
 from search_spaces.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS, is_scheduled
 from search_spaces.model import ModelSpec
+from search_spaces.rule import Check
 from search_spaces.trial_config import TrialConfig
 from search_spaces.windows import window_of, windowed
-
-Check = Callable[[TrialConfig, SpaceContext], str | None]
 
 CURRICULUM = ("curriculum_start_length", "curriculum_steps")
 RANDOM_LTD = ("random_ltd_start_tokens", "random_ltd_steps")

@@ -13,6 +13,7 @@ from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_dom
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
+from search_spaces.packing_rules import require_documents
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.rules import HONOURS, check_config, rules_of
 from search_spaces.space import SearchSpace
@@ -83,12 +84,14 @@ def resolve_space(
         UnknownNameError: there is no such preset or knob.
         SpaceFormatError: the file cannot be read, or names an unknown knob or a bad value.
         KnobValueError: a pin's value is not in its knob's domain.
-        IllegalConfigError: the pins leave nothing legal; the message names the rule.
+        IllegalConfigError: the pins leave nothing legal, or nothing here is trained on the workload's documents; the message
+            names the rule.
         SpaceTooLargeError: finding that out takes more than `most_steps`.
     """
     context = SpaceContext(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
     )
+    require_documents(context)
     written, named = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
 

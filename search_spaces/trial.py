@@ -48,8 +48,8 @@ class Workload:
     """The step of that run at which schedules of the data stand throughout, as where one point of them is measured; None: they
     go on with the steps."""
     document_lengths: tuple[int, ...] = ()
-    """Tokens of each document of a sample of the data, none longer than `sequence_length`: what rows of a step hold one or, packed,
-    several of. Empty: every sample is whole."""
+    """Tokens of each document of a sample of the data, none longer than `sequence_length`: a row of a step holds one of them
+    or, packed, several. Empty: every sample is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ ANYWHERE: Mapping[str, str] = {
     "curriculum_steps": "let the length of samples grow by 8 tokens at a time over so many steps",
     "random_ltd_start_tokens": "let layers but the first and the last see so many tokens, chosen at random, in the first steps",
     "random_ltd_steps": "let the tokens that layers see grow to all over so many steps",
-    "pack_sequences": "lay documents into rows in the data loader, longest first, each in the first row with room; attention and "
-    "positions begin anew with each, and losses are divided by the targets of the whole step",
+    "pack_sequences": "lay documents into rows in the data loader, longest first, each in the first row with room; attention "
+    "and positions begin anew with each, and losses are divided by the targets of the whole step",
     "script": "give them to your script",
     "pipeline_layout": "it lays no stages out layer by layer",
     "accumulation_dtype": "it decides by itself in which type gradients are summed",

@@ -390,7 +390,9 @@ def layer_bytes(cases: Cases) -> Array:
 def _outputs(cases: Cases) -> Array:
     """Queries, and the results of attention: once where its kernel gives them out as they go on, else twice."""
     layouts, shapes = cases.layouts, cases.shapes
-    in_parts = (shapes.window < shapes.sequence) | (shapes.document > 0) | ((layouts.context > 1) & (layouts.context_method > 0))
+    in_parts = (
+        (shapes.window < shapes.sequence) | (shapes.document > 0) | ((layouts.context > 1) & (layouts.context_method > 0))
+    )
     return np.where(in_parts, 3.0, 2.0)
 
 

@@ -212,8 +212,8 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
 
-    With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward. Where samples hold
-    padding (`targets`), losses are not means over the targets that are here but summands of those of a whole step.
+    With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward. Where samples
+    hold padding (`targets`), a loss is no mean over the targets that are here, but weighs them as those of the whole step.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
@@ -251,8 +251,8 @@ class Transformer(nn.Module):
     The first part takes `tokens` [batch, tokens], a later one in their place the hidden states [batch, tokens, hidden] of the
     part before, in which virtual tokens of a prompt come first; the last returns the mean loss against `labels` [batch,
     tokens], an earlier one its hidden states. Of packed rows every part takes `places` [batch, tokens] too: where in their
-    documents tokens stand, each of which begins at 0. With context parallelism the tokens are those of the rank's positions, with
-    sequence parallelism hidden states a share of them.
+    documents tokens stand, each of which begins at 0. With context parallelism the tokens are those of the rank's positions,
+    with sequence parallelism hidden states a share of them.
     """
 
     rotary_cosines: Tensor

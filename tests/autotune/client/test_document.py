@@ -34,7 +34,7 @@ JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
-    "training_steps": 1000,
+    "training_steps": 1000, "document_lengths": [64, 17, 8],
     "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
@@ -44,7 +44,8 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 ASKED: dict[str, Any] = {
     "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit_bytes": 10**9,
-    "training_steps": 1000, "engine": "native", "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
+    "training_steps": 1000, "document_lengths": [64, 17, 8], "engine": "native",
+    "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
