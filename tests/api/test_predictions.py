@@ -97,6 +97,13 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
             "below --seq-len",
         ),
         ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "random-ltd-steps", "--training-steps"),
+        ("/v1/predictions", {"document_lengths": [2**20]}, "document_lengths", "raise the sequence length"),
+        (
+            "/v1/predictions",
+            {"document_lengths": [64, 9], "config": {"pack_sequences": True, "compile_blocks": True}},
+            "pack-compiled",
+            "set pack_sequences=false",
+        ),
         ("/v1/plans", {"space": "./mine.toml"}, "./mine.toml", "use one of"),
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give what a device costs"),

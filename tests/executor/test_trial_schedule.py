@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from executor.engine import RankContext
+from executor.measurement.racing import race_of
 from executor.trial import run_trial
-from executor.trial_schedule import at_point, over_schedule, points_of_request
+from executor.trial_schedule import at_point, of_documents, over_schedule, points_of_request
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Interval, Progress, RankMeasurement, TrialRequest, TrialResult, Workload
@@ -93,3 +94,53 @@ def test_a_real_trial_goes_through_the_points(config: TrialConfig) -> None:
     assert [one.phase for one in told].count("build") == 4
     executed = (found.hardware_tflops_per_device, plain.hardware_tflops_per_device)
     assert all(value is not None and value > 0 for value in executed)
+
+
+DOCUMENTS = dataclasses.replace(RUN, document_lengths=(64, 16, 8, 24, 16))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_documents_are_told_by_useful_tokens(packs: bool) -> None:
+    """Packed: two whole rows; padded: five of 64 tokens with 128 useful ones."""
+    asked = request(TrialConfig(micro_batch_size=4, pack_sequences=packs), workload=DOCUMENTS)
+    share = 1.0 if packs else 128 / 320
+    measured = dataclasses.replace(result(2.0, 100, 1.0), message="unstable")
+    found = of_documents(asked, measured)
+    assert found.step_seconds == (2.0 / share, 2.0 / share)
+    assert found.samples_per_second == measured.samples_per_second
+    assert found.ranks[0].wait_seconds_per_step == 1.0 / share
+    how = "packed into rows" if packs else "in rows of their own"
+    assert found.message == f"unstable; 64 useful tokens/s, {share:.1%} of all: documents {how}"
+    assert of_documents(request(TrialConfig()), measured) is measured
+
+
+def test_a_race_is_over_useful_tokens() -> None:
+    """A padded step of two seconds has 4 x 0.4 samples' worth: it has lost against 1 sample/s, which 4 samples have not."""
+    asked = request(TrialConfig(micro_batch_size=4), workload=DOCUMENTS, rate_to_beat=1.0)
+    padded, whole = race_of(asked), race_of(dataclasses.replace(asked, workload=RUN))
+    assert padded is not None
+    assert whole is not None
+    assert padded.samples == pytest.approx(1.6)
+    assert padded.is_lost([2.0] * 20)
+    assert not whole.is_lost([2.0] * 20)
+
+
+def test_a_trial_of_packed_documents_measures_and_tells_useful_tokens() -> None:
+    asked = request(TrialConfig(micro_batch_size=2, pack_sequences=True), workload=dataclasses.replace(DOCUMENTS, seed=3))
+    padded = request(TrialConfig(micro_batch_size=2), workload=DOCUMENTS)
+    told: list[Progress] = []
+    packed, other = (run_trial(ALONE, one, told.append) for one in (asked, padded))
+    executed = []
+    for found, share in ((packed, 1.0), (other, 0.4)):
+        assert found.outcome is Outcome.OK
+        assert found.samples_per_second is not None
+        mean = sum(found.step_seconds) / len(found.step_seconds)
+        assert found.samples_per_second.mean == pytest.approx(4 / mean, rel=1e-6)
+        assert f"{share:.1%} of all: documents" in found.message
+        assert found.hardware_tflops_per_device is not None
+        executed.append(found.hardware_tflops_per_device * 1e12 * mean * share)
+    # Of a step: attention inside of documents in the place of whole rows, two products forward and five backward.
+    spared = (
+        14 * SPEC.num_layers * SPEC.num_attention_heads * SPEC.head_dim * 4 * (64**2 - (64**2 + 2 * 16**2 + 8**2 + 24**2) / 2)
+    )
+    assert executed[1] - executed[0] == pytest.approx(spared, rel=1e-6)

@@ -68,6 +68,8 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
     assert held(reduce_dtype="bf16") == (4.0, 3.0, 2.0)
     assert held(reduce_dtype="int8") == held(reduce_dtype="fp32,int8") == held(optimizer="adamw,onebit_adam") == (4.0,)
     assert held(zero_stage="3", gather_dtype="same,int8") == ()
+    documents = table.session(tmp_path, pins={"pack_sequences": "false,true"}, document_lengths=(64, 17))
+    assert documents.trial_request("one", documents.baselines[0], (4.0, 3.0)).reference_losses == ()
 
 
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
