@@ -74,6 +74,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
 	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
 	$(BIN)/python -m benchmarks.data_efficiency --markdown docs/data-efficiency-benchmark.md
+	$(BIN)/python -m benchmarks.packing --markdown docs/packing-benchmark.md
 	$(BIN)/python -m benchmarks.nvme_offload --markdown docs/nvme-benchmark.md
 	$(BIN)/python -m benchmarks.pipeline_program --markdown docs/pipeline-program.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md

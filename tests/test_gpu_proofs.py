@@ -12,6 +12,7 @@ from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
 from benchmarks.gpu_proof import Proof, ratio
+from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_windows import prove_windows
 from executor.engines.native.model import build_transformer
 from executor.runners.local import LocalRunner
@@ -47,6 +48,13 @@ def test_skips_with_a_reason_without_a_gpu(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
     assert gpu.main() == 0
     assert capsys.readouterr().out.startswith("skipped: torch")
+
+
+def test_packed_documents_equal_a_mask() -> None:
+    proof = Proof()
+    prove_packing(proof, torch.device("cpu"))
+    assert proof.failed == []
+    assert len(proof.lines) > 4
 
 
 def test_windows_equal_a_mask() -> None:

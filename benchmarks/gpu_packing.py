@@ -1,0 +1,50 @@
+"""Attention inside of packed documents on a GPU: what flex attention computes, forward and backward, against a mask."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.gpu_proof import Proof
+from executor.engines.native.packed import attend_in_documents, documents_in
+
+BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
+"""Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits, on their way."""
+CASES = (((700, 200, 124), (512, 512)), ((1, 1000, 23), (1024,)), ((300, 300, 300, 124), (17, 1007)))
+"""Tokens of the documents of each row."""
+SMALL = (((40, 24), (64,)), ((1, 60, 3), (20, 20, 24)))
+HEADS, KEYS, WIDTH = 8, 2, 64
+
+
+def prove_packing(proof: Proof, device: torch.device) -> None:
+    proof.say("\n## Packed documents\n")
+    for rows in CASES if device.type == "cuda" else SMALL:
+        for dtype, bound in BOUNDS.items():
+            off = _off(rows, dtype, device)
+            told = "; ".join(", ".join(map(str, row)) for row in rows)
+            proof.claim(off <= bound, f"rows of {told} tokens, {dtype}: {off:.1e} off a mask in float32 (bound {bound:g})")
+
+
+def _off(rows: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: torch.device) -> float:
+    """The largest relative difference of results and gradients."""
+    length = sum(rows[0])
+    places = torch.stack([torch.cat([torch.arange(one) for one in row]) for row in rows]).to(device)
+    shapes = ((len(rows), HEADS, length, WIDTH), *((len(rows), KEYS, length, WIDTH) for _ in range(2)))
+    rounded = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+    weights = torch.randn(shapes[0], device=device).to(dtype)
+    own = [x.clone().requires_grad_() for x in rounded]
+    exact = [x.float().requires_grad_() for x in rounded]
+    query, key, value = own
+    found = attend_in_documents(query, key, value, documents_in(places, dtype, WIDTH), grouped=True)
+    wanted = _by_a_mask(exact, places)
+    pairs = [
+        (found, wanted),
+        *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(wanted, exact, weights.float()), strict=True),
+    ]
+    return max(float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max()) for one, other in pairs)
+
+
+def _by_a_mask(inputs: list[Tensor], places: Tensor) -> Tensor:
+    query, key, value = inputs
+    numbers = (places == 0).cumsum(1)
+    seen = (numbers[:, :, None] == numbers[:, None]).tril()[:, None]
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
