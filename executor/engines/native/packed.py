@@ -43,9 +43,13 @@ def attend_in_documents(query: Tensor, key: Tensor, value: Tensor, documents: Do
     if documents.mask is not None:
         return compiled_flex()(query, key, value, block_mask=documents.mask, enable_gqa=grouped)
     rows, lengths = query.shape[0], documents.lengths
-    parts = zip(*(_in_documents(x, lengths) for x in (query, key, value)), strict=True)
-    mixed = [functional.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=grouped) for part in parts]
-    return torch.cat([one[0].transpose(0, 1) for one in mixed]).unflatten(0, (rows, -1)).transpose(1, 2)
+    queries, keys, values = (_in_documents(x, lengths) for x in (query, key, value))
+    mixed = [
+        functional.scaled_dot_product_attention(own, key, value, is_causal=True, enable_gqa=grouped)[0].transpose(0, 1)
+        for own, key, value in zip(queries, keys, values, strict=True)
+    ]
+    whole = torch.cat(mixed)
+    return whole.view(rows, -1, *whole.shape[1:]).transpose(1, 2)
 
 
 def block_mask(numbers: Tensor) -> BlockMask:
@@ -61,4 +65,4 @@ def block_mask(numbers: Tensor) -> BlockMask:
 def _in_documents(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
     """[batch, heads, tokens, width] as [1, heads, its tokens, width] for each document."""
     whole = x.transpose(1, 2).flatten(0, 1)
-    return [part.transpose(0, 1)[None] for part in torch.split(whole, lengths)]
+    return [part.transpose(0, 1)[None] for part in torch.split(whole, list(lengths))]
