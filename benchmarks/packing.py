@@ -8,7 +8,6 @@ Then both sessions take a step in turn, in an order that changes with every roun
 are useful tokens a second, for a step's packed rows hold more of them.
 """
 
-import argparse
 import math
 import random
 import statistics
@@ -24,6 +23,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
+from benchmarks.written_page import judge, page_parser
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
@@ -141,10 +141,10 @@ def _seconds(session: ParallelSession, step: int) -> float:
 
 
 def _pass(rank: int, lengths: tuple[int, ...], packs: bool) -> tuple[float, float]:
-    """Loss and gradient norm of one step on the first documents, as many as fill an even number of rows."""
-    few = lengths[: 2 * RANKS]
-    rows = len(packed_rows(few, SEQUENCE)) if packs else len(few)
-    passes = math.lcm(len(packed_rows(few, SEQUENCE)), RANKS) // len(packed_rows(few, SEQUENCE))
+    """Loss and gradient norm of one step on the first documents: as many passes over them as give every rank packed rows."""
+    few = lengths[: 8 * RANKS]
+    packed = len(packed_rows(few, SEQUENCE))
+    rows, passes = packed if packs else len(few), math.lcm(packed, RANKS) // packed
     session = _session(rank, few, rows * passes, packs)
     try:
         session.prepare(0)
@@ -206,19 +206,12 @@ of the same documents, packed and padded, may differ by {BOUND:.1e}: rounding.""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     with Gang(RANKS, measure) as gang:
         rows = [*found(gang, arguments.rounds)]
-    text = page(rows, arguments.rounds)
-    print(text)
-    wrong = [*problems(rows)]
-    print("\n".join(wrong) or "packed and padded training are the same")
-    if arguments.markdown and not wrong:
-        arguments.markdown.write_text(text)
-    return 1 if wrong else 0
+    return judge(page(rows, arguments.rounds), [*problems(rows)], arguments.markdown)
 
 
 if __name__ == "__main__":
