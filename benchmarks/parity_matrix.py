@@ -24,7 +24,9 @@ from search_spaces.trial_config import Value
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding"})
 """Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with,
 when Python collects, on which cores."""
-ON_CUDA: Mapping[str, Sequence[Value]] = {"attention_backend": ("flash", "efficient", "cudnn")}
+ON_CUDA: Mapping[str, Sequence[Value]] = {
+    "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
+}  # fmt: skip
 """Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is."""
 
 
@@ -61,7 +63,8 @@ def untested(cases: Iterable[Case]) -> list[str]:
             tried = {getattr(case.config, name) for case in mine}
             for value in values or KNOBS[name].choices:
                 found += [] if value in tried or value in ON_CUDA.get(name, ()) else [f"{engine}: {name}={value}"]
-            if len(tried) < 2 and len(values or "..") > 1:
+            here = [value for value in values or KNOBS[name].choices or ".." if value not in ON_CUDA.get(name, ())]
+            if len(tried) < 2 and len(here) > 1:
                 found.append(f"{engine}: {name} at another value than {tried}")
     return found
 

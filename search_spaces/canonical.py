@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT
+from search_spaces.fused_kernels import FUSED_KERNELS, LOSS, replaced
 from search_spaces.knobs import KNOBS, PARALLEL_SIZES
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.pipeline import split_layers
@@ -16,6 +17,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     *PARALLEL_SIZES,
     "micro_batch_size",
     "compile_blocks",
+    FUSED_KERNELS,
     "pipeline_schedule",
     "virtual_stages",
     "pipeline_layout",
@@ -83,6 +85,8 @@ OWN_READS: dict[str, tuple[str, ...]] = {
     "reduce_dtype": PARALLEL_SIZES,
     "pipeline_split": ("pipeline_parallel_size", "virtual_stages"),
     "pipeline_layout": ("pipeline_parallel_size", "virtual_stages"),
+    FUSED_KERNELS: ("tensor_parallel_size",),
+    "loss_chunk_size": ("tensor_parallel_size", FUSED_KERNELS),
 }
 """Knob -> what its canonical value depends on beside what its condition reads."""
 
@@ -107,6 +111,8 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     6. A window of the whole sequence, or as long as the model's own: the default.
     7. Integers over one rank, to which nothing is sent: the default. A second copy of the parameters over all ranks that shard
        them: none.
+    8. Fused kernels that take the place of nothing in the model: none. Tokens whose logits are held at once, where a kernel of
+       the loss decides that: the default.
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -125,11 +131,19 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
         return knob.default
     if name == "attention_window" and value and int(value) >= tokens_seen(context.model, context.workload.sequence_length) > 0:
         return knob.default
+    if name == FUSED_KERNELS and isinstance(context.model, ModelSpec) and not _replaced(str(value), config, context.model):
+        return knob.default
+    if name == "loss_chunk_size" and isinstance(context.model, ModelSpec):
+        return knob.default if LOSS in _replaced(config.fused_kernels, config, context.model) else value
     if name == "pipeline_split" and value != knob.default and _splits_alike(config, context, value):
         return knob.default
     if name == "pipeline_layout" and value and is_split(str(value), knobs_split(config), context):
         return knob.default
     return value
+
+
+def _replaced(kernels: str, config: TrialConfig, model: ModelSpec) -> frozenset[str]:
+    return replaced(kernels, model, config.tensor_parallel_size)
 
 
 def knobs_split(config: TrialConfig) -> TrialConfig:

@@ -90,6 +90,8 @@ class ClusterSpec:
     """Processor cores of a node."""
     numa_nodes: int | None = None
     """Parts of a node whose cores and memory are near each other; None: not known."""
+    kernel_packages: dict[str, str] | None = None
+    """Module -> version, of the packages of fused kernels (`fused_kernels`) that every rank can import; None: not known."""
     groups: tuple[NodeGroup, ...] = ()
     """In the order of their ranks; none where all nodes are alike."""
 

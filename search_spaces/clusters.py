@@ -11,6 +11,7 @@ from typing import Any
 from search_spaces.cards import CARDS, machine_of_cards
 from search_spaces.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.errors import ClusterFormatError
+from search_spaces.fused_kernels import PACKAGES, installed_kernels
 from search_spaces.numa import numa_nodes
 from search_spaces.preset_files import preset_tables, unknown_name
 
@@ -105,6 +106,7 @@ def local_cluster(
         host_memory_bytes=_host_memory_bytes(),
         cores_per_node=cores,
         numa_nodes=len(numa_nodes()) or None,
+        kernel_packages=installed_kernels() if gpu_count else None,
     )
     return _limited(cluster, memory_limit_bytes)
 
@@ -174,7 +176,7 @@ def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec
             groups.append(_group(f"{name}-{place}", {**table, **own}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{place}].{error.field}", error.problem, error.remedy) from None
-    return mixed_cluster(name, _count(table, "devices_per_node"), groups)
+    return replace(mixed_cluster(name, _count(table, "devices_per_node"), groups), kernel_packages=_packages(table))
 
 
 def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
@@ -207,6 +209,7 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
         host_memory_bytes=_count(table, "host_memory_bytes"),
         cores_per_node=_count(table, "cores_per_node"),
         numa_nodes=_count(table, "numa_nodes") if "numa_nodes" in table else None,
+        kernel_packages=_packages(table),
     )
 
 
@@ -222,6 +225,16 @@ def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
         memory_bandwidth=_number(table, "memory_bandwidth") if "memory_bandwidth" in table else None,
         source=str(table.get("source", "")),
     )
+
+
+def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
+    if (stated := table.get("kernel_packages")) is None:
+        return None
+    known = [package.module for package in PACKAGES.values()]
+    if not isinstance(stated, Mapping) or not set(stated) <= {*known}:
+        remedy = f'write kernel_packages = {{ {known[0]} = "0.8.5" }}, with any of {", ".join(known)}'
+        raise ClusterFormatError("kernel_packages", f"{stated!r} is no table of packages and versions", remedy)
+    return {str(module): str(version) for module, version in stated.items()}
 
 
 def _missing(key: str) -> Any:

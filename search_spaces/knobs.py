@@ -9,6 +9,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.documents import packs
 from search_spaces.environment import ENVIRONMENT, environment_text
 from search_spaces.errors import KnobValueError
+from search_spaces.fused_kernels import FUSED_KERNELS, KERNEL_CHOICES
 from search_spaces.knob import Applies, Condition, Kind, Knob, Numerics
 from search_spaces.optimizers import KERNELS, OPTIMIZERS
 from search_spaces.preset_files import unknown_name
@@ -256,6 +257,9 @@ _TABLE = (
     _knob("pack_sequences", "", _BOOL, _CHANGES, _REBUILD,
           "Whether several documents share a row, each with attention and positions of its own, instead of padding.",
           choices=_BOTH, condition=PACKS),
+    _knob(FUSED_KERNELS, "name", _CHOICE, _REORDERS, _REBUILD,
+          "Whose kernels compute norms and, of Liger, rotations, SiLU gates and the output projection with its loss; none: "
+          "operators of torch.", choices=KERNEL_CHOICES),
 )
 # fmt: on
 

@@ -5,6 +5,8 @@ from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability,
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
+from search_spaces.fused_kernels import DEVICE_RULE, FUSED_KERNELS, OFF, PACKAGE_RULE, PRECISION_RULE, REMEDIES
+from search_spaces.kernel_rules import kernels_device, kernels_model, kernels_package, kernels_precision
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.packing_rules import DOCUMENT_RULES, PACKING_RULES
@@ -349,6 +351,10 @@ RULES: tuple[Rule, ...] = (
     Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
     *DOCUMENT_RULES,
     *PACKING_RULES,
+    Rule("fused-kernels-model", (FUSED_KERNELS,), OFF, kernels_model),
+    Rule(DEVICE_RULE, (FUSED_KERNELS,), REMEDIES[DEVICE_RULE], kernels_device),
+    Rule(PACKAGE_RULE, (FUSED_KERNELS,), REMEDIES[PACKAGE_RULE], kernels_package),
+    Rule(PRECISION_RULE, (FUSED_KERNELS, "precision"), REMEDIES[PRECISION_RULE], kernels_precision),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

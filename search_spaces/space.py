@@ -82,8 +82,9 @@ class SearchSpace:
     def hash(self) -> str:
         """16 hexadecimal digits, the same in every process for the same space, whatever its name."""
         place = to_plain(dataclasses.replace(self.context, capability=None))
-        if not self.cluster.groups:
-            del place["cluster"]["groups"]  # a field that came later: what was hashed keeps its hash
+        for name, unsaid in (("groups", ()), ("kernel_packages", None)):  # came later: what was hashed keeps its hash
+            if getattr(self.cluster, name) == unsaid:
+                del place["cluster"][name]
         for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # as that
             if not place["model"].get(name):
                 place["model"].pop(name, None)

@@ -11,6 +11,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
+from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
 from search_spaces.packing_rules import require_documents
@@ -99,7 +100,7 @@ def resolve_space(
         resolved = resolve_domains(domains, context)
         asked = named | set(pinned)
         turned = {name: values for name, values in resolved.items() if name in asked or _turns(name, values, capability)}
-        turned = {name: values if name in asked else _reached(values, workload) for name, values in turned.items()}
+        turned = {name: values if name in asked else _reached(name, values, context) for name, values in turned.items()}
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
             base=base or device_defaults(cluster, capability), domains=turned, name=text,
@@ -118,9 +119,12 @@ def _turns(name: str, values: Iterable[Value], capability: Capability | None) ->
     return capability is None or any(capability.honours(name, value) for value in values)
 
 
-def _reached(values: Sequence[Value], workload: Workload) -> tuple[Value, ...]:
-    """Without files, where no folder is named for them."""
-    return tuple(value for value in values if value != "nvme" or workload.nvme_path is not None)
+def _reached(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:
+    """Without files, where no folder is named for them, and without kernels that are not known to run there."""
+    if name == FUSED_KERNELS:
+        cluster = context.cluster
+        return tuple(value for value in values if runs_on(str(value), cluster.device.kind, cluster.kernel_packages))
+    return tuple(value for value in values if value != "nvme" or context.workload.nvme_path is not None)
 
 
 def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:

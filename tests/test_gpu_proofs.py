@@ -7,19 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_pair
+from benchmarks import gpu, gpu_kernels, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
+from benchmarks.gpu_kernels import prove_kernels
 from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
 from benchmarks.gpu_proof import Proof, ratio
 from benchmarks.gpu_windows import prove_windows
 from executor.engines.native.model import build_transformer
 from executor.runners.local import LocalRunner
+from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+STAND_INS = Path(__file__).parent / "executor" / "engines" / "native" / "stand_ins"
 
 ALONE = """
 import importlib.abc, runpy, sys
@@ -55,6 +58,27 @@ def test_packed_documents_equal_a_mask() -> None:
     prove_packing(proof, torch.device("cpu"))
     assert proof.failed == []
     assert len(proof.lines) > 4
+
+
+def test_kernels_that_are_not_there_are_skipped_with_the_reason() -> None:
+    proof = Proof()
+    prove_kernels(proof, resolve_model("llama-tiny"), Workload(global_batch_size=4, sequence_length=64), torch.device("cpu"))
+    assert proof.failed == []
+    assert [line for line in proof.lines if line.startswith("- skipped: liger: fused-kernels-device: ")]
+
+
+def test_losses_by_kernels_are_held_against_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By packages that stand in for the real ones."""
+    for module in ("benchmarks.gpu_kernels", "executor.engines.native.fused.load"):
+        monkeypatch.setattr(f"{module}.kernel_refusals", lambda *_: [])
+    monkeypatch.setattr(gpu_kernels, "_measure", lambda *_: None)
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    proof = Proof()
+    prove_kernels(proof, resolve_model("llama-tiny"), Workload(global_batch_size=4, sequence_length=64), torch.device("cpu"))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("liger_kernel", "transformer_engine")]:
+        del sys.modules[name]
+    assert proof.failed == []
+    assert len([line for line in proof.lines if "losses of 3 steps" in line]) == 4
 
 
 def test_windows_equal_a_mask() -> None:

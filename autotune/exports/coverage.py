@@ -50,6 +50,8 @@ ANYWHERE: Mapping[str, str] = {
     "attention_global_tokens": "add them to the mask of the window",
     "gc_interval": "call gc.disable() before the first step, and gc.collect(1) every so many steps",
     "async_tensor_parallel": "it overlaps tensor-parallel communication in its own way, or not at all",
+    "fused_kernels": "put them into the model: liger_kernel.transformers patches models of Transformers, and norms of "
+    "transformer_engine.pytorch take the place of torch's",
     "overlap_param_gather": "it gathers updated parameters where it always does",
     "offload_activations": "run the model's forward inside of torch.autograd.graph.save_on_cpu(pin_memory=True)",
     "numa_binding": "the launcher binds: torchrun --numa-binding=node on GPUs, else numactl --cpunodebind=N for each rank",

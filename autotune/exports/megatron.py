@@ -29,6 +29,8 @@ TARGET = Target(
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
         "reshard_after_forward": "Megatron-FSDP always frees parameters after forward",
+        "fused_kernels": "its layers are Transformer Engine's, with fused norms, rotations and SwiGLU of its own; "
+        "--cross-entropy-loss-fusion is the nearest to a fused loss",
         "offload_param": "Megatron-LM keeps parameters on the device",
         "pack_sequences": "its datasets always join documents and cut them where a row ends; --reset-position-ids, "
         "--reset-attention-mask and --eod-mask-loss keep them apart",

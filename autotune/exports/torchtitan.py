@@ -21,6 +21,7 @@ TARGET = Target(
         "gc_interval", "async_tensor_parallel",
     }),
     elsewhere={
+        "fused_kernels": "torchtitan has no option for them: --compile.enable fuses norms, rotations and gates",
         "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
         "rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost",
         "pack_sequences": "its loaders always join documents, cut them where a row ends, and mask attention between them",

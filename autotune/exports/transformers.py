@@ -10,6 +10,7 @@ from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
+from search_spaces.fused_kernels import LIGER, TRANSFORMER_ENGINE
 from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
@@ -18,7 +19,7 @@ TARGET = Target(
     name="TrainingArguments",
     expressed=frozenset({
         "zero_stage", "micro_batch_size", "precision", "activation_checkpointing", "fused_optimizer", "reduce_bucket_size",
-        "optimizer", *peft.KNOBS,
+        "optimizer", "fused_kernels", *peft.KNOBS,
     }),
     elsewhere={
         "attention_backend": "give from_pretrained an attn_implementation",
@@ -32,7 +33,7 @@ TARGET = Target(
         "expert_parallel_size": "megatron",
     },
 )  # fmt: skip
-HERE = frozenset({"activation_checkpointing", *peft.KNOBS})
+HERE = frozenset({"activation_checkpointing", "fused_kernels", *peft.KNOBS})
 """Knobs that a DeepSpeed configuration has no place for and TrainingArguments, or what they are given with, have."""
 
 
@@ -69,6 +70,8 @@ def _common(winner: Winner) -> dict[str, Any]:
     }
     if content["gradient_checkpointing"]:
         content["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if config.fused_kernels == LIGER:
+        content["use_liger_kernel"] = True
     if not winner.on_gpus and not _by_deepspeed(config):  # which it would then leave aside
         content["use_cpu"] = True
     return content
@@ -88,6 +91,10 @@ def _notes(winner: Winner) -> list[str]:
     config, notes = winner.config, peft.peft_notes(winner)
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
+    if config.fused_kernels == LIGER:
+        notes.append("fused_kernels=liger: use_liger_kernel patches models that liger_kernel knows, and asks for the package")
+    if config.fused_kernels == TRANSFORMER_ENGINE:
+        notes.append("fused_kernels=transformer_engine: put norms of transformer_engine.pytorch into the model")
     if config.precision == "fp64":
         notes.append("precision=fp64: load the model with dtype=torch.float64")
     if config.precision == "fp8" and not _by_deepspeed(config):

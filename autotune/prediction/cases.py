@@ -76,6 +76,12 @@ class Shapes:
     """Tokens of its own document that attention looks at for a token of a packed row, on the mean; 0: rows are not packed."""
     useful: Array = field(default_factory=lambda: scalar(1.0))
     """Tokens of documents as a share of a row's."""
+    rms_norm: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where norms are RMSNorms."""
+    rotates_whole: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where positions rotate whole heads."""
+    silu_gated: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where the MLP is gated by SiLU."""
 
     @property
     def inside(self) -> Array:
@@ -195,6 +201,8 @@ class Layouts:
     """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
     async_tensor: Array = field(default_factory=lambda: np.zeros(1))
     """1 where tensor-parallel sums travel beside the products that they belong to."""
+    kernels: Array = field(default_factory=lambda: np.zeros(1))
+    """Whose fused kernels: their place in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, gathered_ke
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 from autotune.prediction.frozen import unpacking_seconds
+from autotune.prediction.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 from search_spaces.overlap import ROW_PARTS
 
@@ -135,9 +136,12 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
     wide = (shapes.matrices + 0.0) * shapes.ffn * np.maximum(shapes.experts_per_token, 1) / layouts.tensor
-    narrow = (8 + 2 * shapes.dropout) * shapes.hidden / divided + 4 * (shapes.query + shapes.key_value) / layouts.tensor
-    moved = _tokens(cases) * (wide + narrow) * layouts.parameter_bytes
-    return moved * rates.traffic * cases.software.elementwise / cases.hardware.bandwidth
+    norms, rotations = (
+        (8 + 2 * shapes.dropout) * shapes.hidden / divided,
+        4 * (shapes.query + shapes.key_value) / layouts.tensor,
+    )
+    moved = _tokens(cases) * moved_elements(cases, wide, norms, rotations) * layouts.parameter_bytes
+    return moved * rates.traffic / cases.hardware.bandwidth
 
 
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
@@ -150,12 +154,20 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
 
 
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
-    """Virtual tokens have no logits."""
+    """Virtual tokens have no logits. A kernel of the loss makes them some rows at a time, and has moved all in forward."""
     shapes, layouts = cases.shapes, cases.layouts
     tokens = _tokens(cases) - layouts.micro_batch * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
     loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
-    return _product(cases, rates, tokens, shapes.hidden, divided) + loss
+    whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
+    if not np.any(fused := loss_fused(cases)):
+        return whole
+    cut, moved = pieces(cases, tokens), loss_moved(cases, tokens) / (1 + rates.backward_ratio)
+    return np.where(
+        fused,
+        cut.times * _product(cases, rates, cut.rows, shapes.hidden, divided) + moved / cases.hardware.bandwidth,
+        whole,
+    )
 
 
 def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -> Array:

@@ -16,6 +16,7 @@ from autotune.prediction.uneven import layout_key, tabled
 from autotune.prediction.windows import keys_read, windowed_shapes
 from search_spaces.cluster import ClusterSpec
 from search_spaces.compression import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
+from search_spaces.fused_kernels import GATE, KERNEL_CHOICES, LIGER, NORM, ROTATION, replaced
 from search_spaces.model import ModelSpec, Position
 from search_spaces.optimizers import moment_bytes
 from search_spaces.states import PARAMETER_BYTES
@@ -51,6 +52,7 @@ def engine_software(model: ModelSpec, engine: str, attention: set[str]) -> Softw
 
 def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
     """The shape of a model that is trained on samples of so many tokens."""
+    by_liger = replaced(LIGER, model, tensor_parallel_size=1)
     return Shapes(
         layers=scalar(model.num_layers),
         hidden=scalar(model.hidden_size),
@@ -70,6 +72,9 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(model.frozen_bytes),
         dropout=scalar(0.0),
+        rms_norm=scalar(NORM in by_liger),
+        rotates_whole=scalar(ROTATION in by_liger),
+        silu_gated=scalar(GATE in by_liger),
     )
 
 
@@ -122,6 +127,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         offload_activations=column([config.offload_activations for config in configs]),
         gather_bytes=column([gathered_bytes(config.gather_dtype) for config in configs]),
         async_tensor=column([config.async_tensor_parallel for config in configs]),
+        kernels=column([KERNEL_CHOICES.index(config.fused_kernels) for config in configs]),
         near=column([config.secondary_shard_size * config.reshard_after_forward for config in configs]),
     )
 

@@ -18,6 +18,7 @@ from autotune.prediction.windows import windowed_shapes
 from search_spaces.adapters import METHODS
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.compression import REDUCED_BYTES, SIGN_BYTES
+from search_spaces.fused_kernels import KERNEL_CHOICES
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import moment_bytes
 from search_spaces.packing_rules import PACK
@@ -125,6 +126,7 @@ class GridCases:
             orthogonalizes=number("optimizer", lambda value: value == "muon"),
             gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
             async_tensor=number("async_tensor_parallel"),
+            kernels=number("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
             near=number("secondary_shard_size") * number("reshard_after_forward"),
         )
 

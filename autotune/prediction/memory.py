@@ -10,6 +10,7 @@ from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.compressed import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
+from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra
 from autotune.prediction.late_gather import buffer_bytes, standing_bytes
 from autotune.prediction.offloaded_activations import host_bytes, on_device
 from autotune.prediction.parameters import (
@@ -339,7 +340,11 @@ def _activations(
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
     unpacked = unpacked_bytes(cases)
-    peak = np.maximum(tokens * working + unpacked, logits * cases.software.logit_bytes) + logits * outlive
+    loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
+    if np.any(fused := loss_fused(cases)):
+        loss = np.where(fused, last * loss_peak(cases, told), loss)
+        waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
+    peak = np.maximum(tokens * working + unpacked, loss) + logits * outlive + waiting
     return Activations(
         begins=tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak,
         ends=tokens * besides + unpacked,
@@ -373,11 +378,12 @@ def layer_bytes(cases: Cases) -> Array:
     width, t = layouts.parameter_bytes, layouts.tensor
     routed = np.maximum(shapes.experts_per_token, 1)
     masks = shapes.dropout * 2 * shapes.hidden
-    norms = (2 * width + software.norm_extra) * shapes.hidden + masks
+    norms = (2 * width + norm_extra(cases)) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
     attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
-    least = np.where(frozen, np.minimum(software.mlp_bytes, width * (2 * shapes.matrices - 3)), software.mlp_bytes)
+    hidden = mlp_bytes(cases)
+    least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)

@@ -21,6 +21,7 @@ from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
 from executor.trial import ENGINES
+from search_spaces.fused_kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.model import Model, ModelSpec
 from search_spaces.pipeline import stages_of_rank
@@ -65,6 +66,9 @@ def dry_run(
     if workload.document_lengths:
         problem = "how many tokens a step learns from is told by its data, which a dry run has not"
         raise EngineRefusalError("dry-run-documents", f"{problem}; leave document_lengths out, or measure it by a trial")
+    if config.fused_kernels != NONE:
+        problem = f"kernels of {config.fused_kernels} run on devices alone"
+        raise EngineRefusalError("dry-run-kernels", f"{problem}; use {FUSED_KERNELS}={NONE}, which sends as much")
     # What a batch size refuses is refused before it is changed.
     refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from executor.data import Data, FactoryData, text_data
 from executor.document_data import PLACES, document_data
 from executor.engines.native.context import METHODS
+from executor.engines.native.fused.load import load_operators
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.model import Part, Transformer, build_transformer
 from executor.engines.native.tensor import TensorParallel
@@ -88,6 +89,7 @@ class _Shape(Source):
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel, self.config.async_tensor_parallel)
         context = METHODS[self.config.context_parallel_method](groups.context)
+        operators = load_operators(self.config, self.spec, groups.device, self.dtype)
         layers = split_layers(self.spec, self.config, self.workload.sequence_length)
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         return [
@@ -99,6 +101,7 @@ class _Shape(Source):
                     tensor=tensor,
                     context=context,
                     expert=groups.expert,
+                    operators=operators,
                 ),
                 stage,
             )

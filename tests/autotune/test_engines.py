@@ -42,6 +42,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "async-tensor-quantised": {
         "async_tensor_parallel": True, "tensor_parallel_size": 2, "lora_rank": 4, "frozen_dtype": "int8",
     },
+    "fused-kernels-zero-bubble": {
+        "fused_kernels": "transformer_engine", "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv",
+    },
+    "fused-kernels-selective": {"fused_kernels": "liger", "activation_checkpointing": "selective"},
     "optimizer-on-device": {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": "muon"},
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
@@ -95,6 +99,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "offload-compiled": {"compile_blocks": False},
     "async-tensor-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "async-tensor-quantised": {"frozen_dtype": "same"},
+    "fused-kernels-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "fused-kernels-selective": {"activation_checkpointing": "full"},
     "optimizer-on-device": {"optimizer": "adamw"},
     "experts-copies": {"hsdp_shard_size": 0},
     "experts-compiled": {"compile_blocks": False},
@@ -110,8 +116,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
 """What its remedy makes of that."""
 
 
-def context(engine: Capability, experts: int = 0) -> SpaceContext:
-    cluster = resolve_cluster("local", ranks=4)
+def context(engine: Capability, experts: int = 0, gpus: bool = False) -> SpaceContext:
+    cluster = resolve_cluster("dgx-a100:1") if gpus else resolve_cluster("local", ranks=4)
     model = dataclasses.replace(resolve_model("llama-tiny"), num_experts=experts, experts_per_token=min(experts, 1))
     return SpaceContext(model=model, cluster=cluster, workload=WORK, world_size=4, capability=engine)
 
@@ -127,7 +133,7 @@ def test_values_that_are_honoured_are_values_of_the_knob(engine: Capability) -> 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_is_refused_by_its_name_and_its_remedy_helps(engine: Capability, item: Combination) -> None:
     config = TrialConfig().replace({**engine.starting_values(), **REFUSED[item.rule]})
-    place = context(engine, experts=4 if config.expert_parallel_size > 1 else 0)
+    place = context(engine, experts=4 if config.expert_parallel_size > 1 else 0, gpus=config.fused_kernels != "none")
     (refusal,) = check_config(config, place)
     assert (refusal.rule, refusal.message, refusal.remedy) == (item.rule, item.problem, item.remedy)
     assert "\n" not in str(refusal)
@@ -208,7 +214,7 @@ def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> N
     cells = {schedule: dict(zip(CAPABILITIES, told, strict=True)) for schedule, *told in schedule_rows()}
     assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes", "deepspeed": "yes"}
     unless = {
-        "native": "unless compile-zero-bubble, zero-bubble-reshard, async-tensor-zero-bubble",
+        "native": "unless compile-zero-bubble, zero-bubble-reshard, async-tensor-zero-bubble, fused-kernels-zero-bubble",
         "fsdp2": "unless compile-zero-bubble, fsdp2-zero-bubble",
     }  # fmt: skip
     assert cells["zbv"] == {**unless, "ddp": "no", "deepspeed": "no"}

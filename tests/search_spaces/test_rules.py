@@ -37,6 +37,7 @@ PICKY = Capability(
 PICKY_RULES = {rule.name: rule for rule in rules_of(PICKY)}
 
 EXPERTS = resolve_model("mixtral-8x7b")
+WITHOUT_KERNELS = dataclasses.replace(resolve_cluster("dgx-a100:1"), kernel_packages={})
 CAPPED, BALANCED = dataclasses.replace(EXPERTS, capacity_factor=1.25), dataclasses.replace(EXPERTS, load_balance=0.01)
 
 RUN = {"training_steps": 1000}
@@ -157,6 +158,10 @@ REFUSED = [
     ("schedule-tokens", {**CURRICULUM, "prompt_length": 4}, RUN),
     ("schedule-tokens", {**RANDOM_LTD, "prefix_length": 4}, RUN),
     ("schedule-model", RANDOM_LTD, {**RUN, "model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("fused-kernels-model", {"fused_kernels": "liger"}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    ("fused-kernels-device", {"fused_kernels": "transformer_engine"}, {"cluster": "local"}),
+    ("fused-kernels-package", {"fused_kernels": "liger"}, {"cluster": WITHOUT_KERNELS}),
+    ("fused-kernels-precision", {"fused_kernels": "liger", "precision": "fp64"}, {}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
@@ -204,6 +209,7 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"precision": "bf16"}, {"cluster": "local"}),
         ({"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"}, {"cluster": "local"}),
         ({"precision": "fp8"}, {"cluster": "dgx-h100"}),
+        ({"fused_kernels": "liger", "precision": "bf16"}, {}),
         ({"environment": "MALLOC_ARENA_MAX=1 NCCL_ALGO=Ring"}, {"cluster": "dgx-h100"}),
         ({"zero_stage": 3}, {"capability": Capability(engine="some", knobs={"zero_stage": None})}),
         ({"zero_stage": 3}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),

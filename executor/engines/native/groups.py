@@ -32,7 +32,7 @@ class ParallelGroups:
 
     def __init__(self, mesh: Mesh, context: RankContext, tied_ranks: tuple[int, int] | None = None) -> None:
         """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
-        self.mesh, self.rank = mesh, context.rank
+        self.mesh, self.rank, self.device = mesh, context.rank, context.device
         self.coordinates = mesh.coordinates(context.rank)
         self.clock = Clock()
         """Of all groups together: what this rank waits for, whatever the dimension."""

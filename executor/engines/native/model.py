@@ -15,6 +15,7 @@ from executor.engines.native.context import ContextParallel
 from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
 from executor.engines.native.low_rank import OUTWARD, LowRank
+from executor.engines.native.operators import Operators
 from executor.engines.native.packed import Documents, attend_in_documents, documents_in
 from executor.engines.native.tensor import (
     ColumnLinear,
@@ -25,7 +26,7 @@ from executor.engines.native.tensor import (
     vocabulary_cross_entropy,
 )
 from executor.engines.native.virtual_tokens import Prefix, Prompt
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.model import ModelSpec, Position
 from search_spaces.windows import window_of
 
 Rotary = tuple[Tensor, Tensor] | None
@@ -48,6 +49,8 @@ class Part:
     context: ContextParallel
     expert: Group = field(default_factory=lambda: Group(None, 1, 0))
     """The ranks that divide the experts."""
+    operators: Operators = field(default_factory=Operators)
+    """What computes norms, rotations, gates and the loss."""
 
 
 def whole(spec: ModelSpec) -> Part:
@@ -55,23 +58,6 @@ def whole(spec: ModelSpec) -> Part:
     alone = Group(None, 1, 0)
     tensor, context = TensorParallel(alone, sequence_parallel=False), ContextParallel(alone)
     return Part(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
-
-
-def make_norm(spec: ModelSpec) -> nn.Module:
-    kind = nn.RMSNorm if spec.norm is Norm.RMSNORM else nn.LayerNorm
-    return kind(spec.hidden_size, eps=spec.norm_epsilon)
-
-
-def activate(x: Tensor, kind: str) -> Tensor:
-    match kind:
-        case "silu":
-            return functional.silu(x)
-        case "gelu":
-            return functional.gelu(x)
-        case "gelu_tanh":
-            return functional.gelu(x, approximate="tanh")
-        case _:
-            return functional.relu(x)
 
 
 def rotary_table(spec: ModelSpec, length: int) -> tuple[Tensor, Tensor]:
@@ -83,21 +69,13 @@ def rotary_table(spec: ModelSpec, length: int) -> tuple[Tensor, Tensor]:
     return both_halves.cos(), both_halves.sin()
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the first dimensions of x [batch, heads, tokens, head_dim], halves paired as in Llama and GPT-NeoX."""
-    rotated = cosines.shape[-1]
-    turned, kept = x[..., :rotated], x[..., rotated:]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cosines + torch.cat((-second, first), dim=-1) * sines
-    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
-
-
 class Attention(nn.Module):
     """Causal attention with grouped queries: [batch, tokens, hidden] to the same. Tensor ranks divide the heads."""
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
         self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec)
+        self.operators = part.operators
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
         self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
         self.key = ColumnLinear(spec.hidden_size, keys, part.tensor, bias=spec.qkv_bias)
@@ -110,7 +88,7 @@ class Attention(nn.Module):
         heads = enter_through(x, self.tensor, (self.query, self.key, self.value))
         query, key, value = (self._split(projected) for projected in heads)
         if rotary is not None:
-            query, key = rotate(query, *rotary), rotate(key, *rotary)
+            query, key = self.operators.rotate(query, key, *rotary)
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
         if documents is None:
             mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix)
@@ -131,7 +109,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, spec: ModelSpec, part: Part, expert: bool = False) -> None:
         super().__init__()
-        self.kind, self.tensor, self.expert = spec.activation, part.tensor, expert
+        self.kind, self.tensor, self.expert, self.operators = spec.activation, part.tensor, expert, part.operators
         hidden, width, bias = spec.hidden_size, spec.ffn_hidden_size, spec.mlp_bias
         self.gate = ColumnLinear(hidden, width, part.tensor, bias=bias) if spec.gated_mlp else None
         self.up = ColumnLinear(hidden, width, part.tensor, bias=bias)
@@ -140,7 +118,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         matrices = (self.up,) if self.gate is None else (self.up, self.gate)
         hidden, *gate = [matrix(x) for matrix in matrices] if self.expert else enter_through(x, self.tensor, matrices)
-        hidden = activate(gate[0], self.kind) * hidden if gate else activate(hidden, self.kind)
+        hidden = self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
         result: Tensor = self.down(hidden)
         return result
 
@@ -159,10 +137,10 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
         self.pre_norm, self.parallel_residual = spec.pre_norm, spec.parallel_residual
-        self.attention_norm = make_norm(spec)
+        self.attention_norm = part.operators.make_norm(spec)
         self.attention = Attention(spec, part)
         self.attention_adapter = _bottleneck(spec)
-        self.mlp_norm = make_norm(spec)
+        self.mlp_norm = part.operators.make_norm(spec)
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
         self.mlp_adapter = _bottleneck(spec)
 
@@ -221,7 +199,8 @@ class Head(nn.Module):
         self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
         self.targets = 0.0
         """Of a micro-batch, on the mean of the step's; 0: as many as labels, none of which is of padding."""
-        self.norm = make_norm(spec) if spec.pre_norm else None
+        self.linear_loss = part.operators.linear_loss
+        self.norm = part.operators.make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
         self.output = ColumnLinear(width, spec.vocab_size, part.tensor, bias=False)
@@ -233,6 +212,8 @@ class Head(nn.Module):
             x = self.project(x)
         x = self.tensor.enter(x)[:, self.virtual :]
         rows, targets = x.flatten(0, 1), labels.flatten()
+        if self.linear_loss is not None:
+            return self.linear_loss(rows, self.output.weight, targets) / (self.targets or targets.numel())
         if not self.chunk or self.chunk >= rows.shape[0]:
             return self._summed_loss(rows, targets) / (self.targets or targets.numel())
         parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -10,6 +10,7 @@ import ray
 from executor.errors import RunnerError
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.nodes import node_name, own_name
+from executor.runners.ray.packages import kernel_packages
 from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.clusters import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_preset
 from search_spaces.preset_files import preset_tables
@@ -74,7 +75,12 @@ def describe_cluster(address: str = "auto") -> ClusterSpec:
     Raises:
         RunnerError: there is none, or its nodes differ in devices.
     """
-    return cluster_of([node.resources for node in ray_nodes(address) if node.alive])
+    living = [node for node in ray_nodes(address) if node.alive]
+    cluster = cluster_of([node.resources for node in living])
+    if cluster.device.kind == "cpu":
+        return cluster
+    equipped = [node.node_id for node in living if node.resources.get("GPU", 0) >= 1]
+    return replace(cluster, kernel_packages=kernel_packages(address, equipped))
 
 
 def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:

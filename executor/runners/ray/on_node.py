@@ -134,12 +134,17 @@ def _command(*words: str) -> list[str]:
     return [line for line in told.stdout.splitlines() if line.strip()]
 
 
-def _versions() -> dict[str, str]:
+def installed(distributions: dict[str, str]) -> dict[str, str]:
+    """Name -> version, of the distributions that this Python has; nothing is imported."""
     found = {}
-    for name in ("ray", "torch", "autotune"):
+    for name, distribution in distributions.items():
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(distribution)
     return found
+
+
+def _versions() -> dict[str, str]:
+    return installed({name: name for name in ("ray", "torch", "autotune")})
 
 
 def _cuda_versions(cards: list[list[str]]) -> dict[str, str]:

@@ -41,6 +41,17 @@ Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 
 PIPELINE = {"pipeline_parallel_size": 2}
 DEEPSPEED = ("config.json", "--engine", "deepspeed")
+BARE = ("--cluster", "bare.toml", "--ranks", "4")
+CLUSTER = """
+device = "a100-80gb"
+devices_per_node = 4
+intra_node_bandwidth = 3e11
+inter_node_bandwidth = 2e11
+host_memory_bytes = 1000000000000
+cores_per_node = 64
+kernel_packages = {}
+"""
+GPUS = ("config.json", "--cluster", "dgx-a100:1", "--ranks", "8")
 RUN = ("config.json", "--training-steps", "1000")
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
@@ -95,6 +106,20 @@ CASES: dict[str, Case] = {
         "async-tensor-quantised",
         {"tensor_parallel_size": 2, "async_tensor_parallel": True, "lora_rank": 4, "frozen_dtype": "int8"},
         (),
+    ),
+    "fused kernels on CPUs": ("fused-kernels-device", {"fused_kernels": "liger"}, ()),
+    "fused kernels of a module of the user's": ("fused-kernels-model", {"fused_kernels": "liger"}, ("factory:build",)),
+    "fused kernels that no rank has": ("fused-kernels-package", {"fused_kernels": "liger"}, ("config.json", *BARE)),
+    "fused kernels in fp16": ("fused-kernels-precision", {"fused_kernels": "liger", "precision": "fp16"}, GPUS),
+    "fused kernels whose backward is split": (
+        "fused-kernels-zero-bubble",
+        {**ZBV, "fused_kernels": "transformer_engine"},
+        (*GPUS, "--global-batch-size", "32"),
+    ),
+    "fused kernels that are recomputed selectively": (
+        "fused-kernels-selective",
+        {"fused_kernels": "liger", "activation_checkpointing": "selective"},
+        GPUS,
     ),
     "gpipe with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "gpipe"}, ()),
     "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),
@@ -302,6 +327,7 @@ def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Pat
     rule, knobs, words = CASES[name]
     for file, content in MODELS.items():
         (folder / file).write_text(json.dumps(content))
+    (folder / "bare.toml").write_text(CLUSTER)
     pins = [word for knob, value in {**PLAIN, **knobs}.items() for word in ("--set", f"{knob}={value}")]
     given = words if words and not words[0].startswith("--") else ("config.json", *words)
     ranks = () if "--ranks" in given else ("--ranks", "4")

@@ -111,6 +111,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "overlap_param_gather": (True, {"zero_stage": 1}),
     "offload_activations": (True, {}),
     "async_tensor_parallel": (True, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    "fused_kernels": ("liger", {}),
     "numa_binding": (True, {}),
     "curriculum_start_length": (64, {"curriculum_steps": 100}),
     "curriculum_steps": (200, {"curriculum_start_length": 64, "curriculum_steps": 100}),
@@ -153,6 +154,8 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("overlap_param_gather", True, {"zero_stage": 1, "overlap_comm": False}),
     ("async_tensor_parallel", True, {"tensor_parallel_size": 2}),
     ("async_tensor_parallel", True, {"tensor_parallel_size": 2, "compile_blocks": True}),
+    ("fused_kernels", "transformer_engine", {}),
+    ("fused_kernels", "liger", SHARDED),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
     ("pipeline_layout", "20f2-12", PIPELINED | {"pipeline_layout": "20-12"}),
 ]

@@ -55,6 +55,9 @@ SPACES = {
     "sums beside products": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "tensor_parallel_size": "1,2,8", "sequence_parallel": "all", "async_tensor_parallel": "all",
     }),
+    "fused kernels": ("llama-3-8b", "dgx-h100", "zero", "native", {
+        "fused_kernels": "all", "loss_chunk_size": "0,1024", "tensor_parallel_size": "1,8", "micro_batch_size": "1,4",
+    }),
     "late gathers": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "overlap_param_gather": "all", "overlap_comm": "all", "offload_activations": "all",
     }),

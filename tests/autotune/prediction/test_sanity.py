@@ -53,6 +53,7 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
         "overlap_param_gather": "true", "offload_activations": "true", "offload_optimizer": "none",
         "async_tensor_parallel": "true",
     }),
+    "fused-kernels": ("llama-3-8b", "dgx-h100", 64, 4096, {"fused_kernels": "liger"}),
     "on-processors": ("llama-small", "local", 16, 256, {"precision": "fp32"}),
 }  # fmt: skip
 
@@ -217,8 +218,9 @@ def test_every_schedule_and_stage_is_among_them() -> None:
         contexts |= set(layouts.context.astype(int).tolist())
         experts |= set(layouts.expert.astype(int).tolist())
         near |= set(layouts.near.astype(int).tolist())
-        # Selective recomputation keeps on the device what offloading would move.
-        assert set(np.unique(layouts.recompute)) == ({0.0, 2.0} if layouts.offload_activations.any() else {0.0, 1.0, 2.0})
+        # Selective recomputation keeps on the device what offloading would move, and what Liger rotates in place.
+        without = layouts.offload_activations.any() or layouts.kernels.any()
+        assert set(np.unique(layouts.recompute)) == ({0.0, 2.0} if without else {0.0, 1.0, 2.0})
         assert layouts.offload_optimizer.max() == float(PLACES[name][4].get("offload_optimizer") != "none")
         assert layouts.offload_parameters.max() == 1.0
     assert schedules == set(range(len(SCHEDULES)))

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed.fsdp as fsdp
+from fused_ranks import compare_by_stand_ins
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from benchmarks.gang import Gang, TaskError
@@ -318,6 +319,32 @@ def integers_are_multiplied_whole(gang: Gang, rule: str) -> None:
         assert off(gang, tried) > WRONG, "matrices in integers are multiplied in parts now: let them run"
 
 
+def off_by_stand_ins(tried: Case) -> float:
+    """As `off`, with packages in the place of Liger and Transformer Engine that overwrite what these overwrite."""
+    with Gang(RANKS, compare_by_stand_ins, seconds_limit=60) as gang:
+        try:
+            return max(report.off for report, _ in gang.run(tried))
+        except TaskError:
+            return float("inf")
+
+
+def kernels_run_backward_once(_: Gang, rule: str) -> None:
+    """Liger's loss multiplies its gradients by the loss's a second time; Transformer Engine has let go of what it saved."""
+    for kernels in ("liger", "transformer_engine"):
+        knobs: dict[str, Value] = {**PIPELINE, "zero_stage": 0, "fused_kernels": kernels}
+        for schedule in ZERO_BUBBLE_SCHEDULES:
+            refused_alone(rule, case("native", {**knobs, "pipeline_schedule": schedule}))
+        tried = dataclasses.replace(case("native", {**knobs, "pipeline_schedule": "zbv"}), model="llama")
+        assert off_by_stand_ins(tried) > WRONG, f"{kernels} has a backward in two parts now: let zero-bubble schedules run it"
+
+
+def what_is_recalled_is_rotated_twice(_: Gang, rule: str) -> None:
+    knobs: dict[str, Value] = {"precision": "fp64", "micro_batch_size": 4, "fused_kernels": "liger"}
+    tried = dataclasses.replace(case("native", {**knobs, "activation_checkpointing": "selective"}), model="llama")
+    refused_alone(rule, tried)
+    assert off_by_stand_ins(tried) > WRONG, "Liger rotates out of place now: let what is kept be recalled"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -331,6 +358,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "offload-compiled": compiled_blocks_take_no_hooks,
     "async-tensor-zero-bubble": zero_bubbles_send_input_gradients_twice,
     "async-tensor-quantised": integers_are_multiplied_whole,
+    "fused-kernels-zero-bubble": kernels_run_backward_once,
+    "fused-kernels-selective": what_is_recalled_is_rotated_twice,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
     "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,

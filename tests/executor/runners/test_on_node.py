@@ -36,6 +36,10 @@ def test_a_node_tells_of_itself() -> None:
     assert not NodeProbe().facts("/none/rank_main.py")["rank_main"]
 
 
+def test_what_is_installed_is_told_without_importing_it() -> None:
+    assert [*on_node.installed({"torch": "torch", "missing": "no-such-distribution"})] == ["torch"]
+
+
 def test_a_port_is_reached_and_a_closed_one_is_told() -> None:
     probe = NodeProbe()
     port = probe.listen()

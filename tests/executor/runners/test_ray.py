@@ -1,5 +1,7 @@
 """The Ray runner: the contract, and what is its own."""
 
+import dataclasses
+import importlib.metadata
 import os
 import re
 import signal
@@ -12,8 +14,10 @@ import ray
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, ProcessRunnerContract, run
 
 from executor.errors import RunnerError
-from executor.runners.ray import RayRunner
+from executor.runners.ray import RayRunner, packages
 from executor.runners.ray.cluster import RayCluster
+from executor.runners.ray.packages import kernel_packages
+from search_spaces.fused_kernels import PACKAGES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE
 
@@ -101,6 +105,15 @@ def test_what_ray_says_when_it_refuses_is_one_clear_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of this module's Ray, which is none to whoever is refused
     with pytest.raises(RunnerError, match=re.escape(told)):
         make(address="auto")
+
+
+def test_what_kernels_are_made_of_is_asked_on_the_nodes(started_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    living = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    assert kernel_packages("auto", living) == {}
+    there = dataclasses.replace(PACKAGES["liger"], module="torch", distribution="torch")
+    monkeypatch.setattr(packages, "PACKAGES", {"liger": there})
+    assert kernel_packages("auto", living) == {"torch": importlib.metadata.version("torch")}
+    assert kernel_packages("auto", [*living, f"{1:056x}"]) is None, "one does not answer"
 
 
 def test_a_cluster_that_asks_for_its_token_is_told_as_that(started_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:

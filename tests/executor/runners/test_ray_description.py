@@ -1,9 +1,13 @@
 """A Ray cluster as its nodes tell of it."""
 
+from typing import Any
+
 import pytest
 
 from executor.errors import RunnerError
-from executor.runners.ray.describe import cluster_of
+from executor.runners.ray import describe
+from executor.runners.ray.describe import RayNode, cluster_of, describe_cluster
+from executor.runners.ray.packages import in_common
 
 GPU_NODE = {"CPU": 64.0, "GPU": 8.0, "memory": 2.0**40, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0}
 CPU_NODE = {"CPU": 4.0, "memory": 2.0**34, "node:10.0.0.9": 1.0}
@@ -37,3 +41,29 @@ def test_without_gpus_a_rank_is_a_core() -> None:
 def test_what_cannot_be_described_is_one_line(nodes: list[dict[str, float]], told: str) -> None:
     with pytest.raises(RunnerError, match=told):
         cluster_of(nodes)
+
+
+def test_packages_that_all_nodes_have_in_one_version() -> None:
+    liger, engine = {"liger_kernel": "0.8.5"}, {"transformer_engine": "2.8.0"}
+    assert in_common([{**liger, **engine}, {**liger, "transformer_engine": "2.7.0"}]) == liger
+    assert in_common([liger, engine]) == in_common([]) == {}
+
+
+def test_nodes_with_gpus_alone_are_asked_for_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(name: str, resources: dict[str, float], alive: bool = True) -> RayNode:
+        return RayNode(name=name, node_id=f"id-{name}", address="", host="", alive=alive, resources=resources)
+
+    asked: list[Any] = []
+
+    def told(address: str, node_ids: list[str]) -> dict[str, str]:
+        asked.append((address, node_ids))
+        return {"liger_kernel": "0.8.5"}
+
+    nodes = (node("head", CPU_NODE), node("one", GPU_NODE), node("two", GPU_NODE), node("gone", {}, alive=False))
+    monkeypatch.setattr(describe, "kernel_packages", told)
+    monkeypatch.setattr(describe, "ray_nodes", lambda address: nodes)
+    assert describe_cluster("there").kernel_packages == {"liger_kernel": "0.8.5"}
+    assert asked == [("there", ["id-one", "id-two"])]
+    monkeypatch.setattr(describe, "ray_nodes", lambda address: nodes[:1])
+    assert describe_cluster("there").kernel_packages is None
+    assert len(asked) == 1

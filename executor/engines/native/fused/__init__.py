@@ -1,0 +1,1 @@
+"""Kernels of others' packages in the place of operators of our modules (`fused_kernels`)."""

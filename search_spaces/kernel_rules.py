@@ -1,0 +1,26 @@
+"""What is wrong with fused kernels for a model on a cluster: each check returns one clause, or None."""
+
+from search_spaces.context import SpaceContext
+from search_spaces.fused_kernels import NONE, device_problem, package_problem, precision_problem
+from search_spaces.model import FactoryModel
+from search_spaces.trial_config import TrialConfig
+
+
+def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
+    if config.fused_kernels == NONE or not isinstance(context.model, FactoryModel):
+        return None
+    return f"fused kernels take the place of operators of our own modules, not of those of {context.model.name}"
+
+
+def kernels_device(config: TrialConfig, context: SpaceContext) -> str | None:
+    device = context.cluster.device
+    return device_problem(config.fused_kernels, device.kind, device.name)
+
+
+def kernels_package(config: TrialConfig, context: SpaceContext) -> str | None:
+    installed = context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
+    return package_problem(config.fused_kernels, installed)
+
+
+def kernels_precision(config: TrialConfig, _: SpaceContext) -> str | None:
+    return precision_problem(config.fused_kernels, config.precision)
