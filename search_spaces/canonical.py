@@ -16,6 +16,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     *PARALLEL_SIZES,
     "micro_batch_size",
     "compile_blocks",
+    "cuda_graphs",
     "pipeline_schedule",
     "virtual_stages",
     "pipeline_layout",

@@ -256,6 +256,9 @@ _TABLE = (
     _knob("pack_sequences", "", _BOOL, _CHANGES, _REBUILD,
           "Whether several documents share a row, each with attention and positions of its own, instead of padding.",
           choices=_BOTH, condition=PACKS),
+    _knob("cuda_graphs", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether each block's forward and backward are captured as CUDA graphs after two steps, and replayed from then on.",
+          choices=_BOTH, condition=ON_CUDA),
 )
 # fmt: on
 

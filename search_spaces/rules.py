@@ -5,6 +5,7 @@ from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability,
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
+from search_spaces.graph_rules import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_model
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.packing_rules import DOCUMENT_RULES, PACKING_RULES
@@ -349,6 +350,7 @@ RULES: tuple[Rule, ...] = (
     Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
     *DOCUMENT_RULES,
     *PACKING_RULES,
+    Rule(GRAPHS_MODEL, ("cuda_graphs", WINDOW, "attention_global_tokens"), GRAPHS_REMEDY, graphs_model),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -83,6 +83,7 @@ class TrialConfig:
     onebit_warmup_steps: int = 1000
     async_tensor_parallel: bool = False
     pack_sequences: bool = False
+    cuda_graphs: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -157,6 +158,7 @@ LATER = frozenset({
     "gather_dtype", "secondary_shard_size", "onebit_warmup_steps",
     "async_tensor_parallel",
     "pack_sequences",
+    "cuda_graphs",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

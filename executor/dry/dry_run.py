@@ -65,6 +65,9 @@ def dry_run(
     if workload.document_lengths:
         problem = "how many tokens a step learns from is told by its data, which a dry run has not"
         raise EngineRefusalError("dry-run-documents", f"{problem}; leave document_lengths out, or measure it by a trial")
+    if config.cuda_graphs:
+        problem = "what graphs keep to themselves is made when a CUDA device captures them"
+        raise EngineRefusalError("dry-run-graphs", f"{problem}; use cuda_graphs=false, or `autotune predict`")
     # What a batch size refuses is refused before it is changed.
     refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):
