@@ -21,8 +21,8 @@ class StaticBuffers(Capture):
     1. What a capture records are operators on tensors: Python is not run again, and what asks for a tensor's value fails.
     2. A call copies its input into the sample, runs the operators, and gives out the same storage each time, as backward does
        for each gradient.
-    3. Where a graph would go on with what is wrong now, it raises: other shapes (a copy would spread the smaller one), parameters
-       that have moved or changed `requires_grad`, a replay that overwrites what a backward still needs, and another order.
+    3. Where a graph would go on with what is wrong now, it raises: other shapes (a copy would spread the smaller one), moved
+       parameters or another `requires_grad`, a replay that overwrites what a backward still needs, and another order.
     """
 
     device_type = "cpu"

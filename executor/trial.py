@@ -90,7 +90,9 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
     if engine is None:
         known = ", ".join((*ENGINES, COMMAND))
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
-    set_expandable_segments(context.device, request.config.expandable_segments)
+    # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
+    grows = request.config.expandable_segments and not request.config.cuda_graphs
+    set_expandable_segments(context.device, grows)
     binds = bound_to_node(context.device, request.config.numa_binding)
     with binds, bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = trial.enter("build")

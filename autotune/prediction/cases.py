@@ -195,6 +195,8 @@ class Layouts:
     """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
     async_tensor: Array = field(default_factory=lambda: np.zeros(1))
     """1 where tensor-parallel sums travel beside the products that they belong to."""
+    graphs: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where blocks are replayed as CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ class GridCases:
             orthogonalizes=number("optimizer", lambda value: value == "muon"),
             gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
             async_tensor=number("async_tensor_parallel"),
+            graphs=number("cuda_graphs"),
             near=number("secondary_shard_size") * number("reshard_after_forward"),
         )
 

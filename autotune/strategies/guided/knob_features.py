@@ -67,6 +67,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         DETAIL * numbers("gc_interval", _whether),
         DETAIL * numbers("numa_binding", float),
         CHOICE * numbers("compile_blocks", float),
+        CHOICE * layouts.graphs,
         CHOICE * (layouts.context_method * (layouts.context > 1)),
         *(_doublings(numbers(name, float)) for name in METHODS),
         _doublings(numbers("attention_window", float)),

@@ -35,10 +35,6 @@ def _changes_shapes(config: TrialConfig, _: int) -> bool:
     return config.cuda_graphs and is_scheduled(config)
 
 
-def _grows_segments(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.expandable_segments
-
-
 GRAPHED = (
     Combination(
         rule="graphs-stage-3",
@@ -65,7 +61,8 @@ GRAPHED = (
     Combination(
         rule="graphs-checkpointing",
         reads=("cuda_graphs", "activation_checkpointing"),
-        problem="a block that runs again in backward is saved and called by the host, which a graph leaves out",
+        problem="the host runs a block again in backward, from a state of random numbers that it has read, and a graph runs by "
+        "itself",
         remedy="set cuda_graphs=false or activation_checkpointing=none",
         holds=_computes_again,
     ),
@@ -89,12 +86,5 @@ GRAPHED = (
         problem="a schedule of the data changes the shapes of blocks, and those of a graph are fixed",
         remedy="set cuda_graphs=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
         holds=_changes_shapes,
-    ),
-    Combination(
-        rule="graphs-segments",
-        reads=("cuda_graphs", "expandable_segments"),
-        problem="some versions of torch do not grow segments of the private memory of graphs, and some did it wrongly",
-        remedy="set cuda_graphs=false or expandable_segments=false",
-        holds=_grows_segments,
     ),
 )

@@ -98,8 +98,8 @@ class BlockGraphs:
        another uses. The tables that blocks read (rotations) are kept, not copied for each replay.
     3. From then on a call replays. Without gradients (an evaluation) blocks run eagerly.
 
-    A block's `forward` is replaced, not the block wrapped, so that hooks on the block (late gathers) and on parameters (gradient
-    reduction) stay outside of graphs, and run at every replay. [Megatron-LM, CudaGraphManager]
+    A block's `forward` is replaced, not the block wrapped, so that hooks on the block (late gathers) and on parameters
+    (gradient reduction) stay outside of graphs, and run at every replay. [Megatron-LM, CudaGraphManager]
     """
 
     def __init__(self, blocks: Sequence[nn.Module], capture: Capture) -> None:

@@ -42,6 +42,8 @@ Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 PIPELINE = {"pipeline_parallel_size": 2}
 DEEPSPEED = ("config.json", "--engine", "deepspeed")
 RUN = ("config.json", "--training-steps", "1000")
+GRAPHED = {"cuda_graphs": True}
+GPUS = ("--cluster", "dgx-a100:1")
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 DOCUMENTS = ("--document-lengths", "128,64,17")
@@ -232,6 +234,15 @@ CASES: dict[str, Case] = {
     "a window over packed rows": ("pack-window", {**PACKED, "attention_window": 8}, ("config.json", *DOCUMENTS)),
     "a prompt before packed rows": ("pack-tokens", {**PACKED, "prompt_length": 4}, ("config.json", *DOCUMENTS)),
     "packed rows of compiled blocks": ("pack-compiled", {**PACKED, "compile_blocks": True}, ("config.json", *DOCUMENTS)),
+    "graphs of gathered parameters": ("graphs-stage-3", {**GRAPHED, "zero_stage": 3}, GPUS),
+    "graphs of tensor ranks": ("graphs-collectives", {**GRAPHED, "tensor_parallel_size": 2}, GPUS),
+    "graphs of context ranks": ("graphs-collectives", {**GRAPHED, "context_parallel_size": 2}, GPUS),
+    "graphs in a pipeline": ("graphs-pipeline", {**GRAPHED, **PIPELINE}, GPUS),
+    "graphs of what runs again": ("graphs-checkpointing", {**GRAPHED, "activation_checkpointing": "full"}, GPUS),
+    "graphs of what is offloaded": ("graphs-offloading", {**GRAPHED, "offload_activations": True}, GPUS),
+    "graphs of compiled blocks": ("graphs-compiled", {**GRAPHED, "compile_blocks": True}, GPUS),
+    "graphs of growing sequences": ("graphs-schedule", {**GRAPHED, **CURRICULUM}, (*GPUS, *RUN[1:])),
+    "graphs of experts": ("graphs-model", GRAPHED, ("experts.json", *GPUS)),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
     "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),
