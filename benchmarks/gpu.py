@@ -7,6 +7,7 @@ memory         the memory account's peak against `torch.cuda.max_memory_allocate
 by-hand        a 1B llama by our engine against one written by hand with every trick (`gpu_by_hand.py`)
 packing        flex attention inside of packed documents, forward and backward, against a mask (`gpu_packing.py`)
 windows        flex attention to a window, forward and backward, against every score under a mask (`gpu_windows.py`)
+graphs         blocks as CUDA graphs against eager ones: losses, step time, memory (`gpu_graphs.py`)
 two-ranks      two ranks on the one GPU (`gpu_pair.py`): layouts, offload, checkpointing, overlap against one rank
 out-of-memory  a real CUDA out-of-memory: INFEASIBLE, and the next trial runs
 
@@ -29,6 +30,7 @@ import torch
 
 from benchmarks.gpu_by_hand import prove_against_hand
 from benchmarks.gpu_packing import prove_packing
+from benchmarks.gpu_graphs import prove_graphs
 from benchmarks.gpu_pair import prove_two_ranks
 from benchmarks.gpu_proof import Proof, request
 from benchmarks.gpu_windows import prove_windows
@@ -134,6 +136,7 @@ def _proofs(proof: Proof, device: torch.device) -> dict[str, Callable[[], None]]
         "memory": lambda: prove_memory(proof, model, workload, device),
         "packing": lambda: prove_packing(proof, device),
         "windows": lambda: prove_windows(proof, device),
+        "graphs": lambda: prove_graphs(proof, device),
         "by-hand": lambda: prove_against_hand(proof, device),
         "two-ranks": lambda: prove_two_ranks(proof, kind),
         "out-of-memory": lambda: prove_out_of_memory(proof, model, workload, kind),
