@@ -69,10 +69,11 @@ class CudaCapture(Capture):
         self._pool, self._beside = torch.cuda.graph_pool_handle(), 2 * sum(sample.nbytes for sample in samples)
         graphed = torch.cuda.make_graphed_callables(tuple(calls), tuple((sample,) for sample in samples), pool=self._pool)
         assert isinstance(graphed, tuple)
-        return [one.forward for one in graphed]  # as modules they would be met by global hooks
+        return [one.forward for one in graphed if isinstance(one, nn.Module)]  # global hooks would meet the modules themselves
 
     def held(self) -> Held:
-        own = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) == tuple(self._pool)]
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        own = [part for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool)]
         sizes = (sum(part[name] for part in own) + self._beside for name in ("total_size", "allocated_size"))
         return Held(*sizes)
 
@@ -190,5 +191,6 @@ def refuse_graphs(
     if config.cuda_graphs and kind != capture.device_type:
         problem = f"CUDA graphs are captured on CUDA devices alone, and this rank's is {kind}"
         raise EngineRefusalError("graphs-device", f"{problem}; set cuda_graphs=false, or train on CUDA devices")
-    if problem := graphs_problem(config, model, workload.sequence_length):
-        raise EngineRefusalError(GRAPHS_MODEL, f"{problem}; {GRAPHS_REMEDY}")
+    blocks = graphs_problem(config, model, workload.sequence_length)
+    if blocks:
+        raise EngineRefusalError(GRAPHS_MODEL, f"{blocks}; {GRAPHS_REMEDY}")

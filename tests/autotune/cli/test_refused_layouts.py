@@ -43,7 +43,7 @@ PIPELINE = {"pipeline_parallel_size": 2}
 DEEPSPEED = ("config.json", "--engine", "deepspeed")
 RUN = ("config.json", "--training-steps", "1000")
 GRAPHED = {"cuda_graphs": True}
-GPUS = ("--cluster", "dgx-a100:1")
+GPUS = ("--cluster", "dgx-a100:1", "--ranks", "8")
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 DOCUMENTS = ("--document-lengths", "128,64,17")
@@ -241,7 +241,7 @@ CASES: dict[str, Case] = {
     "graphs of what runs again": ("graphs-checkpointing", {**GRAPHED, "activation_checkpointing": "full"}, GPUS),
     "graphs of what is offloaded": ("graphs-offloading", {**GRAPHED, "offload_activations": True}, GPUS),
     "graphs of compiled blocks": ("graphs-compiled", {**GRAPHED, "compile_blocks": True}, GPUS),
-    "graphs of growing sequences": ("graphs-schedule", {**GRAPHED, **CURRICULUM}, (*GPUS, *RUN[1:])),
+    "graphs of growing sequences": ("graphs-schedule", {**GRAPHED, **CURRICULUM}, (*RUN, *GPUS)),
     "graphs of experts": ("graphs-model", GRAPHED, ("experts.json", *GPUS)),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),

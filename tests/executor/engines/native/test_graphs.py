@@ -18,6 +18,7 @@ from benchmarks.gang import Gang
 from benchmarks.parity_cases import WIDE, Case
 from benchmarks.parity_rank import compare
 from benchmarks.static_buffers import ContractBreachError, StaticBuffers
+from executor.dry.dry_run import dry_run
 from executor.engine import PrivatePool, RankContext
 from executor.engines import session as sessions
 from executor.engines.native.buckets import GradientReducer
@@ -335,3 +336,9 @@ def test_memory_that_the_allocator_counts_is_not_counted_twice() -> None:
     pool = PrivatePool(by_tag={"activations": 100, "gradients": 20}, allocated=30)
     account = account_step(lambda: None, list, ALONE.device, pool)
     assert (account.peak, account.by_tag["activations"], account.by_tag["gradients"]) == (120, 100, 20)
+
+
+def test_a_dry_run_captures_nothing() -> None:
+    with pytest.raises(EngineRefusalError, match="autotune predict") as refused:
+        dry_run(SPEC, TrialConfig().replace(GRAPHED), WORKLOAD, 1)
+    assert refused.value.rule == "dry-run-graphs"
