@@ -191,6 +191,6 @@ def refuse_graphs(
     if config.cuda_graphs and kind != capture.device_type:
         problem = f"CUDA graphs are captured on CUDA devices alone, and this rank's is {kind}"
         raise EngineRefusalError("graphs-device", f"{problem}; set cuda_graphs=false, or train on CUDA devices")
-    blocks = graphs_problem(config, model, workload.sequence_length)
+    blocks = graphs_problem(config, model, workload)
     if blocks:
         raise EngineRefusalError(GRAPHS_MODEL, f"{blocks}; {GRAPHS_REMEDY}")
