@@ -8,6 +8,7 @@ by-hand        a 1B llama by our engine against one written by hand with every t
 packing        flex attention inside of packed documents, forward and backward, against a mask (`gpu_packing.py`)
 windows        flex attention to a window, forward and backward, against every score under a mask (`gpu_windows.py`)
 kernels        fused kernels of packages, where they are installed, against torch's operators (`gpu_kernels.py`)
+graphs         blocks as CUDA graphs against eager ones: losses, step time, memory (`gpu_graphs.py`)
 two-ranks      two ranks on the one GPU (`gpu_pair.py`): layouts, offload, checkpointing, overlap against one rank
 out-of-memory  a real CUDA out-of-memory: INFEASIBLE, and the next trial runs
 
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.gpu_by_hand import prove_against_hand
+from benchmarks.gpu_graphs import prove_graphs
 from benchmarks.gpu_kernels import prove_kernels
 from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_pair import prove_two_ranks
@@ -137,6 +139,7 @@ def _proofs(proof: Proof, device: torch.device) -> dict[str, Callable[[], None]]
         "packing": lambda: prove_packing(proof, device),
         "windows": lambda: prove_windows(proof, device),
         "kernels": lambda: prove_kernels(proof, resolve_model("qwen2-0.5b" if on_gpu else "llama-tiny"), workload, device),
+        "graphs": lambda: prove_graphs(proof, device),
         "by-hand": lambda: prove_against_hand(proof, device),
         "two-ranks": lambda: prove_two_ranks(proof, kind),
         "out-of-memory": lambda: prove_out_of_memory(proof, model, workload, kind),

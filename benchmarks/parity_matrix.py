@@ -21,9 +21,9 @@ from benchmarks.parity_sections import compiled, copies, crossed, data_parallel,
 from search_spaces.knobs import KNOBS
 from search_spaces.trial_config import Value
 
-NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding"})
+NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
 """Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with,
-when Python collects, on which cores."""
+when Python collects, on which cores, and what CUDA devices alone capture."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
 }  # fmt: skip

@@ -55,6 +55,17 @@ class StepReport:
     step has a smaller loss scale."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivatePool:
+    """Device memory that replayed graphs keep to themselves, from step to step. Bytes."""
+
+    by_tag: Mapping[str, int]
+    """All of it, by tag of `TAGS`. In none of `EngineSession.tagged_storages`."""
+    allocated: int
+    """Of it, what the device's allocator counts as allocated: the rest is in use only while graphs are replayed, and counts as
+    free although nobody else can have it."""
+
+
 class EngineSession(ABC):
     """A model that is built on this rank and can be trained. Used from one thread. Every rank calls the same methods in order.
 
@@ -94,6 +105,14 @@ class EngineSession(ABC):
     def compile_seconds(self) -> float:
         """Seconds that went into torch.compile since the session was built, on this rank."""
         return 0.0
+
+    def capture_seconds(self) -> float:
+        """Seconds that `prepare` spent on capturing graphs since the session was built, on this rank."""
+        return 0.0
+
+    def private_pool(self) -> PrivatePool | None:
+        """The memory of graphs; None: there are none."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

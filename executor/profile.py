@@ -66,7 +66,9 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
         RunnerError: the step calls no module, or its FLOPs cannot be counted.
     """
     del progress  # a profile is over before anybody asks for it
-    session = ENGINES[request.engine].build(context, request.model, measured_config(request.config), request.workload)
+    # A replayed graph calls no module.
+    config = measured_config(request.config).replace({"cuda_graphs": False})
+    session = ENGINES[request.engine].build(context, request.model, config, request.workload)
     try:
         steps = _Steps(session, context.device)
         while not session.settled() or steps.done < request.fidelity.warmup_updates:

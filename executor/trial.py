@@ -90,7 +90,9 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
     if engine is None:
         known = ", ".join((*ENGINES, COMMAND))
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
-    set_expandable_segments(context.device, request.config.expandable_segments)
+    # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
+    grows = request.config.expandable_segments and not request.config.cuda_graphs
+    set_expandable_segments(context.device, grows)
     binds = bound_to_node(context.device, request.config.numa_binding)
     with binds, bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
         began = trial.enter("build")
@@ -108,6 +110,7 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     began = trial.enter("warmup")
     while not session.settled() or trial.step < _least_warm_up(request):
         _warm_up(trial, session)
+    session.prepare(trial.step)  # what is made between steps, as graphs are, belongs to the warm-up
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
     meter = _meter(trial, session)
@@ -116,6 +119,7 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     settled = _settle(trial, session, meter)
     trial.leave(began)
     trial.set_apart("compile", session.compile_seconds())
+    trial.set_apart("capture", session.capture_seconds())
     if _is_hopeless(trial):
         return report(trial, window_of_warm_up(trial), account)
     began = trial.enter("measure")
@@ -169,7 +173,12 @@ def _account_update(trial: Trial, session: EngineSession) -> MemoryAccount:
     """The account of a step that updates: one that overflowed does not come to its fullest moment."""
     while True:
         steps: list[StepReport] = []
-        account = account_step(lambda: steps.append(session.train_step()), session.tagged_storages, trial.context.device)  # noqa: B023
+        account = account_step(
+            lambda: steps.append(session.train_step()),  # noqa: B023
+            session.tagged_storages,
+            trial.context.device,
+            session.private_pool(),
+        )
         if not steps[0].skipped:
             return account
 

@@ -18,6 +18,7 @@ SEARCH_ORDER: tuple[str, ...] = (
     "micro_batch_size",
     "compile_blocks",
     FUSED_KERNELS,
+    "cuda_graphs",
     "pipeline_schedule",
     "virtual_stages",
     "pipeline_layout",

@@ -24,3 +24,16 @@ def kernels_package(config: TrialConfig, context: SpaceContext) -> str | None:
 
 def kernels_precision(config: TrialConfig, _: SpaceContext) -> str | None:
     return precision_problem(config.fused_kernels, config.precision)
+
+
+def kernels_beside(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Liger's loss asks for values, which no graph can; what compilers and padding make of these kernels nobody has seen."""
+    if config.fused_kernels == NONE:
+        return None
+    beside = {
+        "compile_blocks": config.compile_blocks,
+        "cuda_graphs": config.cuda_graphs,
+        "document_lengths": bool(context.workload.document_lengths),
+    }
+    found = [name for name, there in beside.items() if there]
+    return f"kernels of {config.fused_kernels} were never run beside {' and '.join(found)}" if found else None

@@ -91,6 +91,11 @@ GATHERS_AGAIN = Condition(
     lambda config, _: config.zero_stage == 3 and config.reshard_after_forward,
 )
 ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.device.kind == "cuda")
+GROWS_SEGMENTS = Condition(
+    "on CUDA devices, cuda_graphs is false",
+    ("cuda_graphs",),
+    lambda config, context: ON_CUDA.holds(config, context) and not config.cuda_graphs,
+)
 
 PACKS = Condition("two of the workload's documents fit into a row", (), lambda _, context: packs(context.workload))
 HAS_NUMA_NODES = Condition("a machine has several NUMA nodes", (), lambda _, context: context.cluster.numa_nodes != 1)
@@ -186,7 +191,8 @@ _TABLE = (
           "Which dimension's ranks are neighbours, innermost first.", choices=("tp-cp-dp-pp", "tp-cp-pp-dp"),
           condition=DATA_AND_PIPELINE),
     _knob("expandable_segments", "", _BOOL, _EXACT, _PROCESS,
-          "Whether the CUDA allocator grows its segments instead of adding new ones.", choices=_BOTH, condition=ON_CUDA),
+          "Whether the CUDA allocator grows its segments instead of adding new ones.", choices=_BOTH,
+          condition=GROWS_SEGMENTS),
     _knob("script", "NAME=VALUE pairs", _CHOICE, _CHANGES, _PROCESS,
           "Knobs of a user's own script and its environment variables (engine `command` alone)."),
     _knob("compile_blocks", "", _BOOL, _REORDERS, _REBUILD,
@@ -260,6 +266,9 @@ _TABLE = (
     _knob(FUSED_KERNELS, "name", _CHOICE, _REORDERS, _REBUILD,
           "Whose kernels compute norms and, of Liger, rotations, SiLU gates and the output projection with its loss; none: "
           "operators of torch.", choices=KERNEL_CHOICES),
+    _knob("cuda_graphs", "", _BOOL, _REORDERS, _REBUILD,
+          "Whether each block's forward and backward are captured as CUDA graphs after two steps, and replayed from then on.",
+          choices=_BOTH, condition=ON_CUDA),
 )
 # fmt: on
 

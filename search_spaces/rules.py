@@ -6,7 +6,8 @@ from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
 from search_spaces.fused_kernels import DEVICE_RULE, FUSED_KERNELS, OFF, PACKAGE_RULE, PRECISION_RULE, REMEDIES
-from search_spaces.kernel_rules import kernels_device, kernels_model, kernels_package, kernels_precision
+from search_spaces.graph_rules import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_model
+from search_spaces.kernel_rules import kernels_beside, kernels_device, kernels_model, kernels_package, kernels_precision
 from search_spaces.layout_rules import layout_fits, layout_repeats
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.packing_rules import DOCUMENT_RULES, PACKING_RULES
@@ -355,6 +356,13 @@ RULES: tuple[Rule, ...] = (
     Rule(DEVICE_RULE, (FUSED_KERNELS,), REMEDIES[DEVICE_RULE], kernels_device),
     Rule(PACKAGE_RULE, (FUSED_KERNELS,), REMEDIES[PACKAGE_RULE], kernels_package),
     Rule(PRECISION_RULE, (FUSED_KERNELS, "precision"), REMEDIES[PRECISION_RULE], kernels_precision),
+    Rule(
+        "fused-kernels-beside",
+        (FUSED_KERNELS, "compile_blocks", "cuda_graphs"),
+        f"{OFF}, or leave these out",
+        kernels_beside,
+    ),
+    Rule(GRAPHS_MODEL, ("cuda_graphs", WINDOW, "attention_global_tokens"), GRAPHS_REMEDY, graphs_model),
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""

@@ -84,6 +84,7 @@ class TrialConfig:
     async_tensor_parallel: bool = False
     pack_sequences: bool = False
     fused_kernels: str = "none"
+    cuda_graphs: bool = False
 
     @property
     def model_parallel_size(self) -> int:
@@ -159,6 +160,7 @@ LATER = frozenset({
     "async_tensor_parallel",
     "pack_sequences",
     "fused_kernels",
+    "cuda_graphs",
 })  # fmt: skip
 """Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
 was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ import torch
 from benchmarks import gpu, gpu_kernels, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
+from benchmarks.gpu_graphs import prove_graphs
 from benchmarks.gpu_kernels import prove_kernels
 from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
 from benchmarks.gpu_proof import Proof, ratio
 from benchmarks.gpu_windows import prove_windows
+from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.model import build_transformer
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
@@ -86,6 +89,27 @@ def test_windows_equal_a_mask() -> None:
     prove_windows(proof, torch.device("cpu"))
     assert proof.failed == []
     assert len(proof.lines) > 4
+
+
+def test_goes_through_graphs_against_eager_blocks_on_a_cpu() -> None:
+    proof = Proof(times=False)
+    prove_graphs(proof, torch.device("cpu"))
+    assert proof.failed == []
+    assert sum("of those with graphs" in line for line in proof.lines) == 2
+    assert sum("off those of eager blocks" in line for line in proof.lines) == 2
+
+
+def test_graphs_that_compute_something_else_fail_their_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = GradientReducer.take
+
+    def as_without_graphs(self: GradientReducer, slot: Any) -> None:
+        self.overwritten = False
+        take(self, slot)
+
+    monkeypatch.setattr(GradientReducer, "take", as_without_graphs)
+    proof = Proof(times=False)
+    prove_graphs(proof, torch.device("cpu"))
+    assert [line for line in proof.failed if "fp32, stage 1: losses" in line]
 
 
 def test_the_model_by_hand_computes_what_ours_does() -> None:

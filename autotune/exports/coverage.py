@@ -49,6 +49,7 @@ ANYWHERE: Mapping[str, str] = {
     "attention_window": "mask the model's attention, with flex_attention and a BlockMask of this window",
     "attention_global_tokens": "add them to the mask of the window",
     "gc_interval": "call gc.disable() before the first step, and gc.collect(1) every so many steps",
+    "cuda_graphs": "wrap blocks that are on the device in torch.cuda.make_graphed_callables, before anything hooks them",
     "async_tensor_parallel": "it overlaps tensor-parallel communication in its own way, or not at all",
     "fused_kernels": "put them into the model: liger_kernel.transformers patches models of Transformers, and norms of "
     "transformer_engine.pytorch take the place of torch's",

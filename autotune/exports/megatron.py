@@ -24,7 +24,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        "gc_interval", "overlap_param_gather", "offload_activations", "async_tensor_parallel", *peft.KNOBS,
+        "gc_interval", "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -83,6 +83,8 @@ def _layout(winner: Winner) -> list[str]:
         lines += ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"]
     if config.gc_interval:
         lines += ["--manual-gc", f"--manual-gc-interval {config.gc_interval}"]
+    if _captures(config):
+        lines += ["--cuda-graph-impl local", "--te-rng-tracker"]
     if _offloads_activations(winner) and winner.shape is not None:
         lines.append(f"--cpu-offloading-num-layers {winner.shape.num_layers - 1}")
     return [*lines, *_parallel(winner), *_sharded(winner), *_precision(config), *_recomputed(config)]
@@ -93,6 +95,11 @@ def _offloads_activations(winner: Winner) -> bool:
     config = winner.config
     alone = config.pipeline_parallel_size == 1 and config.activation_checkpointing == "none"
     return config.offload_activations and alone and winner.shape is not None and winner.shape.num_layers > 1
+
+
+def _captures(config: TrialConfig) -> bool:
+    """Whether Megatron-LM's graphs of whole layers go with it: Megatron-FSDP gathers and frees parameters at will."""
+    return config.cuda_graphs and config.zero_stage < min(SHARDING)
 
 
 def _parallel(winner: Winner) -> list[str]:
@@ -235,6 +242,8 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("offload_optimizer=nvme: Megatron-LM offloads to main memory alone")
     if config.offload_activations and not _offloads_activations(winner):
         notes.append("offload_activations=True: Megatron-LM offloads by layers, without a pipeline and without recomputation")
+    if config.cuda_graphs and not _captures(config):
+        notes.append("cuda_graphs=True: look whether your version composes --cuda-graph-impl local with Megatron-FSDP")
     if config.overlap_param_gather and not config.overlap_comm:
         notes.append("overlap_param_gather=True: Megatron-LM takes it beside --overlap-grad-reduce alone")
     if config.async_tensor_parallel and not config.sequence_parallel:

@@ -203,6 +203,8 @@ class Layouts:
     """1 where tensor-parallel sums travel beside the products that they belong to."""
     kernels: Array = field(default_factory=lambda: np.zeros(1))
     """Whose fused kernels: their place in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
+    graphs: Array = field(default_factory=lambda: np.zeros(1))
+    """1 where blocks are replayed as CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
 from autotune.prediction.frozen import unpacking_seconds
 from autotune.prediction.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
+from autotune.prediction.graphs import copy_seconds, launches
 from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 from search_spaces.overlap import ROW_PARTS
 
@@ -51,11 +52,14 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     again = _recomputed(cases, rates, forward + trained)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
-    launches = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
-    launched = launches * (1 + rates.backward_ratio + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0))
+    each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
+    launched = each * (
+        launches(cases, rates.backward_ratio) + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0)
+    )
     parts = np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
+    computed = computed + copy_seconds(cases)
     layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden

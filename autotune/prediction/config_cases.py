@@ -128,6 +128,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         gather_bytes=column([gathered_bytes(config.gather_dtype) for config in configs]),
         async_tensor=column([config.async_tensor_parallel for config in configs]),
         kernels=column([KERNEL_CHOICES.index(config.fused_kernels) for config in configs]),
+        graphs=column([config.cuda_graphs for config in configs]),
         near=column([config.secondary_shard_size * config.reshard_after_forward for config in configs]),
     )
 

@@ -127,6 +127,7 @@ class GridCases:
             gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
             async_tensor=number("async_tensor_parallel"),
             kernels=number("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
+            graphs=number("cuda_graphs"),
             near=number("secondary_shard_size") * number("reshard_after_forward"),
         )
 

@@ -11,6 +11,7 @@ from autotune.prediction.compressed import frozen_share, gathered_share, near_by
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra
+from autotune.prediction.graphs import static_gradients, static_messages
 from autotune.prediction.late_gather import buffer_bytes, standing_bytes
 from autotune.prediction.offloaded_activations import host_bytes, on_device
 from autotune.prediction.parameters import (
@@ -197,6 +198,8 @@ def _tags(
     late = buffer_bytes(cases, held)
     runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + forward, 0.0)
     rest = np.maximum(np.maximum(begins, ends), runs) - tags["gradients"]
+    # What graphs leave their gradients in is theirs throughout.
+    tags["gradients"] = tags["gradients"] + static_gradients(cases, layers)
     # Buffers of forward are not there with all gradients: of them as many are told as the peak has room for.
     tags["buffers"] = np.minimum(np.maximum(gathered + reducing, late), rest)
     tags["activations"] = rest - tags["buffers"]
@@ -340,15 +343,18 @@ def _activations(
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
     unpacked = unpacked_bytes(cases)
+    # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
+    shared, static = 1 - layouts.graphs, static_messages(cases, layers)
+    pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)
     loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
     if np.any(fused := loss_fused(cases)):
         loss = np.where(fused, last * loss_peak(cases, told), loss)
         waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
-    peak = np.maximum(tokens * working + unpacked, loss) + logits * outlive + waiting
+    peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
-        begins=tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak,
-        ends=tokens * besides + unpacked,
-        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked,
+        begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
+        ends=shared * (tokens * besides + unpacked) + pool,
+        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
 

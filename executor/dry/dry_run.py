@@ -69,6 +69,9 @@ def dry_run(
     if config.fused_kernels != NONE:
         problem = f"kernels of {config.fused_kernels} run on devices alone"
         raise EngineRefusalError("dry-run-kernels", f"{problem}; use {FUSED_KERNELS}={NONE}, which sends as much")
+    if config.cuda_graphs:
+        problem = "what graphs keep to themselves is made when a CUDA device captures them"
+        raise EngineRefusalError("dry-run-graphs", f"{problem}; use cuda_graphs=false, or `autotune predict`")
     # What a batch size refuses is refused before it is changed.
     refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
     if isinstance(model, ModelSpec):

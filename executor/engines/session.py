@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from executor.data import micro_batches as cut_batch
 from executor.document_data import useful_tokens
-from executor.engine import HOST, REFERENCE_STEPS, EngineSession, RankContext, StepReport
+from executor.engine import HOST, REFERENCE_STEPS, EngineSession, PrivatePool, RankContext, StepReport
 from executor.engines.attention_kernel import choose_attention_kernel
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.engines.native.activation_offload import ActivationOffload
@@ -16,6 +16,7 @@ from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.context import METHODS
 from executor.engines.native.data_schedule import kept_tokens, shortened, step_length
 from executor.engines.native.experts import tell_loss_scale
+from executor.engines.native.graphs import EAGER_STEPS, BlockGraphs, Capture
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.loss_scaling import LossScaler
 from executor.engines.native.model import Transformer
@@ -59,8 +60,15 @@ class ParallelSession(EngineSession):
     """
 
     def __init__(
-        self, context: RankContext, model: Model, config: TrialConfig, workload: Workload, make_replica: MakeReplica
+        self,
+        context: RankContext,
+        model: Model,
+        config: TrialConfig,
+        workload: Workload,
+        make_replica: MakeReplica,
+        capture: Capture | None = None,
     ) -> None:
+        """`capture`: what makes graphs of the blocks; None: they run eagerly."""
         self.context, self.config, self.workload = context, config, workload
         choose_attention_kernel(config.attention_backend)
         mesh = make_mesh(config, context.world_size)
@@ -77,6 +85,9 @@ class ParallelSession(EngineSession):
         if self._activations is not None:
             for part in self.parts:
                 self._activations.attach(part.blocks, keeps_last=config.pipeline_parallel_size == 1)
+        self._graphs = (
+            None if capture is None else BlockGraphs([block for part in self.parts for block in part.blocks], capture)
+        )
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
@@ -103,6 +114,8 @@ class ParallelSession(EngineSession):
         if self.pipeline is not None:
             mine = [{name: torch.cat([batch[name] for batch in mine]) for name in mine[0]}]
         self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
+        if self._graphs is not None and step >= EAGER_STEPS:
+            self._graphs.capture()
 
     def train_step(self) -> StepReport:
         loss, update = self.run_step()
@@ -132,6 +145,8 @@ class ParallelSession(EngineSession):
             yield from ((HOST, value) for value in self._activations.pool.tensors())
         if self.pipeline is not None:
             yield from (("buffers", value) for value in self.pipeline.receive_buffers())
+        if self._graphs is not None:
+            yield from (("buffers", value) for value in self._graphs.tables())
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         return self.groups.collectives()
@@ -144,6 +159,12 @@ class ParallelSession(EngineSession):
     def compile_seconds(self) -> float:
         return compile_seconds()
 
+    def capture_seconds(self) -> float:
+        return 0.0 if self._graphs is None else self._graphs.seconds
+
+    def private_pool(self) -> PrivatePool | None:
+        return None if self._graphs is None else self._graphs.pool()
+
     def full_parameters(self) -> dict[str, Tensor]:
         """This rank's slices of its stages' parameters, whole over data-parallel ranks, by name. Every rank must call it."""
         return {name: value for replica in self.replicas for name, value in replica.full_parameters().items()}
@@ -154,6 +175,8 @@ class ParallelSession(EngineSession):
         self.pipeline = None
         if self._activations is not None:
             self._activations.close()
+        if self._graphs is not None:
+            self._graphs.close()
         self._batches, self.parts, self._in_training = [], [], []
         self.groups.close()
         forget_compiled()

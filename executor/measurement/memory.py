@@ -3,7 +3,7 @@
 import gc
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from executor.engine import HOST, TAGS
+from executor.engine import HOST, TAGS, PrivatePool
 
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
 _BACKEND = ("c10d::", "gloo:", "nccl:")
@@ -44,12 +44,16 @@ class _Block:
 
 
 def account_step(
-    step: Callable[[], object], storages: Callable[[], Iterable[tuple[str, Tensor]]], device: torch.device
+    step: Callable[[], object],
+    storages: Callable[[], Iterable[tuple[str, Tensor]]],
+    device: torch.device,
+    pool: PrivatePool | None = None,
 ) -> MemoryAccount:
     """Run `step` once under the profiler and account for it.
 
     1. Before the step, the engine names every live storage with its tag (`storages`): the start of the account. On a device
-       whose allocator tells its total, what the engine does not name is counted as buffers.
+       whose allocator tells its total, what the engine does not name is counted as buffers. What graphs keep to themselves
+       (`pool`) is there throughout, by the tags that the engine gives it: a replay allocates nothing.
     2. The allocator reports every allocation of the step and its release. (On the CPU it does not report the release of what
        was allocated before the profiler started: the engine's contract is that no named storage is released in a step.)
     3. The events are replayed in order of time. An allocation is an activation unless the engine marks it
@@ -63,6 +67,8 @@ def account_step(
     try:
         named, host = _named_storages(storages(), device)
         allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        if allocated is not None and pool is not None:
+            allocated -= pool.allocated
         with profile(activities=activities, profile_memory=True) as recorder:
             step()
             if device.type == "cuda":
@@ -70,7 +76,8 @@ def account_step(
     finally:
         if collecting:
             gc.enable()
-    return _replay(_events(recorder), named, device, allocated, sum(host.values()))
+    kept = {} if pool is None else pool.by_tag
+    return _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
 
 
 def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:
@@ -124,7 +131,12 @@ def _allocation(node: Any, in_backend: bool) -> _Event:
 
 
 def _replay(
-    events: list[_Event], named: dict[int, _Block], device: torch.device, allocated: int | None, host: int
+    events: list[_Event],
+    named: dict[int, _Block],
+    device: torch.device,
+    allocated: int | None,
+    host: int,
+    kept: Mapping[str, int],
 ) -> MemoryAccount:
     """Two passes: first find the final tag of every allocation, then follow the sums."""
     live = dict(named)
@@ -133,7 +145,7 @@ def _replay(
         live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
     changes = _changes(events, live, device)
-    at_start = Counter[str]()
+    at_start = Counter[str](kept)
     for block in first:
         at_start[block.tag] += block.size
     peak, by_tag, tag_peaks = _follow(at_start, changes)

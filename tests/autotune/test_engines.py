@@ -75,6 +75,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "random-ltd-divided": {"random_ltd_start_tokens": 64, "random_ltd_steps": 100, "context_parallel_size": 2},
     "onebit-stage": {"optimizer": "onebit_adam", "zero_stage": 1},
+    "graphs-stage-3": {"cuda_graphs": True, "zero_stage": 3},
+    "graphs-collectives": {"cuda_graphs": True, "tensor_parallel_size": 2},
+    "graphs-pipeline": {"cuda_graphs": True, "pipeline_parallel_size": 2},
+    "graphs-checkpointing": {"cuda_graphs": True, "activation_checkpointing": "full"},
+    "graphs-offloading": {"cuda_graphs": True, "offload_activations": True},
+    "graphs-compiled": {"cuda_graphs": True, "compile_blocks": True},
+    "graphs-schedule": {"cuda_graphs": True, "curriculum_start_length": 64, "curriculum_steps": 100},
     "onebit-dimensions": {"optimizer": "onebit_adam", "tensor_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
@@ -111,6 +118,13 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "random-ltd-curriculum": {"curriculum_start_length": 0},
     "random-ltd-divided": {"context_parallel_size": 1},
     "onebit-stage": {"zero_stage": 0},
+    "graphs-stage-3": {"zero_stage": 2},
+    "graphs-collectives": {"tensor_parallel_size": 1},
+    "graphs-pipeline": {"pipeline_parallel_size": 1},
+    "graphs-checkpointing": {"activation_checkpointing": "none"},
+    "graphs-offloading": {"offload_activations": False},
+    "graphs-compiled": {"compile_blocks": False},
+    "graphs-schedule": {"curriculum_start_length": 0},
     "onebit-dimensions": {"tensor_parallel_size": 1},
 }
 """What its remedy makes of that."""

@@ -68,6 +68,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         DETAIL * numbers("numa_binding", float),
         CHOICE * numbers("compile_blocks", float),
         CHOICE * numbers("fused_kernels", lambda value: _place("fused_kernels", value)),
+        CHOICE * layouts.graphs,
         CHOICE * (layouts.context_method * (layouts.context > 1)),
         *(_doublings(numbers(name, float)) for name in METHODS),
         _doublings(numbers("attention_window", float)),

@@ -74,6 +74,8 @@ class GradientReducer:
         """Whether gradients stay this rank's own: the optimizer sums what ranks send."""
         self.sum_dtype = NARROW.get(config.accumulation_dtype, master_dtype)
         self.contiguous = config.contiguous_gradients
+        self.overwritten = config.cuda_graphs
+        """Whether the next micro-batch's backward writes its gradients where this one's are, so that what stays is copied."""
         self.limit = IN_FLIGHT if config.overlap_comm else 0
         self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
         self._shares: dict[int, Tensor] = {}
@@ -158,7 +160,7 @@ class GradientReducer:
         elif slot in self._filled:
             self._held[slot].add_(gradient)
         else:
-            self._held[slot] = gradient.to(self.rows_dtype)
+            self._held[slot] = gradient.to(self.rows_dtype, copy=self.overwritten)
             mark("gradients", self._held[slot])
         self._filled.add(slot)
         slot.parameter.grad = None

@@ -4,6 +4,7 @@ from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
 from executor.engines.native.fused_rules import FUSED
+from executor.engines.native.graph_rules import GRAPHED
 from executor.engines.native.overlap_rules import OVERLAPPED
 from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
 from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
@@ -99,6 +100,7 @@ NATIVE = Capability(
         "async_tensor_parallel": None,
         "pack_sequences": None,
         "fused_kernels": None,
+        "cuda_graphs": None,
     },
     combinations=(
         COMPILE_SELECTIVE,
@@ -153,5 +155,6 @@ NATIVE = Capability(
         ONEBIT_DIMENSIONS,
         *OVERLAPPED,
         *FUSED,
+        *GRAPHED,
     ),
 )

@@ -2,6 +2,7 @@
 
 from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
+from executor.engines.native.graphs import Capture, CudaCapture, refuse_graphs
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
@@ -19,8 +20,13 @@ class NativeEngine(Engine):
 
     capability = NATIVE
 
+    def __init__(self, capture: type[Capture] = CudaCapture) -> None:
+        """`capture`: what makes graphs of blocks."""
+        self._capture = capture
+
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(NATIVE, context, config, workload)
+        refuse_graphs(context, model, config, workload, self._capture)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
             own = stage_config(config, part.stage)
@@ -28,4 +34,5 @@ class NativeEngine(Engine):
                 return ShardedExperts(part, own, workload, groups, context.device)
             return ShardedModel(part, own, workload, groups.common, context.device)
 
-        return ParallelSession(context, model, config, workload, make_replica)
+        capture = self._capture() if config.cuda_graphs else None
+        return ParallelSession(context, model, config, workload, make_replica, capture)

@@ -51,8 +51,10 @@ host_memory_bytes = 1000000000000
 cores_per_node = 64
 kernel_packages = {}
 """
-GPUS = ("config.json", "--cluster", "dgx-a100:1", "--ranks", "8")
+GPUS = ("--cluster", "dgx-a100:1", "--ranks", "8")
+LLAMA_ON_GPUS = ("config.json", *GPUS)
 RUN = ("config.json", "--training-steps", "1000")
+GRAPHED = {"cuda_graphs": True}
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 DOCUMENTS = ("--document-lengths", "128,64,17")
@@ -110,17 +112,18 @@ CASES: dict[str, Case] = {
     "fused kernels on CPUs": ("fused-kernels-device", {"fused_kernels": "liger"}, ()),
     "fused kernels of a module of the user's": ("fused-kernels-model", {"fused_kernels": "liger"}, ("factory:build",)),
     "fused kernels that no rank has": ("fused-kernels-package", {"fused_kernels": "liger"}, ("config.json", *BARE)),
-    "fused kernels in fp16": ("fused-kernels-precision", {"fused_kernels": "liger", "precision": "fp16"}, GPUS),
+    "fused kernels in fp16": ("fused-kernels-precision", {"fused_kernels": "liger", "precision": "fp16"}, LLAMA_ON_GPUS),
     "fused kernels whose backward is split": (
         "fused-kernels-zero-bubble",
         {**ZBV, "fused_kernels": "transformer_engine"},
-        (*GPUS, "--global-batch-size", "32"),
+        (*LLAMA_ON_GPUS, "--global-batch-size", "32"),
     ),
     "fused kernels that are recomputed selectively": (
         "fused-kernels-selective",
         {"fused_kernels": "liger", "activation_checkpointing": "selective"},
-        GPUS,
+        LLAMA_ON_GPUS,
     ),
+    "fused kernels in graphs": ("fused-kernels-beside", {"fused_kernels": "liger", **GRAPHED}, LLAMA_ON_GPUS),
     "gpipe with two stages a rank": ("virtual-stages", {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "gpipe"}, ()),
     "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),
     "looped bfs with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "looped_bfs"}, ()),
@@ -257,6 +260,15 @@ CASES: dict[str, Case] = {
     "a window over packed rows": ("pack-window", {**PACKED, "attention_window": 8}, ("config.json", *DOCUMENTS)),
     "a prompt before packed rows": ("pack-tokens", {**PACKED, "prompt_length": 4}, ("config.json", *DOCUMENTS)),
     "packed rows of compiled blocks": ("pack-compiled", {**PACKED, "compile_blocks": True}, ("config.json", *DOCUMENTS)),
+    "graphs of gathered parameters": ("graphs-stage-3", {**GRAPHED, "zero_stage": 3}, GPUS),
+    "graphs of tensor ranks": ("graphs-collectives", {**GRAPHED, "tensor_parallel_size": 2}, GPUS),
+    "graphs of context ranks": ("graphs-collectives", {**GRAPHED, "context_parallel_size": 2}, GPUS),
+    "graphs in a pipeline": ("graphs-pipeline", {**GRAPHED, **PIPELINE}, GPUS),
+    "graphs of what runs again": ("graphs-checkpointing", {**GRAPHED, "activation_checkpointing": "full"}, GPUS),
+    "graphs of what is offloaded": ("graphs-offloading", {**GRAPHED, "offload_activations": True}, GPUS),
+    "graphs of compiled blocks": ("graphs-compiled", {**GRAPHED, "compile_blocks": True}, GPUS),
+    "graphs of growing sequences": ("graphs-schedule", {**GRAPHED, **CURRICULUM}, (*RUN, *GPUS)),
+    "graphs of experts": ("graphs-model", GRAPHED, ("experts.json", *GPUS)),
     "stages of ddp": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "ddp")),
     "a pipeline of ddp": ("engine-honours", PIPELINE, ("config.json", "--engine", "ddp")),
     "stage 0 of fsdp2": ("engine-honours", {"zero_stage": 1}, ("config.json", "--engine", "fsdp2")),

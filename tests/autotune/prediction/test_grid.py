@@ -50,13 +50,16 @@ SPACES = {
         "contiguous_gradients": "true", "attention_backend": "best", "fused_optimizer": "true", "loss_chunk_size": 0,
         "expandable_segments": "true", "activation_checkpointing": "none", "context_parallel_size": "1,2",
         "sequence_parallel": "false", "offload_ratio": "0.5,1.0", "gc_interval": 0, "overlap_param_gather": "false",
-        "offload_activations": "false", "numa_binding": "false", "async_tensor_parallel": "false",
+        "offload_activations": "false", "numa_binding": "false", "async_tensor_parallel": "false", "cuda_graphs": "false",
     }),
     "sums beside products": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "tensor_parallel_size": "1,2,8", "sequence_parallel": "all", "async_tensor_parallel": "all",
     }),
     "fused kernels": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "fused_kernels": "all", "loss_chunk_size": "0,1024", "tensor_parallel_size": "1,8", "micro_batch_size": "1,4",
+    }),
+    "graphs": ("llama-3-8b", "dgx-h100", "zero", "native", {
+        "cuda_graphs": "all", "expandable_segments": "all", "overlap_param_gather": "all", "offload_activations": "all",
     }),
     "late gathers": ("llama-3-8b", "dgx-h100", "zero", "native", {
         "overlap_param_gather": "all", "overlap_comm": "all", "offload_activations": "all",

@@ -36,7 +36,7 @@ STANDING = {
     "fused_optimizer": "true", "rank_order": "tp-cp-dp-pp", "expandable_segments": "false", "attention_backend": "best",
     "loss_chunk_size": "0,1024", "micro_batch_size": "1,2,8", "virtual_stages": "1,2,4", "hsdp_shard_size": "0,2",
     "checkpoint_every_k": "1,4", "gc_interval": 0, "numa_binding": "false", "overlap_param_gather": "false",
-    "offload_activations": "false", "async_tensor_parallel": "false",
+    "offload_activations": "false", "async_tensor_parallel": "false", "cuda_graphs": "false",
 }  # fmt: skip
 PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "dense": ("llama-3-8b", "dgx-h100:2", 64, 8192, {}),
@@ -54,6 +54,10 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
         "async_tensor_parallel": "true",
     }),
     "fused-kernels": ("llama-3-8b", "dgx-h100", 64, 4096, {"fused_kernels": "liger"}),
+    "graphs": ("llama-3-8b", "dgx-h100:2", 64, 4096, {
+        "cuda_graphs": "all", "zero_stage": "0,1,2", "tensor_parallel_size": 1, "pipeline_parallel_size": 1,
+        "context_parallel_size": 1, "activation_checkpointing": "none", "compile_blocks": "false",
+    }),
     "on-processors": ("llama-small", "local", 16, 256, {"precision": "fp32"}),
 }  # fmt: skip
 

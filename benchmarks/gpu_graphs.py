@@ -1,0 +1,126 @@
+"""Blocks as CUDA graphs on a GPU: losses, steps and memory with graphs and without, by the same engine."""
+
+import gc
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.gpu_proof import LOSS_BOUND, Proof, ratio, written
+from benchmarks.static_buffers import StaticBuffers
+from executor.engine import RankContext
+from executor.engines.native.engine import NativeEngine
+from executor.engines.native.graphs import EAGER_STEPS, CudaCapture
+from executor.engines.session import ParallelSession
+from executor.measurement.memory import MemoryAccount, account_step
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+STEPS, ROUNDS = EAGER_STEPS + 3, 10
+RESERVED_BOUND = 0.10
+"""Between the account's peak and what the allocator has reserved, whose segments are not all full."""
+SHAPES = {
+    "bound by launches": {"num_layers": 24, "hidden_size": 256, "num_attention_heads": 4, "ffn_hidden_size": 704},
+    "bound by the device": {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 5632},
+}
+SMALL = {"bound by launches": {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 24}}
+
+CONFIGS = (TrialConfig(precision="bf16"), TrialConfig(precision="fp32", zero_stage=1, contiguous_gradients=False))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One session, with or without graphs."""
+
+    session: ParallelSession
+    device: torch.device
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self) -> None:
+        """Train on; seconds are of the device, too."""
+        self.session.prepare(len(self.losses))
+        self._settle()
+        began = time.perf_counter()
+        loss = self.session.train_step().loss
+        self._settle()
+        self.seconds.append(time.perf_counter() - began)
+        assert loss is not None
+        self.losses.append(loss)
+
+    def account(self) -> MemoryAccount:
+        """The memory of a further step."""
+        self.session.prepare(len(self.losses))
+        session = self.session
+        return account_step(session.train_step, session.tagged_storages, self.device, session.private_pool())
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def prove_graphs(proof: Proof, device: torch.device) -> None:
+    on_gpu = device.type == "cuda"
+    proof.say("\n## Blocks as CUDA graphs\n")
+    for name, shape in (SHAPES if on_gpu else SMALL).items():
+        length = 256 if on_gpu else 16
+        model = ModelSpec(
+            name=name, family="llama", num_key_value_heads=shape["num_attention_heads"], vocab_size=1024 if on_gpu else 32,
+            head_dim=shape["hidden_size"] // shape["num_attention_heads"], sequence_length=length, **shape,
+        )  # fmt: skip
+        for config in CONFIGS:
+            _prove(proof, model, config, Workload(global_batch_size=4, sequence_length=length), device)
+
+
+def _prove(proof: Proof, model: ModelSpec, config: TrialConfig, workload: Workload, device: torch.device) -> None:
+    """Both train the same steps in turn, four micro-batches each; then both are timed in turn, and account for memory."""
+    graphed, eager = (_run(model, config.replace({"cuda_graphs": on}), workload, device) for on in (True, False))
+    told = f"{model.name}, {config.precision}, stage {config.zero_stage}"
+    for _ in range(STEPS):
+        graphed.step()
+        eager.step()
+    off = max(abs(a - b) / abs(b) for a, b in zip(graphed.losses, eager.losses, strict=True))
+    bound = LOSS_BOUND[config.precision]
+    proof.claim(off <= bound, f"{told}: losses of {STEPS} steps {off:.1e} off those of eager blocks (bound {bound:g})")
+    capture = graphed.session.capture_seconds()
+    proof.claim(capture > 0.0 and graphed.session.private_pool() is not None, f"{told}: captured in {capture:.2f} s")
+    rounds = ROUNDS if proof.times else 2
+    for _ in range(rounds):
+        graphed.step()
+        eager.step()
+    faster = ratio(eager.seconds[-rounds:], graphed.seconds[-rounds:])
+    proof.claim_time(faster.high >= 1.0, f"{told}: eager steps take {written(faster)} of those with graphs")
+    _claim_memory(proof, told, graphed, eager)
+
+
+def _claim_memory(proof: Proof, told: str, graphed: _Run, eager: _Run) -> None:
+    """What graphs keep is in the account, by tag; alone on the device, the account is what is reserved."""
+    with_graphs, without = graphed.account(), eager.account()
+    pool = graphed.session.private_pool()
+    assert pool is not None
+    more = ", ".join(f"{tag} {size - without.by_tag[tag]:+,}" for tag, size in with_graphs.by_tag.items())
+    standing = with_graphs.at_start["gradients"] - without.at_start["gradients"]
+    proof.claim(
+        sum(with_graphs.by_tag.values()) == with_graphs.peak and standing >= 0.99 * pool.by_tag["gradients"] > 0,
+        f"{told}: peak {with_graphs.peak:,} bytes with graphs, {without.peak:,} without ({more}); "
+        f"their own: {', '.join(f'{tag} {size:,}' for tag, size in pool.by_tag.items())}",
+    )
+    device = graphed.device
+    eager.session.close()
+    if device.type == "cuda":
+        eager.losses.clear()
+        del eager
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        alone = graphed.account().peak
+        reserved = torch.cuda.max_memory_reserved(device)
+        off = abs(alone / reserved - 1)
+        proof.claim(off <= RESERVED_BOUND, f"{told}: account {alone:,} bytes, reserved {reserved:,}, {off:.1%} apart")
+    graphed.session.close()
+
+
+def _run(model: ModelSpec, config: TrialConfig, workload: Workload, device: torch.device) -> _Run:
+    engine = NativeEngine(CudaCapture if device.type == "cuda" else StaticBuffers)
+    return _Run(engine.build(RankContext(rank=0, world_size=1, device=device), model, config, workload), device)
