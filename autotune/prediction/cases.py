@@ -195,6 +195,8 @@ class Layouts:
     """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
     async_tensor: Array = field(default_factory=lambda: np.zeros(1))
     """1 where tensor-parallel sums travel beside the products that they belong to."""
+    rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
+    """Bytes that a number takes while our engine rounds it to 8 bits for a product; 0: products are in the precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gath
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.compressed import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.files import host_elements, host_parameter_bytes
+from autotune.prediction.float8 import rounded_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.late_gather import buffer_bytes, standing_bytes
 from autotune.prediction.offloaded_activations import host_bytes, on_device
@@ -338,7 +339,7 @@ def _activations(
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    unpacked = unpacked_bytes(cases)
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases)
     peak = np.maximum(tokens * working + unpacked, logits * cases.software.logit_bytes) + logits * outlive
     return Activations(
         begins=tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak,

@@ -3,6 +3,7 @@
 from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
+from executor.engines.native.float8_rules import FLOAT8_COMBINATIONS
 from executor.engines.native.overlap_rules import OVERLAPPED
 from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
 from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
@@ -65,7 +66,7 @@ NATIVE = Capability(
         "activation_checkpointing": None,
         "checkpoint_every_k": None,
         "attention_backend": None,
-        "precision": ("fp32", "bf16", "fp16", "fp64"),
+        "precision": None,
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "rank_order": None,
@@ -150,5 +151,6 @@ NATIVE = Capability(
         ONEBIT_STAGE,
         ONEBIT_DIMENSIONS,
         *OVERLAPPED,
+        *FLOAT8_COMBINATIONS,
     ),
 )
