@@ -6,6 +6,7 @@ trials         trials through the `local` runner on one GPU: throughput, MFU, th
 memory         the memory account's peak against `torch.cuda.max_memory_allocated` of the same step, and the dry run's
 by-hand        a 1B llama by our engine against one written by hand with every trick (`gpu_by_hand.py`)
 packing        flex attention inside of packed documents, forward and backward, against a mask (`gpu_packing.py`)
+float8         products in 8 bits against bf16, each block compiled or not (`gpu_float8.py`)
 windows        flex attention to a window, forward and backward, against every score under a mask (`gpu_windows.py`)
 two-ranks      two ranks on the one GPU (`gpu_pair.py`): layouts, offload, checkpointing, overlap against one rank
 out-of-memory  a real CUDA out-of-memory: INFEASIBLE, and the next trial runs
@@ -29,6 +30,7 @@ import torch
 
 from benchmarks.gpu_by_hand import prove_against_hand
 from benchmarks.gpu_packing import prove_packing
+from benchmarks.gpu_float8 import prove_float8
 from benchmarks.gpu_pair import prove_two_ranks
 from benchmarks.gpu_proof import Proof, request
 from benchmarks.gpu_windows import prove_windows
@@ -133,6 +135,7 @@ def _proofs(proof: Proof, device: torch.device) -> dict[str, Callable[[], None]]
         "trials": lambda: prove_trials(proof, model, workload, kind),
         "memory": lambda: prove_memory(proof, model, workload, device),
         "packing": lambda: prove_packing(proof, device),
+        "float8": lambda: prove_float8(proof, kind),
         "windows": lambda: prove_windows(proof, device),
         "by-hand": lambda: prove_against_hand(proof, device),
         "two-ranks": lambda: prove_two_ranks(proof, kind),

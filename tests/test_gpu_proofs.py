@@ -11,6 +11,7 @@ from benchmarks import gpu, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
 from benchmarks.gpu_packing import prove_packing
+from benchmarks.gpu_float8 import prove_float8
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
 from benchmarks.gpu_proof import Proof, ratio
 from benchmarks.gpu_windows import prove_windows
@@ -55,6 +56,11 @@ def test_packed_documents_equal_a_mask() -> None:
     prove_packing(proof, torch.device("cpu"))
     assert proof.failed == []
     assert len(proof.lines) > 4
+def test_products_in_8_bits_lose_as_much_as_bf16() -> None:
+    proof = Proof()
+    prove_float8(proof, "cpu")
+    assert proof.failed == []
+    assert proof.lines[-1].startswith("- holds: ")
 
 
 def test_windows_equal_a_mask() -> None:

@@ -10,7 +10,7 @@ import torch.distributed.fsdp as fsdp
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, INT8_LOSS_BOUND, Case
+from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
 from benchmarks.parity_rank import compare
 from executor.engine import HOST, RankContext
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
@@ -331,7 +331,7 @@ def of_bf16_alone(gang: Gang, rule: str, knobs: Mapping[str, Value], legal: Mapp
 
     def loses(precision: str, others: Mapping[str, Value]) -> float:
         found = off(gang, case("native", {"micro_batch_size": 4, "precision": precision, **knobs, **others}))
-        assert found <= INT8_LOSS_BOUND
+        assert found <= FP8_LOSS_BOUND
         return found
 
     refused_alone(rule, case("native", {"micro_batch_size": 4, "precision": "fp8", **knobs}))
