@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.gpu_by_hand import prove_against_hand
-from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_float8 import prove_float8
+from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_pair import prove_two_ranks
 from benchmarks.gpu_proof import Proof, request
 from benchmarks.gpu_windows import prove_windows

@@ -10,8 +10,8 @@ import torch
 from benchmarks import gpu, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
-from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_float8 import prove_float8
+from benchmarks.gpu_packing import prove_packing
 from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
 from benchmarks.gpu_proof import Proof, ratio
 from benchmarks.gpu_windows import prove_windows
