@@ -56,6 +56,8 @@ def test_packed_documents_equal_a_mask() -> None:
     prove_packing(proof, torch.device("cpu"))
     assert proof.failed == []
     assert len(proof.lines) > 4
+
+
 def test_products_in_8_bits_lose_as_much_as_bf16() -> None:
     proof = Proof()
     prove_float8(proof, "cpu")
