@@ -6,6 +6,7 @@ trials         trials through the `local` runner on one GPU: throughput, MFU, th
 memory         the memory account's peak against `torch.cuda.max_memory_allocated` of the same step, and the dry run's
 by-hand        a 1B llama by our engine against one written by hand with every trick (`gpu_by_hand.py`)
 packing        flex attention inside of packed documents, forward and backward, against a mask (`gpu_packing.py`)
+float8         products in 8 bits against bf16, each block compiled or not (`gpu_float8.py`)
 windows        flex attention to a window, forward and backward, against every score under a mask (`gpu_windows.py`)
 kernels        fused kernels of packages, where they are installed, against torch's operators (`gpu_kernels.py`)
 graphs         blocks as CUDA graphs against eager ones: losses, step time, memory (`gpu_graphs.py`)
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.gpu_by_hand import prove_against_hand
+from benchmarks.gpu_float8 import prove_float8
 from benchmarks.gpu_graphs import prove_graphs
 from benchmarks.gpu_kernels import prove_kernels
 from benchmarks.gpu_packing import prove_packing
@@ -137,6 +139,7 @@ def _proofs(proof: Proof, device: torch.device) -> dict[str, Callable[[], None]]
         "trials": lambda: prove_trials(proof, model, workload, kind),
         "memory": lambda: prove_memory(proof, model, workload, device),
         "packing": lambda: prove_packing(proof, device),
+        "float8": lambda: prove_float8(proof, kind),
         "windows": lambda: prove_windows(proof, device),
         "kernels": lambda: prove_kernels(proof, resolve_model("qwen2-0.5b" if on_gpu else "llama-tiny"), workload, device),
         "graphs": lambda: prove_graphs(proof, device),

@@ -26,8 +26,13 @@ TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp16, scaled losses": {"precision": "fp16"},
     "fp16, sums and reductions in fp16": {"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"},
     "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
+    "fp8": {"precision": "fp8"},
 }
 """The first is what the others are held against."""
+SLICED: Mapping[str, Mapping[str, Value]] = {
+    "fp8, 2 tensor ranks": {"precision": "fp8", "tensor_parallel_size": 2, "sequence_parallel": True},
+}
+"""Whose scales are those of other parts of the matrices."""
 
 Train = Callable[[Mapping[str, Value], int], Sequence[float]]
 """The loss of every step, of knobs and a seed."""
@@ -46,8 +51,8 @@ class Ends:
 
 
 def ends(train: Train, types: Mapping[str, Mapping[str, Value]] | None = None) -> list[Ends]:
-    """Train every type with every seed; `types` is TYPES where nothing else is said."""
-    chosen = {name: {**LAYOUT, **knobs} for name, knobs in TYPES.items()} if types is None else types
+    """Train every type with every seed; `types` is TYPES and SLICED where nothing else is said."""
+    chosen = {name: {**LAYOUT, **knobs} for name, knobs in {**TYPES, **SLICED}.items()} if types is None else types
     return [
         Ends(
             name=name,

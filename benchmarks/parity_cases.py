@@ -12,6 +12,7 @@ from executor.engines.native.capability import NATIVE
 from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
+from search_spaces.float8 import FLOAT8
 from search_spaces.model import FactoryModel, Model, ModelSpec, Norm, Position
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -28,6 +29,8 @@ FP16_LOSS_BOUND = 2.0**-11
 """Relative. fp16 rounds to 11 bits of mantissa."""
 INT8_LOSS_BOUND = 2.0**-6
 """Relative. An integer of 8 bits is off by at most 2^-8 of its block's largest number, of which it may be a small part."""
+FP8_LOSS_BOUND = 2.0**-6
+"""Relative. e4m3 rounds to 4 bits of mantissa, off by at most 2^-4 of a value, of which a product sums many."""
 NARROW = ("bf16", "fp16")
 
 FP16_LEAST = 3e-7
@@ -127,6 +130,8 @@ class Case:
             return HUGGING_FACE_BOUND if self.model in HUGGING_FACE else FLOAT64_BOUND
         if self.integers:
             return INT8_LOSS_BOUND
+        if self.config.precision == FLOAT8:
+            return FP8_LOSS_BOUND
         if "bf16" in (self.config.precision, self.config.reduce_dtype):
             return BF16_LOSS_BOUND
         return FLOAT32_LOSS_BOUND if self.config.precision == "fp32" else FP16_LOSS_BOUND
@@ -136,6 +141,8 @@ class Case:
         """What a difference must exceed: bf16 that leaves a loss as it is in float64 has not been used."""
         if self.integers:
             return FLOAT64_BOUND
+        if self.config.precision == FLOAT8:
+            return BF16_LEAST
         if self.config.precision in NARROW:
             return BF16_LEAST if self.config.precision == "bf16" else FP16_LEAST
         reduced = self.config.reduce_dtype in NARROW and self.config.zero_ranks(self.ranks) > 1

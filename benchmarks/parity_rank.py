@@ -27,6 +27,7 @@ from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.user_module.factory import load_factory
 from search_spaces.configured import configured
+from search_spaces.float8 import FLOAT8
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -50,7 +51,7 @@ class Report:
 
 def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
-    dtype = DTYPES[case.config.precision if case.config.precision in NARROW else "fp64"]
+    dtype = DTYPES[case.config.precision if case.config.precision in (*NARROW, FLOAT8) else "fp64"]
     model = configured(case.model_of(), case.config)
     told = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
     losses, norms, weights = _reference(model, case.workload(), dtype, *told)

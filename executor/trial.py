@@ -37,7 +37,7 @@ ENGINES: dict[str, Engine] = {
     "fsdp2": Fsdp2Engine(),
     "deepspeed": DeepSpeedEngine(),
 }
-LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 COUNTED_STEP = 1
 """The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may set itself up."""

@@ -1,6 +1,6 @@
 """Which configurations are refused, by which rule, and what to do about it."""
 
-from search_spaces import adapters
+from search_spaces import adapters, float8
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
@@ -48,7 +48,6 @@ BATCH = ("micro_batch_size", *DEGREES)
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
 SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
-FLOAT8 = "fp8"
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedules of several stages a rank -> what they are with one."""
 
@@ -239,16 +238,9 @@ def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | No
 
 def _precision_supported(config: TrialConfig, context: SpaceContext) -> str | None:
     device = context.cluster.device
-    if config.precision == FLOAT8 or device.supports(config.precision):
+    if config.precision == float8.FLOAT8 or device.supports(config.precision):
         return None
     return f"{device.name} does not compute in {config.precision}"
-
-
-def _float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
-    device = context.cluster.device
-    if config.precision != FLOAT8 or device.supports(FLOAT8):
-        return None
-    return f"{device.name} has no float8 products, which NVIDIA has from compute capability 8.9 on (Ada, Hopper, Blackwell)"
 
 
 def _accumulation_type(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -334,7 +326,9 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule("attention-kernel", ("attention_backend", "precision", WINDOW), "leave attention_backend at best", _attention_kernel),
-    Rule("float8-device", ("precision",), "use precision=bf16, or such a device", _float8_device),
+    Rule("float8-device", ("precision",), float8.DEVICE_REMEDY, float8.float8_device),
+    Rule("float8-model", ("precision",), float8.MODEL_REMEDY, float8.float8_model),
+    Rule("float8-sizes", ("precision", TP), float8.SIZES_REMEDY, float8.float8_sizes),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
     Rule("adapters", (*adapters.METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),

@@ -11,6 +11,7 @@ import torch
 from benchmarks import gpu, gpu_kernels, gpu_pair
 from benchmarks.gpu_baseline import Llama
 from benchmarks.gpu_by_hand import SMALL, prove_against_hand
+from benchmarks.gpu_float8 import prove_float8
 from benchmarks.gpu_graphs import prove_graphs
 from benchmarks.gpu_kernels import prove_kernels
 from benchmarks.gpu_packing import prove_packing
@@ -82,6 +83,13 @@ def test_losses_by_kernels_are_held_against_those_without(monkeypatch: pytest.Mo
         del sys.modules[name]
     assert proof.failed == []
     assert len([line for line in proof.lines if "losses of 3 steps" in line]) == 4
+
+
+def test_products_in_8_bits_lose_as_much_as_bf16() -> None:
+    proof = Proof()
+    prove_float8(proof, "cpu")
+    assert proof.failed == []
+    assert proof.lines[-1].startswith("- holds: ")
 
 
 def test_windows_equal_a_mask() -> None:

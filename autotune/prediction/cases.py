@@ -205,6 +205,8 @@ class Layouts:
     """Whose fused kernels: their place in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
     graphs: Array = field(default_factory=lambda: np.zeros(1))
     """1 where blocks are replayed as CUDA graphs."""
+    rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
+    """Bytes that a number takes while our engine rounds it to 8 bits for a product; 0: products are in the precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from autotune.prediction.async_tensor import saved_seconds
 from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, gathered_kept
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.communication import collective_seconds, context_group, crosses_nodes, expert_group, tensor_group
+from autotune.prediction.float8 import rounding_seconds
 from autotune.prediction.frozen import unpacking_seconds
 from autotune.prediction.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.graphs import copy_seconds, launches
@@ -59,7 +60,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     parts = np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
-    computed = computed + copy_seconds(cases)
+    computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
     layer = _longer(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden

@@ -8,6 +8,7 @@ import numpy as np
 from autotune.prediction.adapters import adapted_shapes
 from autotune.prediction.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Cases, Layouts, Shapes, Software, scalar
 from autotune.prediction.documents import documented
+from autotune.prediction.float8 import rounding_bytes
 from autotune.prediction.mixed import devices_of, hardware_of
 from autotune.prediction.optimizer import MOVED
 from autotune.prediction.schedules import scheduled
@@ -129,6 +130,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         async_tensor=column([config.async_tensor_parallel for config in configs]),
         kernels=column([KERNEL_CHOICES.index(config.fused_kernels) for config in configs]),
         graphs=column([config.cuda_graphs for config in configs]),
+        rounding_bytes=column([rounding_bytes(config) for config in configs]),
         near=column([config.secondary_shard_size * config.reshard_after_forward for config in configs]),
     )
 

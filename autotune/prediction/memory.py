@@ -9,6 +9,7 @@ from autotune.prediction.cases import CONTEXT_METHODS, Array, Cases, Flags, gath
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.compressed import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.files import host_elements, host_parameter_bytes
+from autotune.prediction.float8 import rounded_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra
 from autotune.prediction.graphs import static_gradients, static_messages
@@ -342,7 +343,7 @@ def _activations(
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    unpacked = unpacked_bytes(cases)
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases)
     # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
     shared, static = 1 - layouts.graphs, static_messages(cases, layers)
     pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)

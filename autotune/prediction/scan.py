@@ -30,7 +30,7 @@ UNSEEN = (
     "allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
     "gc_interval", "numa_binding",
 )  # fmt: skip
-"""Knobs that no equation looks at: they stand near the device's defaults."""
+"""Knobs that no equation looks at, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
 APART = frozenset({*BUCKETS, *UNSEEN})
 KEPT = 1000
 """Configurations whose buckets are set."""

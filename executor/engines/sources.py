@@ -21,13 +21,17 @@ from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
 from search_spaces.configured import configured
+from search_spaces.float8 import FLOAT8, MODEL_REMEDY
 from search_spaces.mesh import PIPELINE
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FLOAT8: torch.bfloat16,
+}  # fmt: skip
+"""Of parameters and activations."""
 TIED_NAMES = frozenset({"embedding.tokens.weight", "head.output.weight"})
 """The two names of a weight that our transformer has twice."""
 
@@ -79,6 +83,8 @@ class _Shape(Source):
         super().__init__(config, workload)
         if spec.adapts:
             raise EngineRefusalError("adapters", "the model has adapters of its own; set the knobs, not the model's fields")
+        if config.precision == FLOAT8 and torch.version.hip:
+            raise EngineRefusalError("float8-device", "AMD's devices have other 8-bit types than NVIDIA's; use precision=bf16")
         self.spec = configured(spec, config)
         self.data = _data(spec, config, workload)
 
@@ -111,6 +117,8 @@ class _Shape(Source):
     def _part(self, part: Part, stage: int) -> ModelPart:
         chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
         module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
+        if self.config.precision == FLOAT8:
+            module.multiply_in_float8()
         return ModelPart(
             module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
             summands=frozenset(module.summand_parameters()), experts=frozenset(module.expert_parameters()),
@@ -143,6 +151,8 @@ class _Factory(Source):
 
     def __init__(self, model: FactoryModel, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)
+        if config.precision == FLOAT8:
+            raise EngineRefusalError("float8-model", f"{model.name} multiplies for itself; {MODEL_REMEDY}")
         self.reference = model.reference
         self.first = self._make()
         self.data = FactoryData(batch=self.first.batch, workload=workload)

@@ -46,6 +46,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "fused_kernels": "transformer_engine", "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv",
     },
     "fused-kernels-selective": {"fused_kernels": "liger", "activation_checkpointing": "selective"},
+    "float8-async-tensor": {"precision": "fp8", "async_tensor_parallel": True, "tensor_parallel_size": 2},
+    "float8-quantised": {"precision": "fp8", "lora_rank": 4, "frozen_dtype": "int8"},
     "optimizer-on-device": {"zero_stage": 1, "offload_optimizer": "cpu", "optimizer": "muon"},
     "fsdp2-offloads-both": {"zero_stage": 3, "offload_optimizer": "cpu"},
     "fsdp2-copies-alone": {"zero_stage": 3, "hsdp_shard_size": 1},
@@ -108,6 +110,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "async-tensor-quantised": {"frozen_dtype": "same"},
     "fused-kernels-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "fused-kernels-selective": {"activation_checkpointing": "full"},
+    "float8-async-tensor": {"async_tensor_parallel": False},
+    "float8-quantised": {"frozen_dtype": "same"},
     "optimizer-on-device": {"optimizer": "adamw"},
     "experts-copies": {"hsdp_shard_size": 0},
     "experts-compiled": {"compile_blocks": False},
@@ -130,9 +134,11 @@ REMEDIED: dict[str, dict[str, Any]] = {
 """What its remedy makes of that."""
 
 
-def context(engine: Capability, experts: int = 0, gpus: bool = False) -> SpaceContext:
-    cluster = resolve_cluster("dgx-a100:1") if gpus else resolve_cluster("local", ranks=4)
+def context(engine: Capability, experts: int = 0, gpus: bool = False, float8: bool = False) -> SpaceContext:
+    there = "dgx-h100" if float8 else "dgx-a100:1"
+    cluster = resolve_cluster(there) if gpus or float8 else resolve_cluster("local", ranks=4)
     model = dataclasses.replace(resolve_model("llama-tiny"), num_experts=experts, experts_per_token=min(experts, 1))
+    model = dataclasses.replace(model, ffn_hidden_size=352) if float8 else model  # whose halves are multiples of 16
     return SpaceContext(model=model, cluster=cluster, workload=WORK, world_size=4, capability=engine)
 
 
@@ -147,7 +153,8 @@ def test_values_that_are_honoured_are_values_of_the_knob(engine: Capability) -> 
 @pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_is_refused_by_its_name_and_its_remedy_helps(engine: Capability, item: Combination) -> None:
     config = TrialConfig().replace({**engine.starting_values(), **REFUSED[item.rule]})
-    place = context(engine, experts=4 if config.expert_parallel_size > 1 else 0, gpus=config.fused_kernels != "none")
+    asked = {"gpus": config.fused_kernels != "none", "float8": config.precision == "fp8"}
+    place = context(engine, experts=4 if config.expert_parallel_size > 1 else 0, **asked)
     (refusal,) = check_config(config, place)
     assert (refusal.rule, refusal.message, refusal.remedy) == (item.rule, item.problem, item.remedy)
     assert "\n" not in str(refusal)

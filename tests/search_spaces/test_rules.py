@@ -40,6 +40,9 @@ EXPERTS = resolve_model("mixtral-8x7b")
 WITHOUT_KERNELS = dataclasses.replace(resolve_cluster("dgx-a100:1"), kernel_packages={})
 CAPPED, BALANCED = dataclasses.replace(EXPERTS, capacity_factor=1.25), dataclasses.replace(EXPERTS, load_balance=0.01)
 
+NARROW = dataclasses.replace(resolve_model("llama-2-7b"), ffn_hidden_size=11040)
+"""Two ranks have multiples of 16 of it, four have not."""
+
 RUN = {"training_steps": 1000}
 CURRICULUM = {"curriculum_start_length": 64, "curriculum_steps": 100}
 RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
@@ -118,6 +121,13 @@ REFUSED = [
     ),
     ("float8-device", {"precision": "fp8"}, {"cluster": "local"}),
     ("float8-device", {"precision": "fp8"}, {"cluster": "dgx-a100"}),
+    (
+        "float8-model",
+        {"precision": "fp8"},
+        {"cluster": "dgx-h100", "model": FactoryModel(reference="m:f", parameter_count=10)},
+    ),
+    ("float8-sizes", {"precision": "fp8"}, {"cluster": "dgx-h100"}),
+    ("float8-sizes", {"precision": "fp8", "tensor_parallel_size": 4}, {"cluster": "dgx-h100", "model": NARROW}),
     ("accumulation-type", {"precision": "bf16", "accumulation_dtype": "fp16"}, {"cluster": "dgx-a100"}),
     ("accumulation-type", {"precision": "fp64", "accumulation_dtype": "bf16"}, {"cluster": "local"}),
     ("adapters", {"lora_rank": 2**20}, {}),
@@ -215,7 +225,7 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({"hsdp_shard_size": 4, "zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"}, {}),
         ({"precision": "bf16"}, {"cluster": "local"}),
         ({"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"}, {"cluster": "local"}),
-        ({"precision": "fp8"}, {"cluster": "dgx-h100"}),
+        ({"precision": "fp8", "tensor_parallel_size": 8}, {"cluster": "dgx-h100", "model": "llama-2-7b"}),
         ({"fused_kernels": "liger", "precision": "bf16"}, {}),
         ({"environment": "MALLOC_ARENA_MAX=1 NCCL_ALGO=Ring"}, {"cluster": "dgx-h100"}),
         ({"zero_stage": 3}, {"capability": Capability(engine="some", knobs={"zero_stage": None})}),

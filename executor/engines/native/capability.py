@@ -3,6 +3,7 @@
 from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
+from executor.engines.native.float8_rules import FLOAT8_COMBINATIONS
 from executor.engines.native.fused_rules import FUSED
 from executor.engines.native.graph_rules import GRAPHED
 from executor.engines.native.overlap_rules import OVERLAPPED
@@ -67,7 +68,7 @@ NATIVE = Capability(
         "activation_checkpointing": None,
         "checkpoint_every_k": None,
         "attention_backend": None,
-        "precision": ("fp32", "bf16", "fp16", "fp64"),
+        "precision": None,
         "loss_chunk_size": None,
         "fused_optimizer": None,
         "rank_order": None,
@@ -156,5 +157,6 @@ NATIVE = Capability(
         *OVERLAPPED,
         *FUSED,
         *GRAPHED,
+        *FLOAT8_COMBINATIONS,
     ),
 )

@@ -278,6 +278,11 @@ class Transformer(nn.Module):
             for _, matrix in self.matrices():
                 matrix.quantise(self.spec.frozen_bits)
 
+    def multiply_in_float8(self) -> None:
+        """Have the matrices of its layers multiplied in 8 bits from now on. Tables, routers and the output projection stay."""
+        for _, matrix in self.matrices():
+            matrix.float8 = True
+
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
         """Every matrix of the layers but routers, by name."""
         named = self.blocks.named_modules()

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.exchanges import gather_features, gather_tokens, scatter_tokens, sum_in_place
+from executor.engines.native.float8 import float8_linear
 from executor.engines.native.low_rank import INWARD, OUTWARD, LowRank, adapted_result
 from executor.engines.native.overlapped import multiply_columns, multiply_rows
 from executor.engines.native.quantised import QuantisedMatrix
@@ -85,6 +86,8 @@ class ColumnLinear(nn.Linear):
         super().__init__(inputs, outputs // tensor.size, bias=bias)
         self.adapter: LowRank | None = None
         self.quantised: QuantisedMatrix | None = None
+        self.float8 = False
+        """Whether its products are in 8 bits."""
 
     def adapt(self, rank: int) -> None:
         """Put an adapter beside the matrix."""
@@ -103,9 +106,9 @@ class ColumnLinear(nn.Linear):
         return adapted_result(product if self.bias is None else product + self.bias, self.adapter, x)
 
     def _product(self, x: Tensor) -> Tensor:
-        if self.quantised is None:
+        if self.quantised is None and not self.float8:
             return super().forward(x)
-        product: Tensor = self.quantised(x)
+        product: Tensor = float8_linear(x, self.weight) if self.quantised is None else self.quantised(x)
         return product if self.bias is None else product + self.bias
 
 
@@ -122,6 +125,8 @@ class RowLinear(nn.Linear):
         self.tensor, self.leaves = tensor, leaves
         self.adapter: LowRank | None = None
         self.quantised: QuantisedMatrix | None = None
+        self.float8 = False
+        """Whether its products are in 8 bits."""
 
     def adapt(self, rank: int) -> None:
         """Put an adapter beside the matrix."""
@@ -133,15 +138,20 @@ class RowLinear(nn.Linear):
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tensor.size == 1 and self.quantised is None:
+        if self.tensor.size == 1 and self.quantised is None and not self.float8:
             return adapted_result(super().forward(x), self.adapter, x)
         if self.leaves and self.tensor.overlaps:
             return self._with_bias(self.tensor.multiply_rows(x, self.weight, None if self.adapter is None else self.adapter(x)))
-        product = functional.linear(x, self.weight) if self.quantised is None else self.quantised(x)
-        summand = adapted_result(product, self.adapter, x)
+        summand = adapted_result(self._product(x), self.adapter, x)
         if not self.leaves:
             return summand if self.bias is None else summand + self.bias / self.tensor.size
         return self._with_bias(self.tensor.leave(summand))
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.quantised is None:
+            return (float8_linear if self.float8 else functional.linear)(x, self.weight)
+        product: Tensor = self.quantised(x)
+        return product
 
     def _with_bias(self, total: Tensor) -> Tensor:
         return total if self.bias is None else total + self.bias

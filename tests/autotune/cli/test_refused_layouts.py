@@ -34,12 +34,15 @@ EXPERTS = CONFIG | {
     "num_experts_per_tok": 2,
 }
 CAPPED = EXPERTS | {"expert_capacity_factor": 1.25, "output_router_logits": True, "router_aux_loss_coef": 0.01}
-MODELS = {"config.json": CONFIG, "experts.json": EXPERTS, "capped.json": CAPPED}
+NARROW = CONFIG | {"intermediate_size": 144}
+"""Half of which is no multiple of 16."""
+MODELS = {"config.json": CONFIG, "narrow.json": NARROW, "experts.json": EXPERTS, "capped.json": CAPPED}
 
 Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 """The rule, the knobs, and the other words of the command (in place of `config.json`)."""
 
 PIPELINE = {"pipeline_parallel_size": 2}
+FLOAT8 = ("--cluster", "dgx-h100", "--ranks", "8")
 DEEPSPEED = ("config.json", "--engine", "deepspeed")
 BARE = ("--cluster", "bare.toml", "--ranks", "4")
 CLUSTER = """
@@ -157,6 +160,22 @@ CASES: dict[str, Case] = {
         ("config.json", "--cluster", "dgx-1v", "--ranks", "8"),
     ),
     "float8 on a device without it": ("float8-device", {"precision": "fp8"}, ()),
+    "float8 of slices that no product takes": (
+        "float8-sizes",
+        {"precision": "fp8", "tensor_parallel_size": 2},
+        ("narrow.json", *FLOAT8),
+    ),
+    "float8 of a module of the user's": ("float8-model", {"precision": "fp8"}, ("factory:build", *FLOAT8)),
+    "float8 of products in parts": (
+        "float8-async-tensor",
+        {"precision": "fp8", "tensor_parallel_size": 2, "async_tensor_parallel": "true"},
+        ("config.json", *FLOAT8),
+    ),
+    "float8 of integers": (
+        "float8-quantised",
+        {"precision": "fp8", "lora_rank": 2, "frozen_dtype": "nf4"},
+        ("config.json", *FLOAT8),
+    ),
     "sums in another type than gradients": (
         "accumulation-type",
         {"precision": "bf16", "accumulation_dtype": "fp16", "micro_batch_size": 1},

@@ -74,10 +74,38 @@ def test_without_accumulation_the_type_of_sums_changes_nothing() -> None:
     assert np.ptp(predicted(*ones).memory.total) == 0.0
 
 
-def test_float8_is_faster_than_bf16_by_less_than_its_peak() -> None:
-    compute = {name: float(predicted({"precision": name}).parts["compute"][0]) for name in ("bf16", "fp8", "fp16")}
+def test_compiled_float8_is_faster_than_bf16_by_less_than_its_peak() -> None:
+    knobs = {"compile_blocks": True}
+    compute = {name: float(predicted({"precision": name, **knobs}).parts["compute"][0]) for name in ("bf16", "fp8", "fp16")}
     assert compute["fp16"] == compute["bf16"]
     assert 1.0 < compute["bf16"] / compute["fp8"] < 1.6
+
+
+def test_operands_that_are_rounded_by_operators_apart_cost_what_they_move() -> None:
+    layer, hidden, ffn, layers = MODEL.layer_parameters - 2 * MODEL.hidden_size, MODEL.hidden_size, 11008, MODEL.num_layers
+    bandwidth = resolve_cluster("dgx-h100:1").device.memory_bandwidth
+    assert bandwidth is not None
+    for size in (1, 8):
+        tokens, micro_batches = size * WORKLOAD.sequence_length, WORKLOAD.global_batch_size // RANKS // size
+        compiled, apart = predicted(
+            *({"precision": "fp8", "micro_batch_size": size, "compile_blocks": one} for one in (True, False))
+        ).parts["compute"]
+        # Inputs of seven matrices and their weights twice in 13 bytes and once turned; gradients of seven results.
+        operands = layer + tokens * (6 * hidden + ffn)
+        moved = operands * (2 * 13 + 2) + tokens * (5 * hidden + 2 * ffn) * (13 + 2)
+        assert apart - compiled == pytest.approx(micro_batches * layers * moved / bandwidth, rel=1e-2)
+
+
+def test_float8_holds_what_bf16_does_and_the_operands_that_are_rounded() -> None:
+    rows, matrix = WORKLOAD.sequence_length * 11008, 11008 * MODEL.hidden_size
+    for compiled, most in ((True, rows + matrix), (False, max(5 * rows + matrix, rows + 5 * matrix))):
+        # With the loss in chunks the fullest moment is one in a layer.
+        plain, narrow = (
+            predicted({"precision": name, "zero_stage": 3, "compile_blocks": compiled, "loss_chunk_size": 16}).memory.by_tag
+            for name in ("bf16", "fp8")
+        )
+        assert {tag for tag in plain if narrow[tag] != plain[tag]} == {"activations", "reserved"}
+        assert float((narrow["activations"] - plain["activations"])[0]) == pytest.approx(most, rel=0.1)
 
 
 def test_arrays_of_optimizers_are_predicted_as_each_alone() -> None:

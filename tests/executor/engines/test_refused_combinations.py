@@ -11,7 +11,7 @@ from fused_ranks import compare_by_stand_ins
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, Case
+from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
 from benchmarks.parity_rank import compare
 from benchmarks.static_buffers import ContractBreachError, StaticBuffers
 from executor.engine import HOST, RankContext
@@ -457,6 +457,27 @@ def graphs_have_one_shape(_: Gang, rule: str) -> None:
         passed(graphs, rows=1)
 
 
+def products_in_parts_are_in_bf16(gang: Gang, rule: str) -> None:
+    of_bf16_alone(gang, rule, {"tensor_parallel_size": 2, "async_tensor_parallel": True}, {"async_tensor_parallel": False})
+
+
+def products_of_integers_are_in_bf16(gang: Gang, rule: str) -> None:
+    of_bf16_alone(gang, rule, {"lora_rank": 2, "frozen_dtype": "nf4"}, {"frozen_dtype": "same"})
+
+
+def of_bf16_alone(gang: Gang, rule: str, knobs: Mapping[str, Value], legal: Mapping[str, Value]) -> None:
+    """As far off float64 as precision=bf16 is, to the last bit, where products in 8 bits are not."""
+
+    def loses(precision: str, others: Mapping[str, Value]) -> float:
+        found = off(gang, case("native", {"micro_batch_size": 4, "precision": precision, **knobs, **others}))
+        assert found <= FP8_LOSS_BOUND
+        return found
+
+    refused_alone(rule, case("native", {"micro_batch_size": 4, "precision": "fp8", **knobs}))
+    assert loses("fp8", legal) != loses("bf16", legal)
+    assert loses("fp8", {}) == loses("bf16", {}), "products are in 8 bits now: let them run"
+
+
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
@@ -472,6 +493,8 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "async-tensor-quantised": integers_are_multiplied_whole,
     "fused-kernels-zero-bubble": kernels_run_backward_once,
     "fused-kernels-selective": what_is_recalled_is_rotated_twice,
+    "float8-async-tensor": products_in_parts_are_in_bf16,
+    "float8-quantised": products_of_integers_are_in_bf16,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
     "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,

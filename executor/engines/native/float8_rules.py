@@ -1,0 +1,31 @@
+"""What products in 8 bits are refused with. Imports no torch: the search reads it."""
+
+from search_spaces.capability import Combination
+from search_spaces.float8 import FLOAT8
+from search_spaces.trial_config import TrialConfig
+
+
+def _multiplies_in_parts(config: TrialConfig, _: int) -> bool:
+    return config.precision == FLOAT8 and config.async_tensor_parallel and config.tensor_parallel_size > 1
+
+
+def _multiplies_integers(config: TrialConfig, _: int) -> bool:
+    return config.precision == FLOAT8 and config.frozen_dtype != "same"
+
+
+FLOAT8_COMBINATIONS = (
+    Combination(
+        rule="float8-async-tensor",
+        reads=("precision", "async_tensor_parallel", "tensor_parallel_size"),
+        problem="products that are made in parts beside their sums are in bf16",
+        remedy="set async_tensor_parallel=false, or use precision=bf16",
+        holds=_multiplies_in_parts,
+    ),
+    Combination(
+        rule="float8-quantised",
+        reads=("precision", "frozen_dtype"),
+        problem="frozen matrices in integers are made whole in bf16 for each product, which is made in it too",
+        remedy="use precision=bf16, or set frozen_dtype=same",
+        holds=_multiplies_integers,
+    ),
+)
