@@ -62,7 +62,11 @@ def drop(made: Transformer, layers: int, seed: int, step: int, length: int, kept
         block.forward = functools.partial(_seeing, block.forward, seen)
 
 
-def _seeing(call: Callable[..., Tensor], seen: Tensor, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+def _seeing(
+    call: Callable[..., Tensor], seen: Tensor, x: Tensor, rotary: tuple[Tensor, Tensor] | None, documents: None
+) -> Tensor:
+    if documents is not None:
+        raise ValueError("samples that hold documents are not scheduled")
     turned = None if rotary is None else (rotary[0][seen], rotary[1][seen])
     result = x.clone()
     result[:, seen] = call(x[:, seen], turned)
