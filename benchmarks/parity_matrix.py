@@ -26,8 +26,10 @@ NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "
 when Python collects, on which cores, and what CUDA devices alone capture."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
+    "precision": ("fp8",),
 }  # fmt: skip
-"""Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is."""
+"""Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is. Products in 8 bits are
+held against float64 beneath the rules (`tests/executor/engines/native/test_float8.py`)."""
 
 
 def matrix(ranks: int) -> list[Case]:
