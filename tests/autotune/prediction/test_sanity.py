@@ -222,11 +222,13 @@ def test_every_schedule_and_stage_is_among_them() -> None:
         contexts |= set(layouts.context.astype(int).tolist())
         experts |= set(layouts.expert.astype(int).tolist())
         near |= set(layouts.near.astype(int).tolist())
-        # Selective recomputation keeps on the device what offloading would move, and what Liger rotates in place.
-        without = layouts.offload_activations.any() or layouts.kernels.any()
-        assert set(np.unique(layouts.recompute)) == ({0.0, 2.0} if without else {0.0, 1.0, 2.0})
+        # Selective recomputation keeps on the device what offloading would move, and what Liger rotates in place; graphs
+        # compute nothing again, and what they read is on the device.
+        without, graphs = layouts.offload_activations.any() or layouts.kernels.any(), layouts.graphs.any()
+        recomputed = {0.0} if graphs else {0.0, 2.0} if without else {0.0, 1.0, 2.0}
+        assert set(np.unique(layouts.recompute)) == recomputed
         assert layouts.offload_optimizer.max() == float(PLACES[name][4].get("offload_optimizer") != "none")
-        assert layouts.offload_parameters.max() == 1.0
+        assert layouts.offload_parameters.max() == float(not graphs)
     assert schedules == set(range(len(SCHEDULES)))
     assert stages == {0, 1, 2, 3}
     assert len(contexts) > 2
