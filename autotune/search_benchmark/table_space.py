@@ -36,6 +36,10 @@ class TableConfig(TrialConfig):
     variant: str = ""
     """What no knob says, as `column=value` parts; empty where nothing does."""
 
+    def every_value(self) -> dict[str, Value]:
+        """Every knob and its value, and the variant: configurations that it tells apart have hashes of their own."""
+        return {**TrialConfig.every_value(self), "variant": self.variant}
+
     def replace(self, changes: Any) -> "TableConfig":
         """The same point with some knobs, or the variant, changed."""
         if unknown := [name for name in changes if name not in (*KNOB_NAMES, "variant")]:

@@ -34,6 +34,7 @@ class FailingEngine(NativeEngine):
     """Its second micro-batch of step 2 fails on one rank."""
 
     def __init__(self, how, rank):
+        super().__init__()
         self.fail, self.rank = globals()[f"in_{how}"], rank
 
     def build(self, context, model, config, workload):

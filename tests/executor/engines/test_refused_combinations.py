@@ -8,19 +8,19 @@ import pytest
 import torch
 import torch.distributed.fsdp as fsdp
 from fused_ranks import compare_by_stand_ins
+from refused_case import PIPELINE, RANKS, SCHEDULES, WRONG, case, off, refused_alone
+from refused_graphs import GRAPH_PROOFS
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
 from benchmarks.parity_rank import compare
-from benchmarks.static_buffers import ContractBreachError, StaticBuffers
 from executor.engine import HOST, RankContext
 from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
-from executor.engines.native.activation_offload import LEAST_BYTES, ActivationOffload
+from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.collectives import Group
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.graphs import BlockGraphs
 from executor.engines.native.layout import make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
@@ -32,36 +32,7 @@ from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig, Value
 
-WRONG = 1e-6
-RANKS = 4
-PIPELINE: dict[str, Value] = {
-    "precision": "fp64", "pipeline_parallel_size": 2, "virtual_stages": 2, "micro_batch_size": 2, "zero_stage": 3,
-    "param_persistence_threshold": 0,
-}  # fmt: skip
 FSDP2_PIPELINE = {name: value for name, value in PIPELINE.items() if name != "param_persistence_threshold"}
-
-
-MODELS = {"native": "gpt2", "fsdp2": "llama"}
-"""Engine -> the model that shows it: LayerNorm's backward reads its weight, which is released (a linear layer's weight gradient
-does not); FSDP2 trains any model on, wrongly."""
-
-
-def case(engine: str, knobs: Mapping[str, Value]) -> Case:
-    return Case(engine=engine, ranks=RANKS, model=MODELS[engine], config=TrialConfig().replace(knobs), refused=True)
-
-
-def off(gang: Gang, tried: Case) -> float:
-    """How far the weights are off one process; infinite where training fails."""
-    try:
-        return max(report.off for report in gang.run(tried))
-    except TaskError:
-        return float("inf")
-
-
-def refused_alone(rule: str, tried: Case) -> None:
-    """The case is refused by this rule and by no other, so that what it shows is about this rule."""
-    refusals = CAPABILITIES[tried.engine].refusals(tried.config, RANKS)
-    assert [refusal.rule for refusal in refusals] == [rule]
 
 
 def zero_bubbles_are_wrong(gang: Gang, rule: str, engine: str, knobs: Mapping[str, Value], legal: Mapping[str, Value]) -> None:
@@ -236,12 +207,6 @@ def compiled_blocks_take_no_hooks(gang: Gang, rule: str) -> None:
     assert off(gang, tried) > WRONG, "compiled blocks have their saved tensors moved now: let them run"
 
 
-SCHEDULES: tuple[dict[str, Value], ...] = (
-    {"curriculum_start_length": 8, "curriculum_steps": 2},
-    {"random_ltd_start_tokens": 8, "random_ltd_steps": 2},
-)
-
-
 def kernels_of_a_schedule_are_not_those_of_its_points(_: Gang, rule: str) -> None:
     """A block that has met two lengths has been compiled twice; a trial that stands at one compiles for it alone."""
     for schedule in SCHEDULES:
@@ -347,116 +312,6 @@ def what_is_recalled_is_rotated_twice(_: Gang, rule: str) -> None:
     assert off_by_stand_ins(tried) > WRONG, "Liger rotates out of place now: let what is kept be recalled"
 
 
-GRAPHED: dict[str, Value] = {"cuda_graphs": True, "micro_batch_size": 4}
-
-
-def replayed(*blocks: torch.nn.Module) -> BlockGraphs:
-    """Blocks that are captured by what stands for CUDA graphs here."""
-    graphs = BlockGraphs(blocks, StaticBuffers())
-    passed(graphs)
-    graphs.capture()
-    return graphs
-
-
-def passed(graphs: BlockGraphs, rows: int = 2) -> torch.Tensor:
-    x = torch.ones(1, rows, 4, requires_grad=True)
-    for block in graphs.blocks:
-        x = block(x)
-    x.sum().backward()
-    return x
-
-
-def graphs_read_parameters_where_they_were(_: Gang, rule: str) -> None:
-    refused_alone(rule, case("native", {**GRAPHED, "zero_stage": 3}))
-    graphs = replayed(block := torch.nn.Linear(4, 4))
-    whole, storage = block.weight.detach().clone(), block.weight.untyped_storage()
-    storage.resize_(0)  # as the gatherer releases it, and what comes meanwhile takes the place
-    others = [torch.empty_like(whole) for _ in range(8)]
-    storage.resize_(whole.nbytes)
-    block.weight.detach().copy_(whole)
-    assert len(others) == 8
-    with pytest.raises(ContractBreachError, match="moved"):
-        passed(graphs)
-
-
-def collectives_in_graphs_are_not_counted(_: Gang, rule: str) -> None:
-    for name in ("tensor_parallel_size", "context_parallel_size"):
-        refused_alone(rule, case("native", {**GRAPHED, name: 2}))
-    group = Group(None, 2, 0)
-
-    class Sums(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result = super().forward(x)
-            group.all_reduce(result.detach()).wait()
-            return result
-
-    with patch.object(torch.distributed, "all_reduce", return_value=None):
-        graphs = replayed(Sums(4, 4))
-        sent = group.sent["all_reduce"]
-        passed(graphs)
-    assert group.sent["all_reduce"] == sent, "replays tell what they send now: let tensor ranks replay"
-
-
-def graphs_hold_one_micro_batch(_: Gang, rule: str) -> None:
-    refused_alone(rule, case("native", {**GRAPHED, "pipeline_parallel_size": 2}))
-    graphs = replayed(torch.nn.Linear(4, 4))
-    (block,) = graphs.blocks
-    waits = block(torch.ones(1, 2, 4, requires_grad=True))
-    with pytest.raises(ContractBreachError, match="still needs"):
-        passed(graphs)
-    waits.sum().backward()
-
-
-def graphs_compute_nothing_again(_: Gang, rule: str) -> None:
-    refused_alone(rule, case("native", {**GRAPHED, "activation_checkpointing": "full"}))
-    runs = []
-
-    class Told(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            runs.append(1)
-            return super().forward(x)
-
-    block = Told(4, 4)
-    checkpoint_blocks([block], TrialConfig(activation_checkpointing="full"))
-    graphs = BlockGraphs([block], StaticBuffers())
-    passed(graphs)
-    assert len(runs) == 2
-    graphs.capture()
-    captured = len(runs)
-    passed(graphs)
-    assert len(runs) == captured, "a replay runs blocks again now: let it"
-
-
-def graphs_offload_nothing(_: Gang, rule: str) -> None:
-    refused_alone(rule, case("native", {**GRAPHED, "offload_activations": True}))
-    block, offload = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), ActivationOffload(torch.device("cpu"))
-    offload.attach([block], keeps_last=False)
-    graphs = BlockGraphs([block], StaticBuffers())
-    with patch.object(offload, "take", wraps=offload.take) as taken:
-        passed(graphs, rows=LEAST_BYTES)
-        eagerly = taken.call_count
-        graphs.capture()
-        passed(graphs, rows=LEAST_BYTES)
-    assert 0 < eagerly == taken.call_count, "replays offload now: let them"
-
-
-def graphs_of_compiled_blocks_fail(_: Gang, rule: str) -> None:
-    refused_alone(rule, case("native", {**GRAPHED, "compile_blocks": True}))
-    block = torch.nn.Linear(4, 4)
-    compile_blocks([block])
-    with pytest.raises(RuntimeError):
-        replayed(block)
-    forget_compiled()
-
-
-def graphs_have_one_shape(_: Gang, rule: str) -> None:
-    for schedule in SCHEDULES:
-        refused_alone(rule, case("native", {**GRAPHED, **schedule}))
-    graphs = replayed(torch.nn.Linear(4, 4))
-    with pytest.raises(RuntimeError, match="captured for another input"):
-        passed(graphs, rows=1)
-
-
 def products_in_parts_are_in_bf16(gang: Gang, rule: str) -> None:
     of_bf16_alone(gang, rule, {"tensor_parallel_size": 2, "async_tensor_parallel": True}, {"async_tensor_parallel": False})
 
@@ -506,13 +361,7 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "random-ltd-divided": tokens_are_chosen_of_whole_sequences,
     "onebit-stage": onebit_shares_nothing,
     "onebit-dimensions": onebit_copies_drift_apart,
-    "graphs-stage-3": graphs_read_parameters_where_they_were,
-    "graphs-collectives": collectives_in_graphs_are_not_counted,
-    "graphs-pipeline": graphs_hold_one_micro_batch,
-    "graphs-checkpointing": graphs_compute_nothing_again,
-    "graphs-offloading": graphs_offload_nothing,
-    "graphs-compiled": graphs_of_compiled_blocks_fail,
-    "graphs-schedule": graphs_have_one_shape,
+    **GRAPH_PROOFS,
 }
 """Rule -> what shows that it is needed."""
 COMBINATIONS = [*{item.rule: item for capability in CAPABILITIES.values() for item in capability.combinations}.values()]
