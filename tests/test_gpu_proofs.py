@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ except SystemExit as ended:
     assert not ended.code
 import benchmarks.gpu_rank, executor.runners.local, executor.runners.rank_loop, executor.trial
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_imports_no_more_than_torch_and_the_standard_library() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Outcome
@@ -16,6 +17,15 @@ FOLDER = str(Path(__file__).parent)
 sys.path.insert(0, FOLDER)  # for `closed_forms`; ranks get it by PYTHONPATH, for `counted`
 
 Count = Callable[..., TrialResult]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
