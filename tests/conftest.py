@@ -53,6 +53,17 @@ def small_heap() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
+    import torch  # most tests do without it
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database that has its tables, to be copied: to make them takes longer than most tests."""

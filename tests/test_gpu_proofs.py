@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,7 @@ import benchmarks.gpu_rank, executor.runners.local, executor.runners.rank_loop, 
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_imports_no_more_than_torch_and_the_standard_library() -> None:

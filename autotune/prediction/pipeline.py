@@ -20,6 +20,11 @@ class Split:
     place: Array
     """Place along the pipeline of the first rank that holds `most`."""
 
+    @property
+    def before_last(self) -> Array:
+        """The more of `first` and `most`: layers of the rank that holds most of those that are not the last."""
+        return np.maximum(self.first, self.most)
+
 
 def head_in_layers(cases: Cases) -> Array:
     """FLOPs of the output projection as a multiple of a layer's."""

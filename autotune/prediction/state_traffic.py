@@ -77,8 +77,7 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     reduction = np.where(all_reduced, seconds.scatter + seconds.gather, seconds.scatter) + seconds.copies
     last = np.where(_waits(cases), 1 / often.buckets, 0.0)
     ahead = np.where(_waits(cases) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
-    most = np.maximum(split.first, split.most)
-    late = exposed_seconds(cases, rates, seconds.gather, slowest, most, held)
+    late = exposed_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
     after = np.where(gathers_late(cases), late, seconds.gather)
     may_hide = reduction * (1 - last) + np.where(at_three, seconds.gather * ahead, 0.0)
     open_ = reduction * last + np.where(at_three, seconds.gather * (1 - ahead), np.where(all_reduced, 0.0, after))
@@ -123,7 +122,7 @@ def _scatter_seconds(cases: Cases, rates: Coefficients, held: StageParameters, o
 
 def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: StageParameters, often: _Rhythm) -> Array:
     """With a second copy of the parameters near, one gather of each goes over all ranks, and others stay among neighbours."""
-    layouts, most = cases.layouts, np.maximum(split.first, split.most)
+    layouts, most = cases.layouts, split.before_last
     pieces = np.where(gathers_late(cases), gathers(most), often.pieces)
     apart = np.where((layouts.zero_stage == 3) & is_quantised(cases), 2.0, 1.0)
     message, far = _gathered_bytes(cases, held, most), np.where(has_near(cases), 1.0, often.gathers)

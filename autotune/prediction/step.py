@@ -170,10 +170,10 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
     """Layers of the rank that takes longest, and whether it is the one with the output projection."""
     layer = batch.layer + batch.layer_communication
     with_head = split.last * layer + batch.head
-    without = np.maximum(split.most, split.first) * layer
+    without = split.before_last * layer
     alone = cases.layouts.pipeline == 1
     last = alone | (with_head >= without)
-    return np.where(last, split.last, np.maximum(split.most, split.first)), np.where(last, 1.0, 0.0)
+    return np.where(last, split.last, split.before_last), np.where(last, 1.0, 0.0)
 
 
 def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -> Array:
@@ -205,7 +205,7 @@ def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Ar
 
 def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
     local = _local_parameters(cases, split) * (1 - cases.layouts.offload_optimizer)
-    return update_seconds(cases, rates, local, np.maximum(split.first, split.most))
+    return update_seconds(cases, rates, local, split.before_last)
 
 
 def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
@@ -227,15 +227,14 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
     fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
     waited = file_read_seconds(cases, rates, shared, slowest)
-    layers = np.maximum(split.first, split.most)
-    saved = offloaded_activations.exposed_seconds(cases, rates, layers, kept_layer_bytes(cases), slowest)
+    saved = offloaded_activations.exposed_seconds(cases, rates, split.before_last, kept_layer_bytes(cases), slowest)
     return saved + down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
 
 
 def _held(cases: Cases, split: Split) -> StageParameters:
     """What the rank with the most layers holds, the input table with it."""
     alone = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
-    return stage_parameters(cases, np.maximum(split.first, split.most), np.ones(1), alone)
+    return stage_parameters(cases, split.before_last, np.ones(1), alone)
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:

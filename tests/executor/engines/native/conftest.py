@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Outcome
@@ -20,12 +19,8 @@ Count = Callable[..., TrialResult]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_models(one_thread: None) -> None:
+    """Of all tests here."""
 
 
 @pytest.fixture(scope="module")
