@@ -6,7 +6,7 @@ from unittest.mock import patch
 from executor.engines.session import ParallelSession
 from executor.trial import run_trial as run_real_trial
 
-NAP_SECONDS = 0.2
+NAP_SECONDS = 0.3
 
 
 def run_trial(context, request, progress):

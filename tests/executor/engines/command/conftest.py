@@ -1,4 +1,4 @@
-"""Two ranks that stay warm through all trials of users' scripts."""
+"""Two ranks that stay warm through the trials of a module."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from executor.runners.local import LocalRunner
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
     """The scripts find `autotune` here, and no device."""
     with LocalRunner(2, device="cpu", environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}) as runner:

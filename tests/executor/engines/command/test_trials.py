@@ -56,14 +56,14 @@ def test_steps_are_timed_and_the_script_is_ended(run: Run) -> None:
     result = run("steps")
     assert result.outcome is Outcome.OK, result.traceback or result.message
     assert result.samples_per_second is not None
-    assert 200 < result.samples_per_second.mean < 800  # 8 samples in 10 ms, and what a sleep takes longer
+    assert 50 < result.samples_per_second.mean < 800  # 8 samples in 10 ms, and what a sleep takes longer
     assert 5 <= len(result.step_seconds) <= 10
     assert result.losses == (1.0, 0.5, 1 / 3)
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert 5_000_000 < (result.peak_memory_bytes or 0) < 200_000_000  # a Python with nothing but json
     # Of steps so short a busy machine may see no warm-up: ten looks a second find it over.
     assert set(result.phase_seconds) >= {"build", "measure", "close"}
-    assert result.phase_seconds["close"] < 2.0
+    assert result.phase_seconds["close"] < 10.0
     assert "script.py steps" in result.environment["command"]
     assert result.tflops_per_device is None  # nobody stated the parameters
 
@@ -189,7 +189,7 @@ def test_waiting_for_data_is_a_finding_of_its_own(run: Run) -> None:
     result = run("waits")
     assert result.outcome is Outcome.OK
     waited = [rank.data_wait_seconds or 0.0 for rank in result.ranks]
-    assert all(0.009 < seconds < 0.02 for seconds in waited)
+    assert all(0.009 < seconds < 0.1 for seconds in waited)
     assert "waits for data in" in result.message
     assert "num_workers" in result.message
     assert "waits" not in run("steps").message
