@@ -18,7 +18,8 @@ class ContractBreachError(RuntimeError):
 class StaticBuffers(Capture):
     """`torch.cuda.make_graphed_callables` on a CPU.
 
-    1. What a capture records are operators on tensors: Python is not run again, and what asks for a tensor's value fails.
+    1. What a capture records are operators on tensors, forward and backward: Python is not run again, and what asks for a
+       tensor's value fails. (Backward is recorded with the forward that it needs, and computes that once more.)
     2. A call copies its input into the sample, runs the operators, and gives out the same storage each time, as backward does
        for each gradient.
     3. Where a graph would go on with what is wrong now, it raises: other shapes (a copy would spread the smaller one), moved
@@ -53,10 +54,13 @@ class _Graph:
         self._inputs = [sample, *(value for value, *_ in self._parameters)]
         self._trained = [value for value in self._inputs if value.requires_grad]
         with torch.no_grad():
-            self._recorded = make_fx(call)(sample)
-        self._gradients = dict(zip(map(id, self._trained), self._warm_up(), strict=True))
-        self._result: Tensor | None = None
-        """Of the last replay, with what its backward needs."""
+            self._forward = make_fx(call)(sample)
+            self._output = torch.empty_like(self._forward(sample))
+        self._incoming = torch.zeros_like(self._output)
+        self._backward = make_fx(lambda x, gradient: torch.autograd.grad(call(x), self._trained, gradient))(
+            sample, self._incoming
+        )
+        self._gradients = {id(value): torch.empty_like(value) for value in self._trained}
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = _Replayed.apply(self, x, *self._inputs[1:])  # type: ignore[no-untyped-call]
@@ -70,28 +74,21 @@ class _Graph:
         self._check(x)
         with torch.no_grad():
             self._sample.copy_(x)
-        with torch.enable_grad():
-            self._result = self._recorded(self._sample)
-        self._output.copy_(self._result.detach())
+            self._output.copy_(self._forward(self._sample))
         self._capture.waiting.append(self)
         return self._output.detach()
 
     def replay_backward(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
         waiting = self._capture.waiting
-        if not waiting or waiting.pop() is not self or self._result is None:
+        if not waiting or waiting.pop() is not self:
             raise ContractBreachError("backward is replayed in another order than it was captured in")
         self._incoming.copy_(gradient)
-        found = torch.autograd.grad(self._result, self._trained, self._incoming)
-        self._result = None
+        with torch.no_grad():
+            found = self._backward(self._sample, self._incoming)
         for value, new in zip(self._trained, found, strict=True):
             self._gradients[id(value)].copy_(new)
         given = (self._gradients.get(id(value)) for value in self._inputs)
         return tuple(None if value is None else value.detach() for value in given)
-
-    def _warm_up(self) -> list[Tensor]:
-        result = self._recorded(self._sample)
-        self._output, self._incoming = torch.empty_like(result.detach()), torch.empty_like(result.detach())
-        return [*torch.autograd.grad(result, self._trained, torch.zeros_like(result))]
 
     def _check(self, x: Tensor) -> None:
         if (x.shape, x.dtype, x.requires_grad) != (self._sample.shape, self._sample.dtype, self._sample.requires_grad):

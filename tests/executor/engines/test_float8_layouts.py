@@ -4,6 +4,7 @@ Ranks that share nothing of a matrix compute the same products, so that their lo
 ranks and micro-batches of other sizes have scales of their own.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gang import Gang
+from benchmarks.static_buffers import StaticBuffers
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError
@@ -18,12 +20,13 @@ from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
-RANKS, STEPS = 2, 3
+RANKS, STEPS = 2, 4
 SPEC = ModelSpec(
     name="float8", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     ffn_hidden_size=96, vocab_size=256, sequence_length=32,
 )  # fmt: skip
 WORKLOAD = Workload(global_batch_size=8, sequence_length=32, learning_rate=3e-3)
+DOCUMENTS = dataclasses.replace(WORKLOAD, document_lengths=(5, 9, 11, 17, 23, 32))
 ALIKE, FLOAT8 = 2.0**-9, 2.0**-7
 """Relative, of each loss: bf16's rounding, and that of other scales. A loss falls by 0.1 of itself in these steps."""
 STAGE_3: Mapping[str, Value] = {"zero_stage": 3, "param_persistence_threshold": 0}
@@ -31,11 +34,11 @@ FOLDED: Mapping[str, Value] = {"pipeline_parallel_size": 2, "virtual_stages": 2,
 TENSOR: Mapping[str, Value] = {"tensor_parallel_size": 2, "sequence_parallel": True}
 
 
-def train(rank: int, knobs: Mapping[str, Value]) -> list[float]:
-    """The loss of every step, as the mean over the ranks that know it."""
+def train(rank: int, knobs: Mapping[str, Value], workload: Workload = WORKLOAD) -> list[float]:
+    """The loss of every step, as the mean over the ranks that know it. Graphs are those of a stand-in for CUDA's."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     config = TrialConfig(precision="fp8", micro_batch_size=4).replace(knobs)
-    session = NativeEngine().build(context, SPEC, config, WORKLOAD)
+    session = (NativeEngine(StaticBuffers) if config.cuda_graphs else NativeEngine()).build(context, SPEC, config, workload)
     known = torch.zeros(STEPS, 2, dtype=torch.float64)
     for step in range(STEPS):
         session.prepare(step)
@@ -48,9 +51,19 @@ def train(rank: int, knobs: Mapping[str, Value]) -> list[float]:
     return losses
 
 
+def train_documents(rank: int, knobs: Mapping[str, Value]) -> list[float]:
+    return train(rank, knobs, DOCUMENTS)
+
+
 @pytest.fixture(scope="module")
 def gang() -> Iterator[Gang]:
     with Gang(RANKS, train, seconds_limit=60) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def documents() -> Iterator[Gang]:
+    with Gang(RANKS, train_documents, seconds_limit=60) as ranks:
         yield ranks
 
 
@@ -104,6 +117,21 @@ def test_schedules_that_part_backward_compute_the_same(gang: Gang) -> None:
 
 def test_frozen_matrices_are_multiplied_so_beside_their_adapters(gang: Gang) -> None:
     narrow, wide = (gang.run({"lora_rank": 4, "precision": precision})[0] for precision in ("fp8", "bf16"))
+    assert narrow == pytest.approx(wide, rel=FLOAT8)
+    assert narrow != wide
+
+
+@pytest.mark.parametrize("knobs", [{"zero_stage": 0}, {"zero_stage": 2, "micro_batch_size": 2}], ids=str)
+def test_graphs_replay_the_same_products(gang: Gang, knobs: Mapping[str, Value]) -> None:
+    """Scales are of the values of each replay, not of those that were captured."""
+    assert gang.run({**knobs, "cuda_graphs": True})[0] == gang.run(knobs)[0]
+
+
+@pytest.mark.parametrize("knobs", [{}, STAGE_3, {"tensor_parallel_size": 2}], ids=str)
+def test_packed_documents_train_as_in_bf16(documents: Gang, knobs: Mapping[str, Value]) -> None:
+    narrow, wide = (
+        documents.run({**knobs, "pack_sequences": True, "precision": precision})[0] for precision in ("fp8", "bf16")
+    )
     assert narrow == pytest.approx(wide, rel=FLOAT8)
     assert narrow != wide
 
