@@ -116,6 +116,8 @@ class Hardware:
     """Bytes/s of a node's host memory."""
     scatter_volume: Array
     """What a reduce-scatter moves, as a multiple of the least: (n - 1) / n of the message."""
+    idle_cost: Array
+    """Share of the time that a rank idles which is lost; 0: other ranks compute on its core meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

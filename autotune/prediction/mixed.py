@@ -43,7 +43,16 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         host_link=scalar(HOST_LINK),
         host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
         scatter_volume=scalar(GLOO_SCATTER_VOLUME if device.kind == "cpu" else 1.0),
+        idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),
     )
+
+
+def _idle_cost(cluster: ClusterSpec) -> float:
+    """Where `k` ranks share a core, while a pipeline fills and drains, half of its ranks idle on average and the others run
+    min(k, 2) times as fast as when all do: of the time that they take, half is what the rank itself would have computed.
+    """
+    sharing = max(cluster.devices_per_node / cluster.cores_per_node, 1.0)
+    return max(2.0 / sharing - 1.0, 0.0)
 
 
 def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:

@@ -112,7 +112,7 @@ def idle_micro_batches(cases: Cases) -> Array:
 
     p - 1 for GPipe and 1F1B, divided by the stages a rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
     (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth. Frozen
-    weights have no gradients that could fill it.
+    weights have no gradients that could fill it. Ranks that share cores idle while others compute there.
     """
     layouts, frozen = cases.layouts, cases.shapes.frozen_bytes > 0
     p, v = layouts.pipeline, layouts.virtual
@@ -125,7 +125,8 @@ def idle_micro_batches(cases: Cases) -> Array:
         [1 / v, 1 / (3 * v), 1 / 6 + 0 * v],
         default=1.0 + 0 * v,
     )
-    return (p - 1) * share
+    idle: Array = (p - 1) * share * cases.hardware.idle_cost
+    return idle
 
 
 def boundaries(cases: Cases) -> Array:

@@ -158,6 +158,7 @@ def _hardware(row: Row, found: RowHardware) -> Hardware:
         host_link=scalar(HOST_LINK.get(found.family, 50e9)),
         host_bandwidth=scalar(HOST_BANDWIDTH),
         scatter_volume=scalar(1.0),
+        idle_cost=scalar(1.0),
     )
 
 
