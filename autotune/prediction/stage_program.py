@@ -46,8 +46,9 @@ class Program:
     """Weights of the objective."""
 
     micro_batches: float
+    """Of the slowest rank's pace."""
     idle: float
-    """Of the schedule, in micro-batches of the mean rank, divided by the ranks."""
+    """Of all ranks' work: idle time of the schedule, in micro-batches of the mean rank, divided by the ranks."""
 
 
 def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | None = None) -> TrialConfig | None:
@@ -88,8 +89,10 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
 
 
 def _program(cases: Cases) -> Program:
-    idle = float(idle_micro_batches(cases)[0] / cases.layouts.pipeline[0])
-    return Program(micro_batches=float(cases.layouts.accumulation[0]), idle=idle)
+    """Where ranks share cores, micro-batches go at the mean rank's pace as far as waiting ranks leave theirs to the others."""
+    shared, micro_batches = 1 - cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
+    at_mean = (idle_micro_batches(cases)[0] + shared * micro_batches) / cases.layouts.pipeline[0]
+    return Program(micro_batches=float((1 - shared) * micro_batches), idle=float(at_mean))
 
 
 def best_choice(

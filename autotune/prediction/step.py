@@ -102,11 +102,11 @@ def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     layers, has_head = _slowest(cases, batch, split)
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
     tensor = layers * batch.layer_communication
-    m = cases.layouts.accumulation
+    m, whole = cases.layouts.accumulation, _summed_over_ranks(cases, batch)
     return {
-        "compute": m * compute + rates.step_seconds,
+        "compute": m * (compute - _left_to_others(cases, compute + tensor, whole)) + rates.step_seconds,
         "tensor": m * tensor,
-        "pipeline": _pipeline(cases, rates, compute + tensor, _summed_over_ranks(cases, batch)),
+        "pipeline": _pipeline(cases, rates, compute + tensor, whole),
         "data": _data(cases, rates, compute + tensor, split),
         "optimizer": _optimizer(cases, rates, split),
         "offload": _offload(cases, rates, compute + tensor, split),
@@ -134,7 +134,7 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
         after = {name: np.where(longer, own[name], after[name]) for name in after}
     m = cases.layouts.accumulation
     return {
-        "compute": m * compute + rates.step_seconds,
+        "compute": m * (compute - _left_to_others(cases, compute + tensor, everywhere)) + rates.step_seconds,
         "tensor": m * tensor,
         "pipeline": _pipeline(cases, rates, compute + tensor, everywhere),
         **after,
@@ -174,6 +174,12 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
     alone = cases.layouts.pipeline == 1
     last = alone | (with_head >= without)
     return np.where(last, split.last, split.before_last), np.where(last, 1.0, 0.0)
+
+
+def _left_to_others(cases: Cases, slowest: Array, whole: Array) -> Array:
+    """Seconds of a micro-batch by which the slowest rank is quicker than alone, since those that wait leave it their cores."""
+    ahead = np.maximum(slowest - whole / cases.layouts.pipeline, 0.0)
+    return np.where(cases.layouts.pipeline > 1, (1 - cases.hardware.idle_cost) * ahead, 0.0)
 
 
 def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -> Array:

@@ -70,6 +70,9 @@ class Belief:
         known = told.take(timed[-MOST:])
         self._seen = known.described
         self._noise = np.hypot(known.noise, NOISE)
+        self.trial_noise = float(np.median(known.noise)) if len(known) else 0.0
+        """Standard deviation of a trial's logarithm that trials tell of themselves; 0: they tell none."""
+        self._wins = known.wins
         self._centre = float(prior(self._seen).mean()) if len(known) else 0.0
         self._fit = self._learn(known.log_rate - prior(self._seen)) if len(known) else None
 
@@ -95,6 +98,32 @@ class Belief:
         """Expected logarithm of each one's rate and its standard deviation (not computed: that before any trial)."""
         parts = [self._part(asked.part(block), spread) for block in blocks(len(asked), len(self._seen))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
+
+    def ahead(self, asked: Described) -> tuple[Array, Array]:
+        """By how much each one's logarithm is expected to be above that of the best trial, and the standard deviation of that.
+
+        The best: of those that may win, the one that is expected to be fastest, which need not be the one that was measured so.
+        What both share is uncertain of neither: of a close neighbour little is left to be found out.
+
+        Raises:
+            ValueError: no trial that may win was timed.
+        """
+        if self._fit is None or not self._wins.any():
+            raise ValueError("no trial that may win was timed")
+        expected = np.where(self._wins, self.mean(self._seen), -np.inf)
+        best = self._seen.take(np.array([expected.argmax()]))
+        ((mean, wide),) = (self.joint(best),)
+        parts = [self._ahead(asked.part(block), best) for block in blocks(len(asked), len(self._seen))]
+        means, spreads, shared = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return means - mean[0], np.sqrt(np.maximum(spreads**2 + wide[0, 0] - 2 * shared, 0.0))
+
+    def _ahead(self, asked: Described, best: Described) -> tuple[Array, Array, Array]:
+        """Mean and spread of each one, and what it shares with the best."""
+        assert self._fit is not None
+        kernel, along = self._fit.kernel, prior(asked) - self._centre
+        alike = _covariance(kernel, matern(asked.features, best.features, LENGTH), along, prior(best) - self._centre)[:, 0]
+        told = self._fit.inverse @ self._between(kernel, best, prior(best) - self._centre)[0]
+        return *self._part(asked, spread=True), alike - self._between(kernel, asked, along) @ told
 
     def joint(self, asked: Described) -> tuple[Array, Array]:
         """Expected logarithms of the rates and their covariance, for few candidates."""

@@ -12,6 +12,8 @@ from autotune.strategies.guided.trial_cost import with_moves
 LEAST_GAIN = 0.02
 """Expected improvement, as a share of the best, below which the most probable winner is taken: gains so small are mostly what
 is not known of candidates far away, not what is known to be good."""
+SURELY = 2.0
+"""Standard deviations above what is expected, beyond which nothing is hoped for."""
 LIKELY = 0.5
 """Candidates that run less probably are tried when no others are left."""
 REACHED = 200_000
@@ -30,7 +32,9 @@ def choose(
     1. What runs is taken to end as it is expected to [kriging believer: Ginsbourger 2010], and so is each choice for the next.
     2. Before anything ran: the highest expected rate times the chance to run.
     3. Then expected improvement [Mockus 1975; Jones 1998] times that chance, for each second of trial, while it is worth
-       something anywhere; else again the highest expected rate times the chance.
+       something anywhere; else again the highest expected rate times the chance, and every second time only of those that a
+       trial could tell from the best: what is ahead by less than a trial's noise, at its best, wins by luck. (But neighbours
+       that seem to be equal may also differ by what nobody has thought of, which is found by trying them.)
 
     Args:
         pool: the candidates.
@@ -53,7 +57,8 @@ def choose(
             more = np.flatnonzero(free[len(pool) :])
             places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
         mean, spread = belief.mean_and_spread(asked)
-        first = _first(asked, mean, spread, with_moves(asked, told.last_mesh), belief.best, feasibility)
+        apart = _told_apart(asked, belief) if len(told) % 2 else np.ones(len(asked), dtype=bool)
+        first = _first(asked, mean, spread, apart, with_moves(asked, told.last_mesh), belief.best, feasibility)
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
         told = told.believing(asked.take(np.array([first])), mean[first : first + 1])
@@ -72,29 +77,48 @@ def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free:
     return free[near], asked.take(near)
 
 
-def _first(asked: Described, mean: Array, spread: Array, seconds: Array, best: float, feasibility: Feasibility) -> int:
+def _told_apart(asked: Described, belief: Belief) -> Flags:
+    """Which candidates a trial could find to be better than the best; all where nothing won yet, or no noise was told."""
+    if not np.isfinite(belief.best) or not belief.trial_noise:
+        return np.ones(len(asked), dtype=bool)
+    ahead, spread = belief.ahead(asked)
+    found: Flags = ahead + SURELY * spread > belief.trial_noise
+    return found
+
+
+def _first(
+    asked: Described, mean: Array, spread: Array, apart: Flags, seconds: Array, best: float, feasibility: Feasibility
+) -> int:
     """Place of the highest worth.
 
     Failures of unknown cause only lower it, and are dear to tell: they are told of the most promising, and of more until what
     the others are worth at most is less.
     """
     cost, fits = seconds / seconds.min(), feasibility.fits(asked)
-    at_most = worth(mean, spread, fits, cost, best)
+    at_most = worth(mean, spread, apart, fits, cost, best)
     order, looked = np.argsort(-at_most, kind="stable"), LOOKED
     while True:
         index = np.sort(order[:looked])
         runs = fits[index] * (1 - feasibility.failing(asked.take(index)))
-        found = worth(mean[index], spread[index], runs, cost[index], best)
+        found = worth(mean[index], spread[index], apart[index], runs, cost[index], best)
         first = int(found.argmax())
         if looked >= len(order) or found[first] > at_most[order[looked]]:
             return int(index[first])
         looked *= 4
 
 
-def worth(mean: Array, spread: Array, runs: Array, cost: Array, best: float) -> Array:
-    """(n,) The order in which candidates are tried: higher is sooner. `cost`: of a trial, the cheapest being 1."""
+def worth(mean: Array, spread: Array, apart: Flags, runs: Array, cost: Array, best: float) -> Array:
+    """(n,) The order in which candidates are tried: higher is sooner.
+
+    Args:
+        mean, spread: of the logarithm of each one's rate.
+        apart: whether a trial could tell it from the best.
+        runs: the chance to run.
+        cost: of a trial, the cheapest being 1.
+        best: logarithm of the best rate.
+    """
     chance = np.log(np.maximum(runs, 1e-12))
-    order = mean + chance
+    order = np.where(apart, mean, mean - 50) + chance
     if np.isfinite(best):
         gain = expected_gain(mean, spread, best) * runs
         # Twenty: beyond all that rates can differ by.
