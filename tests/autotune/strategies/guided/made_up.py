@@ -29,13 +29,15 @@ def described(rates: Sequence[float], features: Sequence[Sequence[float]] | None
     return Described(**{name: np.array(value) for name, value in (fields | changes).items()})
 
 
-def told(pool: Described, places: Sequence[int], rates: Sequence[float | None], out_of_memory: bool = True) -> Told:
+def told(
+    pool: Described, places: Sequence[int], rates: Sequence[float | None], out_of_memory: bool = True, noise: float = 0.0
+) -> Told:
     """Trials of these places: their rates, None where one failed."""
     ran = np.array([value is not None for value in rates], dtype=bool)
     return Told(
         described=pool.take(np.array(places, dtype=np.int64)),
         log_rate=np.array([np.log(value) if value else np.nan for value in rates], dtype=np.float64),
-        noise=np.zeros(len(places)),
+        noise=np.full(len(places), noise),
         ran=ran,
         out_of_memory=~ran & out_of_memory,
         peak=np.full(len(places), np.nan),

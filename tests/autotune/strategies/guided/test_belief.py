@@ -1,6 +1,7 @@
 """What trials teach of rates."""
 
 import numpy as np
+import pytest
 
 from autotune.strategies.guided.belief import Belief, prior
 from tests.autotune.strategies.guided.made_up import described, told
@@ -27,6 +28,26 @@ def test_what_is_near_a_trial_is_as_it_and_surer() -> None:
     mean, spread = Belief(told(pool, [0, 2], [8.0, 12.0])).mean_and_spread(pool)
     assert mean[1] - np.log(8.0) < 0.15
     assert spread[0] < spread[1] < 0.2
+
+
+def test_of_what_the_best_and_its_neighbour_share_neither_is_ahead() -> None:
+    """As the covariance of all of them says; the best is the one that is expected to be, not the one that was lucky."""
+    pool = described([10.0, 10.0, 10.0, 10.0, 9.0], features=[[0.0], [0.1], [0.2], [0.3], [40.0]])
+    belief = Belief(told(pool, [0, 1, 2], [10.0, 10.5, 10.2]))
+    ahead, spread = belief.ahead(pool)
+    mean, covariance = belief.joint(pool)
+    best = int(mean[:3].argmax())
+    own = np.diag(covariance)
+    assert ahead == pytest.approx(mean - mean[best], abs=1e-6)
+    assert spread**2 == pytest.approx(own + own[best] - 2 * covariance[best], abs=1e-6)
+    assert spread[best] < 1e-3
+    assert spread[3] < 0.3 * np.sqrt(own[3]) < spread[4]
+
+
+def test_ahead_of_nothing_is_refused() -> None:
+    pool = described([10.0])
+    with pytest.raises(ValueError, match="no trial that may win"):
+        Belief(told(pool, [0], [None])).ahead(pool)
 
 
 def test_an_outlier_teaches_less_than_it_would_were_it_true() -> None:

@@ -1,6 +1,7 @@
 """Which candidates are tried next."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,18 @@ def test_process_groups_that_are_there_are_cheaper() -> None:
 def test_candidates_besides_are_chosen_too() -> None:
     pool, besides = described([10.0, 11.0]), described([90.0], features=[[60.0]])
     assert choose(pool, told(pool, [0], [10.0]), np.array([False, True, True]), 1, besides=besides) == [2]
+
+
+@pytest.mark.parametrize(
+    ("trials", "noise", "unlike"), [(11, 0.05, True), (12, 0.05, False), (13, 0.05, True), (13, 0.0, False)]
+)
+def test_every_second_time_what_could_be_told_from_the_best_is_tried(trials: int, noise: float, unlike: bool) -> None:
+    """The last one is expected to be slower, by what is less than sure; the others are the best's close neighbours."""
+    pool = described([30.0] * 15 + [22.0], features=[*([0.01 * place] for place in range(15)), [40.0]])
+    tried, open_ = list(range(trials)), everything(pool)
+    open_[tried] = False
+    (chosen,) = choose(pool, told(pool, tried, [30.0] * trials, noise=noise), open_, 1)
+    assert (chosen == 15) is unlike
 
 
 def test_a_large_pool_gives_what_all_of_it_would_give() -> None:
