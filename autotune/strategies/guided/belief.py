@@ -99,6 +99,11 @@ class Belief:
         parts = [self._part(asked.part(block), spread) for block in blocks(len(asked), len(self._seen))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
 
+    @property
+    def has_best(self) -> bool:
+        """Whether any of the trials that are learned from may win."""
+        return bool(self._wins.any())
+
     def ahead(self, asked: Described) -> tuple[Array, Array]:
         """By how much each one's logarithm is expected to be above that of the best trial, and the standard deviation of that.
 
@@ -106,13 +111,13 @@ class Belief:
         What both share is uncertain of neither: of a close neighbour little is left to be found out.
 
         Raises:
-            ValueError: no trial that may win was timed.
+            ValueError: there is none that may win.
         """
-        if self._fit is None or not self._wins.any():
+        if not self.has_best:
             raise ValueError("no trial that may win was timed")
         expected = np.where(self._wins, self.mean(self._seen), -np.inf)
         best = self._seen.take(np.array([expected.argmax()]))
-        ((mean, wide),) = (self.joint(best),)
+        mean, wide = self.joint(best)
         parts = [self._ahead(asked.part(block), best) for block in blocks(len(asked), len(self._seen))]
         means, spreads, shared = (np.concatenate(values) for values in zip(*parts, strict=True))
         return means - mean[0], np.sqrt(np.maximum(spreads**2 + wide[0, 0] - 2 * shared, 0.0))

@@ -79,7 +79,7 @@ def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free:
 
 def _told_apart(asked: Described, belief: Belief) -> Flags:
     """Which candidates a trial could find to be better than the best; all where nothing won yet, or no noise was told."""
-    if not np.isfinite(belief.best) or not belief.trial_noise:
+    if not belief.has_best or not belief.trial_noise:
         return np.ones(len(asked), dtype=bool)
     ahead, spread = belief.ahead(asked)
     found: Flags = ahead + SURELY * spread > belief.trial_noise
