@@ -21,18 +21,19 @@ def data(packed: bool, rows: int, lengths: tuple[int, ...] = LENGTHS, seed: int 
 
 
 def documents(batch: dict[str, Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Tokens and labels of each document, by the targets alone: they follow each other but where a document ends."""
+    """Tokens and labels of each document: one begins where places begin anew, or with its row; padding has no targets."""
     found = []
-    for tokens, labels in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
-        first = 0
-        for place in range(len(tokens)):
-            if labels[place] == NO_TARGET:
-                assert all(label == NO_TARGET for label in labels[place:])
-                assert not any(tokens[place:])
-                break
-            if place + 1 == len(tokens) or labels[place] != tokens[place + 1]:
-                found.append((tuple(tokens[first : place + 1]), tuple(labels[first : place + 1])))
-                first = place + 1
+    places = batch.get("places", torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"]))
+    for tokens, labels, row in zip(batch["tokens"].tolist(), batch["labels"].tolist(), places.tolist(), strict=True):
+        begins = [place for place, inside in enumerate(row) if inside == 0]
+        for first, end in itertools.pairwise([*begins, len(row)]):
+            targets = [label for label in labels[first:end] if label != NO_TARGET]
+            last = first + len(targets)
+            assert labels[first:end] == targets + [NO_TARGET] * (end - last)
+            assert not any(tokens[last:end])
+            assert targets[:-1] == tokens[first + 1 : last]
+            if targets:
+                found.append((tuple(tokens[first:last]), tuple(targets)))
     return found
 
 
