@@ -90,9 +90,9 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
 
 def _program(cases: Cases) -> Program:
     """Where ranks share cores, micro-batches go at the mean rank's pace as far as waiting ranks leave theirs to the others."""
-    shared, micro_batches = 1 - cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
-    at_mean = (idle_micro_batches(cases)[0] + shared * micro_batches) / cases.layouts.pipeline[0]
-    return Program(micro_batches=float((1 - shared) * micro_batches), idle=float(at_mean))
+    alone, micro_batches = cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
+    at_mean = (idle_micro_batches(cases)[0] + (1 - alone) * micro_batches) / cases.layouts.pipeline[0]
+    return Program(micro_batches=float(alone * micro_batches), idle=float(at_mean))
 
 
 def best_choice(

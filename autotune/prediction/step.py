@@ -178,8 +178,14 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
 
 def _left_to_others(cases: Cases, slowest: Array, whole: Array) -> Array:
     """Seconds of a micro-batch by which the slowest rank is quicker than alone, since those that wait leave it their cores."""
-    ahead = np.maximum(slowest - whole / cases.layouts.pipeline, 0.0)
-    return np.where(cases.layouts.pipeline > 1, (1 - cases.hardware.idle_cost) * ahead, 0.0)
+    left: Array = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
+    return left
+
+
+def _mean_pace(cases: Cases, slowest: Array, whole: Array) -> Array:
+    """Seconds of a micro-batch on the mean rank; on the one that there is without a pipeline."""
+    p = cases.layouts.pipeline
+    return np.where(p > 1, np.minimum(whole / p, slowest), slowest)
 
 
 def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -> Array:
@@ -189,10 +195,9 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     latency for every micro-batch.
     """
     layouts = cases.layouts
-    mean = np.minimum(whole / layouts.pipeline, slowest)
     crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
-    return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * mean + exposed, 0.0)
+    return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * _mean_pace(cases, slowest, whole) + exposed, 0.0)
 
 
 def hop_seconds(cases: Cases, rates: Coefficients) -> Array:

@@ -104,31 +104,36 @@ class Belief:
         """Whether any of the trials that are learned from may win."""
         return bool(self._wins.any())
 
-    def ahead(self, asked: Described) -> tuple[Array, Array]:
+    def ahead(self, asked: Described, mean: Array, spread: Array) -> tuple[Array, Array]:
         """By how much each one's logarithm is expected to be above that of the best trial, and the standard deviation of that.
 
         The best: of those that may win, the one that is expected to be fastest, which need not be the one that was measured so.
         What both share is uncertain of neither: of a close neighbour little is left to be found out.
 
+        Args:
+            asked: candidates.
+            mean, spread: what `mean_and_spread` says of them.
+
         Raises:
             ValueError: there is none that may win.
         """
-        if not self.has_best:
+        if self._fit is None or not self.has_best:
             raise ValueError("no trial that may win was timed")
         expected = np.where(self._wins, self.mean(self._seen), -np.inf)
         best = self._seen.take(np.array([expected.argmax()]))
-        mean, wide = self.joint(best)
-        parts = [self._ahead(asked.part(block), best) for block in blocks(len(asked), len(self._seen))]
-        means, spreads, shared = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return means - mean[0], np.sqrt(np.maximum(spreads**2 + wide[0, 0] - 2 * shared, 0.0))
+        its_mean, its_own = self.joint(best)
+        told = self._fit.inverse @ self._between(self._fit.kernel, best, prior(best) - self._centre)[0]
+        parts = [self._shared(asked.part(block), best, told) for block in blocks(len(asked), len(self._seen))]
+        variance = spread**2 + its_own[0, 0] - 2 * np.concatenate(parts)
+        return mean - its_mean[0], np.sqrt(np.maximum(variance, 0.0))
 
-    def _ahead(self, asked: Described, best: Described) -> tuple[Array, Array, Array]:
-        """Mean and spread of each one, and what it shares with the best."""
+    def _shared(self, asked: Described, best: Described, told: Array) -> Array:
+        """Covariance of each one with the best, of which the trials told so much."""
         assert self._fit is not None
         kernel, along = self._fit.kernel, prior(asked) - self._centre
-        alike = _covariance(kernel, matern(asked.features, best.features, LENGTH), along, prior(best) - self._centre)[:, 0]
-        told = self._fit.inverse @ self._between(kernel, best, prior(best) - self._centre)[0]
-        return *self._part(asked, spread=True), alike - self._between(kernel, asked, along) @ told
+        alike = _covariance(kernel, matern(asked.features, best.features, LENGTH), along, prior(best) - self._centre)
+        shared: Array = alike[:, 0] - self._between(kernel, asked, along) @ told
+        return shared
 
     def joint(self, asked: Described) -> tuple[Array, Array]:
         """Expected logarithms of the rates and their covariance, for few candidates."""

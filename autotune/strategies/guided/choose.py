@@ -57,7 +57,7 @@ def choose(
             more = np.flatnonzero(free[len(pool) :])
             places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
         mean, spread = belief.mean_and_spread(asked)
-        apart = _told_apart(asked, belief) if len(told) % 2 else np.ones(len(asked), dtype=bool)
+        apart = _told_apart(asked, mean, spread, belief) if len(told) % 2 else np.ones(len(asked), dtype=bool)
         first = _first(asked, mean, spread, apart, with_moves(asked, told.last_mesh), belief.best, feasibility)
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
@@ -77,12 +77,12 @@ def _considered(pool: Described, belief: Belief, feasibility: Feasibility, free:
     return free[near], asked.take(near)
 
 
-def _told_apart(asked: Described, belief: Belief) -> Flags:
+def _told_apart(asked: Described, mean: Array, spread: Array, belief: Belief) -> Flags:
     """Which candidates a trial could find to be better than the best; all where nothing won yet, or no noise was told."""
     if not belief.has_best or not belief.trial_noise:
         return np.ones(len(asked), dtype=bool)
-    ahead, spread = belief.ahead(asked)
-    found: Flags = ahead + SURELY * spread > belief.trial_noise
+    ahead, unsure = belief.ahead(asked, mean, spread)
+    found: Flags = ahead + SURELY * unsure > belief.trial_noise
     return found
 
 

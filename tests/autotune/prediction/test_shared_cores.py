@@ -21,7 +21,7 @@ PIPELINE = TrialConfig(micro_batch_size=4, pipeline_parallel_size=2, pipeline_sc
 @pytest.mark.parametrize(("cores", "share"), [(8, 1.0), (4, 1.0), (3, 0.5), (2, 0.0), (1, 0.0)])
 def test_idle_time_is_lost_where_nobody_else_has_the_core(cores: int, share: float) -> None:
     """Ranks of one step of 1F1B idle for (p - 1) micro-batches; of that, where 4 ranks share 3 cores, half."""
-    cluster = dataclasses.replace(local_cluster(4), cores_per_node=cores, intra_node_bandwidth=1e15)
+    cluster = dataclasses.replace(local_cluster(4), cores_per_node=cores)
     cases = cases_of(MODEL, cluster, WORKLOAD, [PIPELINE], "native")
     assert idle_micro_batches(cases)[0] == pytest.approx(share)
 

@@ -34,7 +34,7 @@ def test_of_what_the_best_and_its_neighbour_share_neither_is_ahead() -> None:
     """As the covariance of all of them says; the best is the one that is expected to be, not the one that was lucky."""
     pool = described([10.0, 10.0, 10.0, 10.0, 9.0], features=[[0.0], [0.1], [0.2], [0.3], [40.0]])
     belief = Belief(told(pool, [0, 1, 2], [10.0, 10.5, 10.2]))
-    ahead, spread = belief.ahead(pool)
+    ahead, spread = belief.ahead(pool, *belief.mean_and_spread(pool))
     mean, covariance = belief.joint(pool)
     best = int(mean[:3].argmax())
     own = np.diag(covariance)
@@ -46,8 +46,9 @@ def test_of_what_the_best_and_its_neighbour_share_neither_is_ahead() -> None:
 
 def test_ahead_of_nothing_is_refused() -> None:
     pool = described([10.0])
+    belief = Belief(told(pool, [0], [None]))
     with pytest.raises(ValueError, match="no trial that may win"):
-        Belief(told(pool, [0], [None])).ahead(pool)
+        belief.ahead(pool, *belief.mean_and_spread(pool))
 
 
 def test_an_outlier_teaches_less_than_it_would_were_it_true() -> None:
