@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -44,12 +43,6 @@ def service(database: str, **settings: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(20)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def start(folder: Path, *words: object) -> "subprocess.Popen[str]":

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tests.chaos.killer import Kill, Killer, Kind, plan
 from tests.chaos.leftovers import abandoned_since, marked_processes, shared_memory
 from tests.chaos.people import ENDED, RAY, REPLAYED, Job, People
 from tests.chaos.supervisor import Exit, Supervisor
+from tests.ports import free_port
 
 LEFT_OVER_SECONDS = 150.0
 """Time for what hangs on a process to end with it: agents of a Ray that was killed take a minute to see it."""
@@ -68,7 +68,7 @@ def soak(folder: Path, database: ChaosDatabase, size: Size, seed: int, table: st
     chance = random.Random(seed)
     (folder / "table.json").write_text(table)
     supervisor = Supervisor(folder=folder, variables={"AUTOTUNE_DB": database.address}, chance=chance)
-    ports = [_free_port() for _ in range(size.servers)]
+    ports = [free_port() for _ in range(size.servers)]
     service = Service([f"http://127.0.0.1:{port}" for port in ports], chance)
     people = People(service=service, chance=chance, trials=size.trials)
     soaked = Soaked(database=database.name, seed=seed, jobs=people.jobs)
@@ -158,11 +158,6 @@ def _left_over(supervisor: Supervisor, shared_before: set[str]) -> list[str]:
     while (found := marked_processes(supervisor.mark)) and time.monotonic() < until:
         time.sleep(0.2)
     return [f"left over: {what}" for what in (*found, *abandoned_since(shared_before))]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def keep_logs(folder: Path, target: Path) -> None:

@@ -15,7 +15,8 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from tests.autotune import table
-from tests.autotune.served import free_port, start, until
+from tests.autotune.served import start, until
+from tests.ports import free_port
 
 SUBMITTED = {"model": "llama-tiny", "ranks": 2, "space": "zero", "global_batch_size": 8, "sequence_length": 64}
 NO_ROOM = "out of memory on rank 0: 21.0 MiB are wanted, 20.0 MiB are there"

@@ -24,6 +24,7 @@ from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
 from storage.sql import open_store
 from storage.store import Store
+from tests.ports import free_port
 
 SUBMIT = (
     "submit",
@@ -228,7 +229,7 @@ def test_bad_input(command: Command, kept: Store) -> None:
 
 
 def test_a_service_that_does_not_answer(command: Command) -> None:
-    url = f"http://127.0.0.1:{served.free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     for words in (("jobs",), ("watch",), ("submit", "llama-tiny")):
         answer = command(*words, "--url", url)
         assert (answer.status, answer.out, answer.err.count("\n")) == (1, "", 1)

@@ -17,6 +17,7 @@ from autotune.client.decoding import decode
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.store import Store
+from tests.ports import free_port
 
 JOB = "20300131-120000-abcd"
 
@@ -79,7 +80,7 @@ def test_what_is_no_event_is_told(data: str) -> None:
 
 
 def test_a_service_that_stays_away_is_told_of() -> None:
-    with Client(f"http://127.0.0.1:{served.free_port()}", outage_seconds=0.3) as client:
+    with Client(f"http://127.0.0.1:{free_port()}", outage_seconds=0.3) as client:
         began = time.monotonic()
         with pytest.raises(UnreachableError, match="gives no answer"):
             next(client.events(JOB))
@@ -103,7 +104,7 @@ def test_a_stream_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_server_that_is_killed_and_started_again(tmp_path: Path, store: Store) -> None:
     """Killed without warning while events come, and ended in good order: who follows misses nothing and sees nothing twice."""
-    port = served.free_port()
+    port = free_port()
     process = served.start_service(tmp_path, port)
     try:
         with Client(f"http://127.0.0.1:{port}") as client:

@@ -22,6 +22,7 @@ from autotune.client import (
 from autotune.client.decoding import decode
 from autotune.errors import RequestError
 from storage.store import Store
+from tests.ports import free_port
 
 JOB = "20300131-120000-abcd"
 NAMES = (200, served.JSON, b'{"items": ["one"]}')
@@ -109,7 +110,7 @@ def test_what_asks_to_wait_too_long_is_not_waited_for() -> None:
 
 
 def test_nobody_listens() -> None:
-    url = f"http://127.0.0.1:{served.free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     began = time.monotonic()
     with Client(url) as client, pytest.raises(UnreachableError) as found:
         client.models()

@@ -16,6 +16,7 @@ import pytest
 
 from autotune.errors import ExportRefusedError
 from autotune.exports import exporter
+from tests.ports import free_port
 
 STEPS = 3
 
@@ -116,15 +117,6 @@ def stand_ins(folder: Path) -> Path:
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(stat.S_IRWXU)
     return tools
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 def test_layouts_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
