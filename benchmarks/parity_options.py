@@ -37,6 +37,9 @@ def experts(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case(knobs, [*EXPERTS])
             besides: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
             yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
+    for (turn, offload), stage in product(enumerate(OFFLOADS), stages_of(engine)):
+        divided: Knobs = {"expert_parallel_size": min((2, 4)[(turn + stage) % 2], ranks), "micro_batch_size": 2}
+        yield draw.case({**divided, "zero_stage": stage, **offload}, [*EXPERTS])
 
 
 def attention(engine: str, ranks: int) -> Iterator[Case | None]:
