@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
-from benchmarks.loss_curves import ALONE, SHOWN, SPEC, WORKLOAD, Curve, train
+from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
 from executor.engines.native.context import attend_alone
@@ -96,7 +96,7 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources in one "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT} in one "
         f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and how far that is from full attention of the "
         f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the "
         f"windows are: [attention](parallelism.md#attention). {seconds:.0f} s."

@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
+from benchmarks.loss_curves import TEXT
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.model import Transformer
@@ -197,7 +198,7 @@ def _about(steps: int) -> str:
     return f"""# Schedules of the data at equal loss
 
 Written by `make bench`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {steps} steps of {BATCH} x
-{SPEC.sequence_length} bytes of the Python standard library's sources, one process on one thread. Every run of a seed starts
+{SPEC.sequence_length} bytes of {TEXT}, one process on one thread. Every run of a seed starts
 from the same weights and has the same samples. The target is the exact run's held-out loss after its {steps} steps; a schedule
 trains until it has that loss, for {MOST:g} times as many steps at most. Seconds (CPU seconds in training steps) and tokens that
 count toward the loss are those to the target, as shares of the exact run's: below 1 the schedule is better. The last column is

@@ -8,6 +8,7 @@ order of summation, which training amplifies.
 """
 
 import dataclasses
+import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ BOUND = 1e-3
 are far beyond: FSDP2 with resharding under ZBV, which is refused, is off by 3e-2 at step 3 and by 0.6 at step 20."""
 LEAST_FALL = 0.25
 """Share of the first loss that must be gone at the end."""
+TEXT = f"the sources of Python {platform.python_version()}'s standard library"
+"""What the default text is, which another Python has another of."""
 SHOWN = (1, 10, 20, 40, 60)
 BARS = " ▁▂▃▄▅▆▇█"
 SPEC = ModelSpec(
@@ -76,12 +79,13 @@ class Curve:
     knobs: Mapping[str, Value]
     steps: int
     seed: int = WORKLOAD.seed
+    learning_rate: float = WORKLOAD.learning_rate
 
 
 def train(rank: int, curve: Curve) -> list[float]:
     """The loss of every step, as the mean over the ranks that know it."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
-    workload = dataclasses.replace(WORKLOAD, seed=curve.seed)
+    workload = dataclasses.replace(WORKLOAD, seed=curve.seed, learning_rate=curve.learning_rate)
     session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), workload)
     known = torch.zeros(curve.steps, 2, dtype=torch.float64)
     for step in range(curve.steps):
@@ -122,7 +126,7 @@ def summary(curves: Mapping[str, Sequence[float]], seconds: float) -> str:
     shown = [step for step in SHOWN if step <= len(alone)]
     about = (
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {len(alone)} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources, on {RANKS} "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} "
         "gloo ranks (native engine): the same samples in the same order everywhere. The last column is the largest relative "
         f"difference of any step's loss from one process: rounding in another order, bound {BOUND:g}. {seconds:.0f} s."
     )

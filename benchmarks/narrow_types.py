@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import bytes_of_types, loss_of_types
 from benchmarks.gang import Gang
-from benchmarks.loss_curves import RANKS, SHOWN, SPEC, WORKLOAD, Curve, train
+from benchmarks.loss_curves import RANKS, SHOWN, SPEC, TEXT, WORKLOAD, train
 from benchmarks.written_page import judge, page_parser
 
 
@@ -23,7 +23,7 @@ def introduction(steps: int, seconds: float) -> str:
     return (
         "# Narrow types and optimizer states\n\n"
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of the Python standard library's sources, on {RANKS} "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} "
         "data-parallel gloo ranks (native engine) at stage 2 with two micro-batches a step; AdamW where nothing else is said. "
         f"What the types are: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
     )
@@ -37,9 +37,7 @@ def main() -> int:
     with Gang(RANKS, bytes_of_types.weigh) as gang:
         measured = {name: gang.run(knobs) for name, knobs in bytes_of_types.HELD.items()}
     with Gang(RANKS, train) as gang:
-        ends = loss_of_types.ends(
-            lambda knobs, seed: gang.run(Curve(knobs=knobs, steps=arguments.steps, seed=seed))[0],
-        )
+        ends = loss_of_types.ends(gang, arguments.steps)
     page = introduction(arguments.steps, time.monotonic() - began)
     text = page + loss_of_types.section(ends) + bytes_of_types.section(measured)
     problems = [*loss_of_types.problems(ends), *bytes_of_types.differing(measured)]
