@@ -23,8 +23,9 @@ def introduction(steps: int, seconds: float) -> str:
     return (
         "# Narrow types and optimizer states\n\n"
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} "
-        "data-parallel gloo ranks (native engine) at stage 2 with two micro-batches a step; AdamW where nothing else is said. "
+        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
+        f"(native engine) at stage 2 with two micro-batches a step, at a learning rate of {loss_of_types.LEARNING_RATE:g}, "
+        "where training does not amplify rounding; AdamW where nothing else is said. "
         f"What the types are: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
     )
 
