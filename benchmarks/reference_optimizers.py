@@ -91,11 +91,13 @@ class AdamW8bit(Lamb):
 def quantised(values: Tensor, signed: bool) -> Tensor:
     """The values as 8 bits a number and an fp32 number a block keep them: by trying every code."""
     codes = torch.tensor(sorted(_codes(signed)), dtype=torch.float32)
+    exact = codes.double()  # in fp32 two distances may seem to be one
     kept = []
     for block in values.flatten().split(QUANTISED_BLOCK):
         scale = block.abs().max().float()
         relative = (block / scale.clamp(min=torch.finfo(torch.float32).tiny)).float()
-        kept.append(codes[(relative[:, None] - codes[None, :]).abs().argmin(dim=1)].to(block.dtype) * scale)
+        nearest = (relative.double()[:, None] - exact[None, :]).abs().argmin(dim=1)
+        kept.append(codes[nearest].to(block.dtype) * scale)
     return torch.cat(kept).view_as(values)
 
 

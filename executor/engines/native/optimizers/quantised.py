@@ -18,7 +18,7 @@ class QuantisedVector:
     def __init__(self, elements: int, signed: bool, device: torch.device) -> None:
         numbers = codes(signed)
         self._book = torch.tensor(numbers, dtype=torch.float32, device=device)
-        self._middles = (self._book[1:] + self._book[:-1]) / 2
+        self._middles = _middles(numbers).to(device)
         nothing = numbers.index(0.0)
         self._codes = torch.full((elements,), nothing, dtype=torch.uint8, device=device)
         self._scales = torch.zeros(-(-elements // QUANTISED_BLOCK), dtype=torch.float32, device=device)
@@ -59,6 +59,18 @@ def codes(signed: bool) -> list[float]:
         middles = [(0.1 + 0.9 * (part + 0.5) / parts) * 10.0 ** (exponent + 1 - EXPONENTS) for part in range(parts)]
         found += middles + ([-middle for middle in middles] if signed else [])
     return sorted(found)
+
+
+def _middles(numbers: list[float]) -> Tensor:
+    """Between neighbouring codes, in fp32, rounded down: an fp32 number is nearer to the lower code where it is not above.
+
+    Rounded to the nearest, some would lie above the true middle, and a number that is equal to one would get the farther code.
+    """
+    book = torch.tensor(numbers, dtype=torch.float32).double()
+    middles = (book[1:] + book[:-1]) / 2
+    found = middles.float()
+    below = torch.nextafter(found, torch.full_like(found, -torch.inf))
+    return torch.where(found.double() > middles, below, found)
 
 
 def _blocks(values: Tensor) -> Tensor:

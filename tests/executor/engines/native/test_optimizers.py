@@ -171,6 +171,22 @@ def test_a_number_in_8_bits_is_the_nearest_code(elements: int, signed: bool, see
 
 
 @pytest.mark.parametrize("signed", [True, False])
+def test_a_number_between_two_codes_is_the_nearer(signed: bool) -> None:
+    """The number nearest to each middle, and those on both sides of it."""
+    book = torch.tensor(codes(signed))
+    middles = (book[1:] + book[:-1]) / 2
+    beside = [torch.nextafter(middles, torch.full_like(middles, way)) for way in (-2.0, 2.0)]
+    for values in (middles, *beside):
+        vector = QuantisedVector(256, signed, torch.device("cpu"))
+        vector.write(0, torch.cat([values, torch.ones(1)]))
+        kept = vector.read(0, 255, torch.float32)
+        assert torch.equal(kept, quantised(torch.cat([values, torch.ones(1)]), signed)[:255])
+        off = (kept.double() - values.double()).abs()
+        assert bool((off <= (book[1:].double() - values.double()).abs()).all())
+        assert bool((off <= (book[:-1].double() - values.double()).abs()).all())
+
+
+@pytest.mark.parametrize("signed", [True, False])
 def test_the_codes_reach_from_nothing_to_one(signed: bool) -> None:
     book = codes(signed)
     assert len({*book}) == 256
