@@ -50,7 +50,8 @@ SPEC = ModelSpec(
     head_dim=16, ffn_hidden_size=176, vocab_size=256, sequence_length=128,
 )  # fmt: skip
 BATCH = 8
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-3
+"""At 3e-3 the exact run ends 5% higher: a schedule that does better than that is held against a weak one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
