@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 COMMAND = [sys.executable, "-c", "import sys; from autotune.cli import main; sys.exit(main())"]
@@ -25,8 +26,7 @@ MEASURED = {
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """The port of a server, beside which a worker answers trials from a table."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     (tmp_path / "table.json").write_text(json.dumps({"*": MEASURED}))
     environment = os.environ | {"AUTOTUNE_DB": str(tmp_path / "jobs.db"), "PYTHONPATH": str(PAGE.parents[1])}
     started = [
@@ -34,7 +34,7 @@ def port(tmp_path: Path) -> Iterator[int]:
         for arguments in (["serve", "--no-worker", "--port", str(port)], ["worker", "--replay", "table.json"])
     ]
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while True:
             try:
                 with urllib.request.urlopen(f"http://localhost:{port}/readyz"):

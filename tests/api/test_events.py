@@ -138,9 +138,11 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(client: TestClient, store
 
     began = time.monotonic()
     threads = [threading.Thread(target=follow, args=(last,)) for last in ("1000000", "1")]
-    for thread in threads:
+    for streams, thread in enumerate(threads, 1):
         thread.start()
-        time.sleep(0.3)
+        while client.app.state.hub.streams < streams:  # type: ignore[attr-defined]
+            assert time.monotonic() - began < KEEPALIVE_SECONDS / 2
+            time.sleep(0.01)
     store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
     for thread in threads:
         thread.join()

@@ -33,6 +33,7 @@ from tests.api.asgi import Answer, Raw, ask
 from tests.api.conftest import REQUEST, measure
 from tests.api.malformed import WIRE, Malformed, on_the_wire
 from tests.api.test_docs import COMMAND, PAGE
+from tests.ports import free_port
 
 pytestmark = pytest.mark.fuzz
 
@@ -157,8 +158,7 @@ def said(port: int, text: bytes, leave: bool) -> bytes:
 @pytest.fixture
 def served(tmp_path: Path, database: str) -> Iterator[int]:
     """The port of a real server, which has told of no failure when it ends."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     environment = os.environ | {"AUTOTUNE_DB": database, "PYTHONPATH": str(PAGE.parents[1])}
     command = [*COMMAND, "serve", "--no-worker", "--port", str(port)]
     with (tmp_path / "log").open("wb") as log:

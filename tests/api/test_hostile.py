@@ -23,8 +23,8 @@ from tests.api.conftest import REQUEST, measure, problem_of, service, submit
 from tests.api.malformed import HOST, JSON, MODEL
 from tests.api.test_security import bearer
 
-QUICK_SECONDS = 5.0
-"""Of computing: tests share their machine."""
+QUICK_SECONDS = 30.0
+"""Of computing, where hours are meant: tests share their machine."""
 PATHS = (
     "../../etc/passwd", "/etc/passwd", "%2e%2e%2fetc%2fpasswd", "..\\..\\etc\\passwd", "file:///etc/passwd", "~/.ssh/id_rsa",
     "pyproject.toml", "./api/app.py", "tests", ".", "..", "/", "/dev/zero", "/proc/self/environ", "etc/passwd\x00.json",

@@ -84,12 +84,13 @@ def test_a_key_is_looked_up_once_for_a_few_seconds_and_a_revoked_one_ends_with_t
 
 
 def test_a_key_that_expires_is_not_known_longer(store: Store) -> None:
-    _, text = store.create_key("anna", {"read"}, datetime.now(UTC) + timedelta(seconds=0.5))
+    until = datetime.now(UTC) + timedelta(seconds=2)
+    _, text = store.create_key("anna", {"read"}, until)
 
     async def run() -> None:
         reader = KeyReader(store, lambda: 0.0)
         assert await reader.key(text) is not None
-        await asyncio.sleep(0.6)
+        await asyncio.sleep((until - datetime.now(UTC)).total_seconds() + 0.1)
         assert await reader.key(text) is None
 
     asyncio.run(run())

@@ -18,6 +18,8 @@ SPEC = ModelSpec(
 PATIENT = Fidelity(min_steps=5, max_steps=30, max_seconds=1e9, max_warmup_steps=6, target_relative_half_width=1e-12)
 """Without a race: thirty steps, whatever they show."""
 BRIEF = Fidelity(min_steps=2, max_steps=4, max_warmup_steps=6)
+TRIES = 8
+"""Where what a neighbour's load adds can hide what is looked for: all of them in a row, and it is not there."""
 Run = Callable[..., TrialResult]
 
 
@@ -59,12 +61,14 @@ def test_a_slow_trial_ends_before_its_steps_are_timed_and_keeps_its_memory(run: 
 
 
 def test_a_trial_of_a_third_of_the_best_rate_ends_while_it_is_timed_and_the_ranks_go_on(run: Run) -> None:
-    whole = run(PATIENT)
-    assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 30)
-    assert whole.samples_per_second is not None
-    # Below what ends it in warm-up, which is three times its fastest step's rate.
-    best = 2.9 * 4 / min(whole.step_seconds)
-    pruned = run(dataclasses.replace(PATIENT, max_steps=100), rate_to_beat=best, race_spread=0.01)
+    for _ in range(TRIES):
+        whole = run(PATIENT)
+        assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 30)
+        # Below what ends it in warm-up, which is three times its fastest step's rate.
+        best = 2.9 * 4 / min(whole.step_seconds)
+        pruned = run(dataclasses.replace(PATIENT, max_steps=100), rate_to_beat=best, race_spread=0.01)
+        if pruned.outcome is Outcome.PRUNED:  # else a neighbour's load slowed the first alone
+            break
     assert pruned.outcome is Outcome.PRUNED
     assert len(pruned.step_seconds) < 100
     assert pruned.warm, "every rank came to the same end, or the gang would have been killed"
@@ -126,7 +130,7 @@ def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
 def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(run: Run, config: TrialConfig) -> None:
     deep = dataclasses.replace(SPEC, num_layers=10)
     full = run(BRIEF, config=config, model=deep)
-    for _ in range(4):
+    for _ in range(TRIES):
         fewer = run(dataclasses.replace(BRIEF, most_layers=4), config=config, model=deep, reference_losses=(1.0, 1.0, 1.0))
         if fewer.extrapolated:  # else a neighbour's load hid that more layers take longer, and the whole model was run
             break
@@ -146,7 +150,10 @@ def test_an_extrapolated_peak_beyond_the_limit_is_told_and_that_of_a_depth_is_IN
     deep = dataclasses.replace(SPEC, num_layers=40)
     shallow = run(BRIEF, model=dataclasses.replace(SPEC, num_layers=4))
     brief, peak = dataclasses.replace(BRIEF, most_layers=4), shallow.peak_memory_bytes or 0
-    beyond = run(brief, model=deep, memory_limit_bytes=2 * peak)
+    for _ in range(TRIES):
+        beyond = run(brief, model=deep, memory_limit_bytes=2 * peak)
+        if beyond.extrapolated:
+            break
     assert beyond.outcome is Outcome.OK
     assert (beyond.peak_memory_bytes or 0) > 2 * peak
     assert run(brief, model=deep, memory_limit_bytes=peak - 1).outcome is Outcome.INFEASIBLE

@@ -66,7 +66,8 @@ def test_the_slow_rank_computes_and_the_other_waits_for_it(runner: LocalRunner, 
     # On one machine there is nobody to blame; were they two, the slow one would be.
     assert slow_nodes(config, result.ranks, 0.04) == []
     if config.pipeline_parallel_size == 1:
-        apart = [dataclasses.replace(rank, node=str(rank.rank)) for rank in result.ranks]
+        # What a busy machine adds to a rank's spread is not looked at here.
+        apart = [dataclasses.replace(rank, node=str(rank.rank), compute_relative_error=0.02) for rank in result.ranks]
         assert [event.node for event in slow_nodes(config, apart, 0.04)] == ["1"]
 
 

@@ -25,7 +25,9 @@ def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, 
             before = len(store.trials(job_id))
             pid = int(tell(f"start sweep {address} {job_id}"))
             # Every other one is killed in the midst of its work, however slow the machine is; the rest wherever they are.
+            deadline = time.monotonic() + 120
             while number % 2 and len(store.trials(job_id)) == before:
+                assert time.monotonic() < deadline
                 time.sleep(0.005)
             time.sleep(random.uniform(0.0, 0.25))
             os.kill(pid, signal.SIGKILL)

@@ -20,6 +20,7 @@ from search_spaces.trial import RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseHeldError
 from storage.owners import current_owner
+from storage.records import Lease
 from storage.sql import open_store
 from storage.store import Store
 
@@ -41,9 +42,17 @@ def measured(attempt: str, outcome: Outcome) -> TrialResult:
     return TrialResult(attempt=attempt, outcome=outcome, ranks=ranks)
 
 
+def acquired(store: Store, job_id: str) -> Lease:
+    """The job, once nobody else holds it: one that was killed takes a moment to die."""
+    while True:
+        with contextlib.suppress(LeaseHeldError):
+            return store.acquire(job_id, current_owner(), seconds=3600)
+        time.sleep(random.uniform(0.001, 0.01))
+
+
 def sweep(store: Store, job_id: str) -> None:
     """Take the job, and write trials for ever."""
-    lease = store.acquire(job_id, current_owner(), seconds=3600)
+    lease = acquired(store, job_id)
     done = len(store.trials(job_id))
     for number in itertools.count(done):
         trial = store.add_trial(lease, TrialConfig(micro_batch_size=number + 1), Purpose.SEARCH)
@@ -56,15 +65,10 @@ def sweep(store: Store, job_id: str) -> None:
 
 def share(store: Store, job_id: str) -> None:
     """Hold the job ten times, and add events each time."""
-    owner = current_owner()
     for _ in range(10):
-        while True:
-            with contextlib.suppress(LeaseHeldError):
-                lease = store.acquire(job_id, owner, seconds=3600)
-                break
-            time.sleep(random.uniform(0.001, 0.01))
+        lease = acquired(store, job_id)
         for _ in range(3):
-            store.add_event(lease, "note", {"pid": owner.pid})
+            store.add_event(lease, "note", {"pid": os.getpid()})
         store.release(lease, JobState.PAUSED, "", "")
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def start(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.usefixtures("forked_ranks")  # of what goes on in this process; those of the command are real
 def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
-    process = start(*SWEEP, "--trial-seconds", "0.2")
+    process = start(*SWEEP, "--trial-seconds", "2")
     assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -60,9 +59,12 @@ def test_the_second_kills(folder: Path) -> None:
     process = start(*SWEEP, "--trial-seconds", "60")
     assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    heard = ""
+    while "--resume" not in heard:  # two that come at once would be one
+        heard += process.stderr.readline()
+        assert process.poll() is None, heard
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=50)
     assert (process.returncode, out) == (130, "")
     assert "killing running trials" in err
     assert err.splitlines()[-1].startswith("  autotune sweep --resume ")

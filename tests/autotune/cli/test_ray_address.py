@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from called import Answer, Command
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.ray
 
@@ -54,8 +55,7 @@ SWEEP = ("sweep", "config.json", "--out", "best.json")
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray node with two CPUs, in processes of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log = tmp_path_factory.mktemp("head") / "log"
     words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}", "--num-cpus=2"]
     options = ["--num-gpus=0", "--include-dashboard=false", f"--object-store-memory={80 * 2**20}", "--disable-usage-stats"]
@@ -68,7 +68,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             env=os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         )
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 120
         while "runtime started" not in log.read_text():
             assert process.poll() is None and time.monotonic() < limit, log.read_text()
             time.sleep(0.1)
@@ -148,8 +148,7 @@ def test_a_cluster_without_GPUs_refuses_a_job_for_them(command: Command, head: s
     ids=lambda words: words[0],
 )
 def test_an_address_that_does_not_answer_is_one_line(command: Command, folder: Path, words: tuple[object, ...]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     says = (f"the Ray cluster at {address} does not answer", "; check the address with `ray status`")
     refused(command, *words, "--ray-address", address, says=says, status=1)
     assert not (folder / "best.json").exists()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 SWEEP = (
     "sweep", "llama-tiny", "--runner", "local", "--trials", 3, "--trial-seconds", 0.2, "--confirm-repeats", 1,
-    "--global-batch-size", 4, "--seq-len", 32, "--seed", 1,
+    "--global-batch-size", 4, "--seq-len", 32, "--seed", 1, "--no-racing",
 )  # fmt: skip
 
 

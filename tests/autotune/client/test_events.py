@@ -88,13 +88,15 @@ def test_a_service_that_stays_away_is_told_of() -> None:
 
 
 def test_a_stream_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.client.transport.SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("autotune.client.transport.SILENCE_SECONDS", 2.0)
     asked: list[str] = []
+    again = threading.Event()
 
     def answer(request: served.Request) -> served.Answer:
         asked.append(request.headers["last-event-id"])
         if len(asked) == 1:
-            time.sleep(1.0)
+            again.wait(60)
+        again.set()
         return (200, served.STREAM, message(1)) if len(asked) <= 2 else (204, served.STREAM, b"")
 
     with served.answering(answer) as url, Client(url) as client:

@@ -180,7 +180,7 @@ def test_what_is_asked_of_a_running_job(
 
 def test_a_worker_that_ends_gives_its_job_back(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
-    with Running(store, seconds=0.2):
+    with Running(store, seconds=1.0):
         until(lambda: len(store.attempts(job_id)) > 1)
     job = store.job(job_id)
     assert (job.state, job.owner) == (JobState.QUEUED, None)
@@ -222,7 +222,7 @@ def test_a_budget_that_is_extended_just_before_the_end_is_spent(
 
 def test_an_extended_budget_is_spent(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
-    with Running(store, seconds=0.1):
+    with Running(store, seconds=0.5):
         until(lambda: store.attempts(job_id))
         store.change_request(job_id, None, {"trials": 9})
         until(lambda: store.job(job_id).state is JobState.SUCCEEDED)

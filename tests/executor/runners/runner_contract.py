@@ -91,10 +91,17 @@ def gone(pids: set[int], seconds: float = 5.0) -> bool:
     """Whether all these processes end within `seconds`."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        if not any(map(_lives, pids)):
             return True
         time.sleep(0.05)
     return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 class RunnerContract:

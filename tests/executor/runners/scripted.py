@@ -54,7 +54,7 @@ def stream(context, request, progress):
 def chatter(context, request, progress):
     """Prints on both streams, and waits in between."""
     sys.stdout.write(f"rank {context.rank} begins\n")
-    time.sleep(0.6)
+    time.sleep(2.0)
     sys.stderr.write("to stderr ✓\n")
     sys.stdout.write("ends without a newline")
 

@@ -14,6 +14,7 @@ from runner_contract import gone
 
 from executor import process_tree
 from executor.engines import leftovers
+from executor.runners import rank_process
 from executor.runners.rank_process import RankProcess, end_all, stacks_of
 
 ROOT = Path(__file__).parents[3]
@@ -156,6 +157,8 @@ def test_a_rank_that_hangs_tells_where(start: Start) -> None:
 
 CRASHED = """
 import os, sys, time
+from executor import process_tree
+process_tree.MARK = "AUTOTUNE_RUN_TEST"
 from executor.engines import leftovers
 from executor.runners.rank_process import RankProcess
 rank = RankProcess(sys.argv[1], trial_function="")
@@ -168,6 +171,9 @@ time.sleep(3600)
 def test_what_a_killed_parent_has_left_is_swept_and_nothing_else(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A mark of its own: any first rank of another test that runs beside this one sweeps as well.
+    for module in (process_tree, rank_process):
+        monkeypatch.setattr(module, "MARK", "AUTOTUNE_RUN_TEST")
     program = tmp_path / "left.py"
     program.write_text(PREAMBLE + "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\ntell(os.getpid(), daemon())\ntime.sleep(3600)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}

@@ -51,6 +51,9 @@ class TestSideBySide:
         assert runner.capacity() == 2
         runner.warm_up(request_for().model)
         assert runner.capacity() == 2
+        for _ in range(2):  # both gangs warm: else one may have ended before the other has begun
+            runner.submit(request_for("stream"))
+        watch(runner, lambda events: len(results(events)) == 2)
         handles = [runner.submit(request_for("stream")) for _ in range(3)]
         assert runner.capacity() == 0
         seen = watch(runner, both_run)

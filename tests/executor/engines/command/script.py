@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -38,12 +39,17 @@ def on_rank_0(*_: str) -> None:
 def crash(*_: str) -> None:
     """Rank 1 fails; rank 0 sees what is left of it a moment earlier."""
     few("3")
+    begun = Path(tempfile.gettempdir(), f"crash-{os.environ['MASTER_PORT']}")
     if RANK:
+        begun.touch()
         time.sleep(0.3)
         try:
             int("seven")
         except ValueError as error:
             raise RuntimeError("the layers are out of order") from error
+    while not begun.exists():
+        time.sleep(0.01)
+    begun.unlink()
     print("[rank0]: Traceback (most recent call last):", file=sys.stderr)
     print("[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer", file=sys.stderr)
     os._exit(1)

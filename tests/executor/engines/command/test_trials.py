@@ -10,7 +10,7 @@ import pytest
 from executor.runners.local import LocalRunner
 from search_spaces.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, LogLines, Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial import Fidelity, LogLines, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -145,7 +145,7 @@ def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["wait_for_ever", "children"])
 def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunner, how: str, tmp_path: Path) -> None:
-    result = runner.run(starting(how, tmp_path, timeout_seconds=5.0, report_seconds=1.5))
+    result = runner.run(starting(how, tmp_path, timeout_seconds=10.0, report_seconds=4.0))
     assert result.outcome is Outcome.TIMEOUT
     assert result.traceback is not None
     assert result.traceback.count("in wait_for_ever") == 2  # on both ranks, by Python's fault handler
@@ -236,12 +236,13 @@ def test_what_a_script_prints_is_told_of_its_rank(runner: LocalRunner) -> None:
 def test_nothing_that_a_script_started_outlives_its_ranks(runner: LocalRunner, tmp_path: Path) -> None:
     """The last test: it takes the ranks along."""
     handle = runner.submit(starting("children", tmp_path))
-    outcome = None
+    outcome, cancelled = None, False
     while outcome is None:
         for _, event in runner.events(0.5):
             if isinstance(event, TrialResult):
                 outcome = event.outcome
-            elif isinstance(event, Progress) and event.step == 3:
-                runner.cancel(handle, "a person")
+        if not cancelled and len([*tmp_path.iterdir()]) == 2:  # both ranks' children are there
+            runner.cancel(handle, "a person")
+            cancelled = True
     assert outcome is Outcome.CANCELLED
     assert are_gone(tmp_path, 4)
