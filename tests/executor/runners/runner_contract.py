@@ -47,7 +47,7 @@ def request_for(what: str = "measure", **changes: object) -> TrialRequest:
     return TrialRequest(**{**fields, **changes})
 
 
-def watch(runner: Runner, until: Callable[[list], bool], seconds: float = 60.0) -> list:
+def watch(runner: Runner, until: Callable[[list], bool], seconds: float = 180.0) -> list:
     """Collect (handle, event) until the condition holds."""
     seen: list = []
     limit = time.monotonic() + seconds
