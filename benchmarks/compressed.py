@@ -40,7 +40,7 @@ BOUND, MEAN_BOUND = 1e-2, 5e-3
 """Of integers, relative: for every seed, and for the mean of all, which chance leaves nearer to 0."""
 SIGN_RATE = 3e-3
 """Of 1-bit Adam, which ends behind by what its second moment is too large by, not by what roundings become: its seeds agree to
-0.1%. At 1e-3 gradients shrink for longer, and WARM_UP steps are too few."""
+0.5%. At 1e-3 gradients shrink for longer, and WARM_UP steps are too few."""
 SIGN_BOUND, SIGN_MEAN_BOUND = 4e-2, 3e-2
 """Of 1-bit Adam, relative: AdamW goes on to fit its second moment to gradients that shrink."""
 SHARDED: Knobs = {"zero_stage": 3}

@@ -64,6 +64,7 @@ def test_a_trial_of_a_third_of_the_best_rate_ends_while_it_is_timed_and_the_rank
     for _ in range(TRIES):
         whole = run(PATIENT)
         assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 30)
+        assert whole.samples_per_second is not None
         # Below what ends it in warm-up, which is three times its fastest step's rate.
         best = 2.9 * 4 / min(whole.step_seconds)
         pruned = run(dataclasses.replace(PATIENT, max_steps=100), rate_to_beat=best, race_spread=0.01)

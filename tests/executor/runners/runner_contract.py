@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executor.process_tree import start_of
 from executor.runners.runner import Runner
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
@@ -91,17 +92,10 @@ def gone(pids: set[int], seconds: float = 5.0) -> bool:
     """Whether all these processes end within `seconds`."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        if not any(map(_lives, pids)):
+        if all(start_of(pid) is None for pid in pids):
             return True
         time.sleep(0.05)
     return False
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class RunnerContract:
