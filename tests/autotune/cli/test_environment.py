@@ -32,8 +32,11 @@ def test_ranks_have_the_variables_of_their_trial_and_no_others(command: Command,
     results = [trial.result for trial in trials if trial.result is not None]
     assert [result.outcome for result in results] == [Outcome.OK] * len(trials)
     assert [result.environment.get("variables", "") for result in results] == [t.config.environment for t in trials]
-    # Every trial of the stage and after it is of cold processes, whose start is in its time and in the job's.
-    assert [result.warm for result in results] == [False, True, *[False] * (len(trials) - 2)]
+    # Every trial of the stage is of cold processes, whose start is in its time and in the job's. So is every one after it where
+    # a setting led: which one leads here is for the machine to say.
+    warm = [result.warm for result in results]
+    assert warm[:4] == [False, True, False, False]
+    assert not any(warm[4:]) or not any(trial.config.environment for trial in trials[4:])
     assert active > sum(result.phase_seconds["setup"] for result in results)
     document = json.loads((folder / "best-config.json").read_text())
     jsonschema.validate(document, json.loads(SCHEMA_PATH.read_text()))

@@ -121,7 +121,7 @@ class TestEnds:
     """What ends one of two trials, and nodes that go and come: the last of this module, for they change its cluster."""
 
     def test_the_end_of_one_leaves_the_other(self, runner: RayRunner, nodes: RayNodes) -> None:
-        stays = runner.submit(request_for("hang", excluded_nodes=("node-0",)))
+        stays = runner.submit(request_for("hang", excluded_nodes=("node-0",), timeout_seconds=600.0))
 
         dies = runner.submit(request_for("spawn"))
         seen = watch(runner, both_run)
