@@ -26,7 +26,7 @@ import autotune
 
 batch, accumulate, workers = map(int, sys.argv[1:])
 while True:
-    time.sleep((0.004 + 0.002 * batch) * accumulate * (2.0 if workers == 0 else 1.0))
+    time.sleep((0.008 + 0.0005 * batch) * accumulate * (2.0 if workers == 0 else 1.0))
     autotune.report(samples=batch * accumulate * 2, loss=0.5)
 """
 WORDS = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}")
