@@ -1,6 +1,7 @@
 """What must not be left when everything has ended: processes, and files in shared memory."""
 
 import contextlib
+import time
 from pathlib import Path
 
 MARK = "AUTOTUNE_CHAOS_MARK"
@@ -23,9 +24,18 @@ def shared_memory() -> set[str]:
     return {file.name for file in Path("/dev/shm").iterdir()}
 
 
-def abandoned_since(before: set[str]) -> list[str]:
-    """Names of the files in shared memory that were not there before and that no process has open."""
-    return sorted(name for name in shared_memory() - before if not _is_open(Path("/dev/shm") / name))
+def abandoned_since(before: set[str], seconds: float = 60.0, others: tuple[str, ...] = ()) -> list[str]:
+    """Names of the files in shared memory that were not there before, that no process has open, and that stay so for seconds.
+
+    A process that ends, or a tracker after it, removes its files a moment later. Names that begin as `others` are left out.
+    """
+    limit = time.monotonic() + seconds
+    while True:
+        found = {name for name in shared_memory() - before if not name.startswith(others)}
+        left = {name for name in found if not _is_open(Path("/dev/shm") / name)} & shared_memory()
+        if not left or time.monotonic() > limit:
+            return sorted(left)
+        time.sleep(0.5)
 
 
 def _is_open(file: Path) -> bool:
