@@ -117,9 +117,10 @@ class RunnerContract:
         assert runner.events(0.2) == []
         assert 0.15 < time.monotonic() - began < 5.0
 
-    def test_a_waiting_attempt_can_be_cancelled(self, runner: Runner) -> None:
-        first, second = runner.submit(request_for("stream")), runner.submit(request_for())
+    def test_a_waiting_attempt_can_be_cancelled(self, runner: Runner, tmp_path: Path) -> None:
+        first, second = runner.submit(request_for(f"held:{tmp_path / 'end'}")), runner.submit(request_for())
         runner.cancel(second, "not needed")
+        (tmp_path / "end").touch()
         outcomes = {result.attempt: result for result in results(watch(runner, lambda events: len(results(events)) == 2))}
         assert outcomes[first].outcome is Outcome.OK
         assert (outcomes[second].outcome, outcomes[second].message) == (Outcome.CANCELLED, "not needed")
@@ -155,17 +156,17 @@ class ProcessRunnerContract(RunnerContract):
         assert refused.message.startswith("environment: LD_PRELOAD may not be set; use some of ")
         assert run(runner).outcome is Outcome.OK
 
-    def test_progress_comes_before_the_result(self, runner: Runner) -> None:
-        runner.submit(request_for("stream"))
+    def test_progress_comes_before_the_result(self, runner: Runner, tmp_path: Path) -> None:
+        runner.submit(request_for(f"held:{tmp_path / 'end'}"))
         seen = watch(runner, lambda events: any(isinstance(event, Progress) for _, event in events))
-        assert not results(seen)
+        (tmp_path / "end").touch()
         seen += watch(runner, results)
         assert [event.step for _, event in seen if isinstance(event, Progress)] == [0, 1, 2]
 
-    def test_what_ranks_print_is_heard_while_they_run(self, runner: Runner) -> None:
-        runner.submit(request_for("chatter"))
+    def test_what_ranks_print_is_heard_while_they_run(self, runner: Runner, tmp_path: Path) -> None:
+        runner.submit(request_for(f"chatter:{tmp_path / 'end'}"))
         seen = watch(runner, lambda events: all("begins" in printed(events, rank) for rank in (0, 1)))
-        assert not results(seen)
+        (tmp_path / "end").touch()
         seen += watch(runner, results)
         for rank in (0, 1):
             # Both streams, also what was printed just before the result, which comes last.

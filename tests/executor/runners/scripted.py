@@ -1,4 +1,4 @@
-"""A stand-in for `executor.trial.run_trial`: does what the request's `engine` says, as `WHAT` or `WHAT@RANK`.
+"""A stand-in for `executor.trial.run_trial`: does what the request's `engine` says, as `WHAT`, `WHAT@RANK` or `WHAT:PATH`.
 
 Rank processes import it by name from this folder; everything that it uses is imported at its top, as in the real one.
 """
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from search_spaces.trial import Progress, TrialResult
 
 
 def run_trial(context, request, progress):
-    what, _, rank = request.engine.partition("@")
+    what, _, rank = request.engine.partition(":")[0].partition("@")
     if not rank or int(rank) == context.rank:
         globals().get(what, measure)(context, request, progress)
     return measure(context, request, progress)
@@ -51,10 +52,22 @@ def stream(context, request, progress):
         time.sleep(0.3)
 
 
+def held(context, request, progress):
+    """Tells its steps, and ends once the file is there."""
+    stream(context, request, progress)
+    wait_for(request)
+
+
+def wait_for(request):
+    file = Path(request.engine.partition(":")[2])
+    while not file.exists():
+        time.sleep(0.05)
+
+
 def chatter(context, request, progress):
-    """Prints on both streams, and waits in between."""
+    """Prints on one stream, and on the other once the file is there."""
     sys.stdout.write(f"rank {context.rank} begins\n")
-    time.sleep(2.0)
+    wait_for(request)
     sys.stderr.write("to stderr ✓\n")
     sys.stdout.write("ends without a newline")
 

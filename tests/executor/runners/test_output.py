@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, printed, request_for, results, watch
@@ -27,7 +28,7 @@ def finished(runner: LocalRunner, what: str) -> list:
 
 def test_what_is_printed_belongs_to_the_trial_that_runs(printing: LocalRunner) -> None:
     for _ in range(3):
-        assert printed(finished(printing, "chatter"), 1).startswith("rank 1 begins")
+        assert printed(finished(printing, f"chatter:{Path(__file__)}"), 1).startswith("rank 1 begins")
     assert printed(finished(printing, "measure"), 0) == ""
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -46,20 +47,17 @@ def nodes_of(runner: RayRunner, handle: str) -> set[str]:
 class TestSideBySide:
     """Several gangs at once, and of several sizes."""
 
-    def test_as_many_trials_run_at_once_as_fit_and_they_share_no_device(self, runner: RayRunner) -> None:
+    def test_as_many_trials_run_at_once_as_fit_and_they_share_no_device(self, runner: RayRunner, tmp_path: Path) -> None:
         assert runner.rooms() == {"node-0": SEATS, "node-1": SEATS}
         assert runner.capacity() == 2
         runner.warm_up(request_for().model)
         assert runner.capacity() == 2
-        for _ in range(2):  # both gangs warm: else one may have ended before the other has begun
-            runner.submit(request_for("stream"))
-        watch(runner, lambda events: len(results(events)) == 2)
-        handles = [runner.submit(request_for("stream")) for _ in range(3)]
+        handles = [runner.submit(request_for(f"held:{tmp_path / 'end'}")) for _ in range(3)]
         assert runner.capacity() == 0
         seen = watch(runner, both_run)
-        assert not results(seen)
         held = [seat for formed in runner._gangs._running.values() for seat in formed.seats]
         assert len(held) == len(set(held)) == 2 * SEATS
+        (tmp_path / "end").touch()
         seen += watch(runner, lambda events: len(results(seen + events)) == 3)
         ended = {result.attempt: result for result in results(seen)}
         assert {ended[handle].outcome for handle in handles} == {Outcome.OK}
@@ -157,11 +155,13 @@ class TestEnds:
         assert runner.capacity() == 2
 
 
-def test_on_cpus_side_by_side_each_rank_has_its_own_core(started_cpus: Callable[[], RayRunner]) -> None:
+def test_on_cpus_side_by_side_each_rank_has_its_own_core(started_cpus: Callable[[], RayRunner], tmp_path: Path) -> None:
     with started_cpus() as runner:
         assert runner.capacity() == 2
         for _ in range(2):
-            runner.submit(request_for("stream", world_size=1))
+            runner.submit(request_for(f"held:{tmp_path / 'end'}", world_size=1))
+        watch(runner, both_run)
+        (tmp_path / "end").touch()
         first, second = (result.environment for result in results(watch(runner, lambda events: len(results(events)) == 2)))
         assert (first["threads"], second["threads"]) == ("1", "1")
         assert len({first["cores"], second["cores"]}) == 2
