@@ -76,15 +76,24 @@ class _Pinned(http.client.HTTPConnection):
     def __init__(self, target: Target) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
         self._target = target
+        self._given_up = False
         self.default_port = 443 if target.scheme == "https" else 80  # what the Host header leaves out
 
     def connect(self) -> None:
         self.sock = socket.create_connection((self._target.address, self._target.port), TIMEOUT_SECONDS)
         if self._target.scheme == "https":
-            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self._target.host)
+            # Its handshake comes when it is what `give_up` breaks.
+            self.sock = ssl.create_default_context().wrap_socket(
+                self.sock, server_hostname=self._target.host, do_handshake_on_connect=False
+            )
+        if self._given_up:  # before there was anything to break
+            raise TimeoutError
+        if isinstance(self.sock, ssl.SSLSocket):
+            self.sock.do_handshake()
 
     def give_up(self) -> None:
-        """Break the connection, from another thread."""
+        """Break the connection, from another thread, also one that is only being made."""
+        self._given_up = True
         if self.sock is not None:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)

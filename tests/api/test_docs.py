@@ -46,7 +46,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     finally:
         for process in started:
             process.terminate()
-        assert [process.wait(20) for process in started] == [0, 0]
+        assert [process.wait(60) for process in started] == [0, 0]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

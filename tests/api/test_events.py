@@ -9,7 +9,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.events import EventHub
-from api.hub import KEEPALIVE_SECONDS
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
@@ -99,10 +98,12 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
     lease = store.acquire(job_id, current_owner())
     monkeypatch.setattr("api.hub.OUTAGE_SECONDS", 0.05)
     away = threading.Event()
+    refused: list[str] = []
 
     def unless_away(method: Callable) -> Callable:
         def asked(*arguments: object) -> object:
             if away.is_set():
+                refused.append(method.__name__)
                 raise DatabaseUnavailableError("away")
             return method(*arguments)
 
@@ -118,17 +119,21 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
         hub = EventHub(store, poll_seconds=0.02)
         away.set()
         stream = asyncio.create_task(follow(hub))
-        await asyncio.sleep(0.3)
+        while {"events", "news"} - {*refused}:
+            await asyncio.sleep(0.01)
         away.clear()
         await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
-        return await asyncio.wait_for(stream, 10)
+        return await asyncio.wait_for(stream, 60)
 
     parts = asyncio.run(run())
     assert b": the database is away\n\n" in parts
     assert sequences(b"".join(parts).decode()) == [1, 2, 3]
 
 
-def test_a_point_that_is_not_there_yet_holds_up_nobody(client: TestClient, store: Store) -> None:
+def test_a_point_that_is_not_there_yet_holds_up_nobody(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.hub.KEEPALIVE_SECONDS", 240.0)
     job_id = submit(client)["id"]
     lease = store.claim(current_owner())
     assert lease is not None
@@ -143,13 +148,13 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(client: TestClient, store
     for streams, thread in enumerate(threads, 1):
         thread.start()
         while client.app.state.hub.streams < streams:  # type: ignore[attr-defined]
-            assert time.monotonic() - began < KEEPALIVE_SECONDS / 2
+            assert time.monotonic() - began < 120
             time.sleep(0.01)
     store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
     for thread in threads:
         thread.join()
     assert found == {"1000000": [3], "1": [2, 3]}
-    assert time.monotonic() - began < KEEPALIVE_SECONDS / 2
+    assert time.monotonic() - began < 120
 
 
 def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) -> None:
@@ -159,11 +164,13 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
         store.add_event(lease, "note", {"number": number})
     version = store.job(job_id).version
     pages: list[int] = []
+    ended = threading.Event()
     real = store.events
 
     def slow(name: str, after: int, limit: int) -> list[EventRecord]:
         pages.append(after)
-        time.sleep(0.05)
+        if len(pages) == 5:  # in the midst of history until who follows knows the end
+            assert ended.wait(60)
         return real(name, after, min(limit, 2))
 
     store.events = slow  # type: ignore[method-assign]
@@ -172,10 +179,12 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
         hub = EventHub(store, poll_seconds=0.01)
         old = asyncio.create_task(all_of(hub.stream(job_id, 0, version)))
         live = asyncio.create_task(all_of(hub.stream(job_id, version, version)))
-        await asyncio.sleep(0.1)
+        while len(pages) < 5:
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
         found = await live
         meanwhile = len(pages)
+        ended.set()
         return await old, found, meanwhile
 
     async def all_of(parts: AsyncIterator[bytes]) -> list[int]:

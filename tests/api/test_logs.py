@@ -1,9 +1,10 @@
 """What trials print over REST: paged, as text, live from any point on; and what runs now."""
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.testclient import TestClient
@@ -131,11 +132,25 @@ def test_what_runs_now(client: TestClient, store: Store, lease: Lease, token: st
     }  # fmt: skip
 
 
-def test_live_events_tell_what_runs_to_who_asks_for_it(client: TestClient, store: Store, lease: Lease, token: str) -> None:
+def test_live_events_tell_what_runs_to_who_asks_for_it(
+    client: TestClient, store: Store, lease: Lease, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, hub = threading.Event(), client.app.state.hub  # type: ignore[attr-defined]
+    real = hub.stream
+
+    async def watched(*asked: object) -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(real(*asked)) as parts:
+            async for part in parts:
+                if b"event: progress" in part:
+                    told.set()
+                yield part
+
+    monkeypatch.setattr(hub, "stream", watched)
+
     def work() -> None:
         for step in range(3):
             store.add_output(lease, [], [Progress(attempt=token, phase="measure", step=step)])
-            time.sleep(0.5)
+            assert told.wait(120)
         store.finish_attempt(lease, TrialResult(attempt=token, outcome=Outcome.OK))
         store.release(lease, JobState.SUCCEEDED, "", "")
 
@@ -148,7 +163,7 @@ def test_live_events_tell_what_runs_to_who_asks_for_it(client: TestClient, store
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(180)
     version = store.job(lease.job_id).version
     assert ids(texts["true"]) == ids(texts["false"]) == list(range(1, version + 1))
     assert 1 <= texts["true"].count("event: progress\ndata: {") <= 3

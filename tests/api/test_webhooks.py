@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from api import deliverer, delivery
 from api.deliverer import WAITS, after
 from api.settings import Settings
-from api.targets import checked_target, networks
+from api.targets import Target, checked_target, networks
 from autotune.errors import RequestError
 from storage.service_records import Delivery, DeliveryState, DeliveryTry
 from storage.store import Store
@@ -135,18 +135,28 @@ def test_a_receiver_that_never_answers_well_is_given_up(local: TestClient, recei
     assert [item["status"] for item in logged(local, other["id"], "given_up")["tries"]] == [410]
 
 
+def test_a_try_that_is_over_before_it_is_connected_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = Target(scheme="http", host="127.0.0.1", port=silent.getsockname()[1], path="/", address="127.0.0.1")
+        connection = delivery._Pinned(there)
+        connection.give_up()
+        with closing(connection), pytest.raises(TimeoutError):
+            connection.request("POST", "/")
+
+
 def test_a_receiver_that_is_not_there_or_trickles_is_an_entry_in_the_log(
     local: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliverer, "WAITS", ())
     monkeypatch.setattr(delivery, "WHOLE_SECONDS", 0.3)
+    monkeypatch.setattr(delivery, "TIMEOUT_SECONDS", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         webhook = local.post("/v1/webhooks", json={"url": f"http://127.0.0.1:{port}/"}).json()
         end_a_job(local)
         (trickled,) = logged(local, webhook["id"], "given_up")["tries"]
     assert (trickled["status"], bool(trickled["error"])) == (None, True)
-    assert 0.2 < trickled["seconds"] < 8
+    assert 0.2 < trickled["seconds"] < 30
     local.delete(f"/v1/webhooks/{webhook['id']}")
     gone = local.post("/v1/webhooks", json={"url": f"http://127.0.0.1:{port}/"}).json()
     end_a_job(local)

@@ -24,7 +24,7 @@ def rank_processes(folder: str) -> list[int]:
 
 def ranks_are_gone(folder: Path) -> bool:
     """Whether they are, within seconds: the system kills them when their parent ends, which takes it a moment."""
-    return _within(10.0, lambda: not rank_processes(str(folder)))
+    return _within(60.0, lambda: not rank_processes(str(folder)))
 
 
 def a_trial_runs(database: Path) -> bool:
@@ -34,7 +34,7 @@ def a_trial_runs(database: Path) -> bool:
         with open_store(str(database)) as store:
             return any(trial.attempts and trial.outcome is None for trial in store.trials(store.job().id))
 
-    return _within(60.0, begun)
+    return _within(180.0, begun)
 
 
 def _within(seconds: float, holds: Callable[[], bool]) -> bool:

@@ -69,10 +69,10 @@ def start_worker(folder: Path, seconds_per_trial: float) -> "subprocess.Popen[st
 def end(process: "subprocess.Popen[str]") -> None:
     """End a process and close its pipes."""
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until it holds."""
     limit = time.monotonic() + seconds
     while not condition():

@@ -157,7 +157,7 @@ def _left_over(supervisor: Supervisor, shared_before: set[str]) -> list[str]:
     until = time.monotonic() + LEFT_OVER_SECONDS
     while (found := marked_processes(supervisor.mark)) and time.monotonic() < until:
         time.sleep(0.2)
-    return [f"left over: {what}" for what in (*found, *abandoned_since(shared_before))]
+    return [f"left over: {what}" for what in (*found, *abandoned_since(shared_before, others=("PostgreSQL.",)))]
 
 
 def keep_logs(folder: Path, target: Path) -> None:

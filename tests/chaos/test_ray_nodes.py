@@ -48,7 +48,7 @@ def hurt(folder: Path) -> Iterator[Path]:
     with RayNodes(NODES, {MARK: folder.name}) as nodes:
         driver = _Driver(folder / "hurt.db", nodes.address, {FOLDER: str(marks), MARK: folder.name})
         driver.hurt(nodes)
-        _until(lambda: not _ranks(folder.name), 10.0, "rank processes are left after the driver's end")
+        _until(lambda: not _ranks(folder.name), 60.0, "rank processes are left after the driver's end")
     _until(lambda: not marked_processes(folder.name), 60.0, "processes are left after the cluster's end")
     # Semaphores are of pools of processes, which neither Ray nor ranks have; other tests do, and kill databases.
     assert abandoned_since(shared_before, others=("sem.mp-", "PostgreSQL.")) == []
@@ -147,11 +147,13 @@ class _Driver:
         """Until so many trials have ended."""
 
         def reached() -> bool:
-            assert process.poll() is None, "the driver ended by itself"
-            if not self._database.exists():
-                return False
-            with open_store(str(self._database)) as store:
-                return bool(store.jobs()) and sum(trial.outcome is not None for trial in _book(store).trials) >= trials
+            ended = process.poll() is not None  # before the look: what it reached by then counts
+            if self._database.exists():
+                with open_store(str(self._database), 60) as store:
+                    if store.jobs() and sum(trial.outcome is not None for trial in _book(store).trials) >= trials:
+                        return True
+            assert not ended, "the driver ended by itself"
+            return False
 
         _until(reached, SECONDS, f"{trials} trials have not ended")
 

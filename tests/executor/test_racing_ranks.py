@@ -25,7 +25,10 @@ Run = Callable[..., TrialResult]
 
 @pytest.fixture(scope="module")
 def run(forked_ranks: None) -> Iterator[Run]:
-    with LocalRunner(2, device="cpu") as runner:
+    with pytest.MonkeyPatch.context() as patch, LocalRunner(2, device="cpu") as runner:
+        # On a busy machine the other rank's failure comes later than it is worth waiting for elsewhere.
+        patch.setattr("executor.runners.verdict.CLEAN_GRACE_SECONDS", 60.0)
+        patch.setattr("executor.runners.gang.REJOIN_SECONDS", 120.0)
 
         def measured(fidelity: Fidelity, batch: int = 4, **fields: object) -> TrialResult:
             config, model = fields.pop("config", TrialConfig(zero_stage=1)), fields.pop("model", SPEC)
@@ -95,12 +98,11 @@ def test_a_trial_that_reaches_the_best_is_measured_to_its_end(run: Run) -> None:
 def test_what_is_extrapolated_is_marked_and_all_else_is_the_full_steps(run: Run, config: TrialConfig) -> None:
     batch = 8 * config.data_parallel_size(2)
     full = run(BRIEF, batch, config=config)
-    fewer = run(
-        Fidelity(min_steps=2, max_steps=40, max_warmup_steps=6, most_micro_batches=4),
-        batch,
-        config=config,
-        reference_losses=full.losses,
-    )
+    brief = Fidelity(min_steps=2, max_steps=40, max_warmup_steps=6, most_micro_batches=4)
+    for _ in range(TRIES):
+        fewer = run(brief, batch, config=config, reference_losses=full.losses)
+        if fewer.extrapolated:  # else a neighbour's load hid that more micro-batches take longer, and whole steps were timed
+            break
     assert (full.extrapolated, fewer.extrapolated) == ((), ("micro_batches",))
     assert "from steps of 2 and 4 micro-batches to 8" in fewer.message
     # Only whole steps have losses that can be held against the reference.

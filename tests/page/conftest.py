@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, exp
 from tests.page.place import Place
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds that an expectation waits: the machine may be busy."""
 BUSY = "503 (Service Unavailable"
 """What a service answers that has too much to compute; the page asks again."""

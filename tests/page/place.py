@@ -53,16 +53,18 @@ class Place:
     def serve(self) -> None:
         """Start the service, or start it again on the same port and database."""
         self._processes["service"] = start(self.folder, "serve", "--no-worker", "--port", self.port, *self.options)
-        until(self.answers, 60)
+        until(self.answers, 120)
 
     def work(self, seconds_per_trial: float = 0.1) -> None:
         """Start a worker that answers the trials of jobs for the runner `ray` from a table."""
         (self.folder / "table.json").write_text(json.dumps(results() | {"seconds_per_trial": seconds_per_trial}))
         self._processes["replay"] = start(self.folder, "worker", "--replay", "table.json", "--runner", "ray")
+        until(self.is_worked_for)
 
     def work_for_real(self) -> None:
         """Start a worker that runs the trials of one job for the runner `local` on this machine."""
         self._processes["real"] = start(self.folder, "worker", "--runner", "local", "--jobs", 1)
+        until(self.is_worked_for)
 
     def kill(self, name: str = "service") -> None:
         """End a process at once, as a crash does."""
@@ -87,6 +89,11 @@ class Place:
             return False
         return True
 
+    def is_worked_for(self) -> bool:
+        """Whether the service has seen a worker; to start one takes seconds."""
+        with urllib.request.urlopen(f"{self.url}/readyz", timeout=60) as answer:
+            return "none seen" not in answer.read().decode()
+
     def submit(self, api_key: str | None = None, **changes: object) -> str:
         """Open a job; its id."""
         with Client(self.url, api_key) as client:
@@ -96,7 +103,7 @@ class Place:
         """A job that has ended."""
         job = self.submit(**changes)
         with Client(self.url) as client:
-            until(lambda: client.job(job).ended, 60)
+            until(lambda: client.job(job).ended, 180)
         return job
 
 

@@ -81,7 +81,7 @@ class PostgresServer:
         return str(self._server.get_uri(database=name))
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def _wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

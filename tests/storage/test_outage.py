@@ -20,7 +20,7 @@ WRITES = 300
 
 @pytest.fixture
 def store(mortal_postgres: PostgresServer) -> Iterator[SqlStore]:
-    with SqlStore(mortal_postgres.new_database()) as store:
+    with SqlStore(mortal_postgres.new_database(), outage_seconds=300.0) as store:
         yield store
 
 
@@ -31,12 +31,14 @@ def notes(events: list[EventRecord]) -> list[int]:
 def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: SqlStore) -> None:
     lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
     failures: list[BaseException] = []
-    written = threading.Event()
+    written, enough = threading.Event(), threading.Event()
+    numbers: list[int] = []
 
     def write() -> None:
         try:
-            for number in range(WRITES):
-                store.add_event(lease, "note", {"number": number})
+            while len(numbers) < WRITES or not enough.is_set():
+                store.add_event(lease, "note", {"number": len(numbers)})
+                numbers.append(len(numbers))
                 written.set()
         except BaseException as error:
             failures.append(error)
@@ -45,15 +47,16 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
     writer.start()
     for _ in range(3):
         written.clear()
-        assert written.wait(30)
+        assert written.wait(120), failures
         time.sleep(random.uniform(0.0, 0.1))
         mortal_postgres.kill()
         time.sleep(random.uniform(0.0, 0.3))
         mortal_postgres.start()
-    writer.join(60)
+    enough.set()
+    writer.join(600)
     assert failures == []
-    events = store.events(lease.job_id, limit=10 * WRITES)
-    assert notes(events) == list(range(WRITES))
+    events = store.events(lease.job_id, limit=1_000_000)
+    assert notes(events) == numbers
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
 
 

@@ -25,6 +25,13 @@ SWEEP = (
 )  # fmt: skip
 
 
+def long_trials(folder: Path, seconds: int) -> str:
+    """A file of options by which a trial takes its seconds, however soon its mean is known."""
+    lines = ("[fidelity]", f"max_seconds = {seconds}", "max_steps = 1000000", "target_relative_half_width = 1e-9")
+    (folder / "long.toml").write_text("\n".join(lines))
+    return "long.toml"
+
+
 def start(*words: str) -> "subprocess.Popen[str]":
     """The command, once it has opened its job."""
     process = subprocess.Popen(
@@ -38,10 +45,10 @@ def start(*words: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.usefixtures("forked_ranks")  # of what goes on in this process; those of the command are real
 def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
-    process = start(*SWEEP, "--trial-seconds", "2")
+    process = start(*SWEEP, "--config", long_trials(folder, 3))
     assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 130
     found = re.search(r"^  autotune sweep --resume (\S+)$", err, re.MULTILINE)
     assert found is not None, err
@@ -56,7 +63,7 @@ def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -
 
 
 def test_the_second_kills(folder: Path) -> None:
-    process = start(*SWEEP, "--trial-seconds", "60")
+    process = start(*SWEEP, "--config", long_trials(folder, 600))
     assert a_trial_runs(folder / "jobs.db")
     process.send_signal(signal.SIGINT)
     heard = ""
@@ -64,7 +71,7 @@ def test_the_second_kills(folder: Path) -> None:
         heard += process.stderr.readline()
         assert process.poll() is None, heard
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=180)
     assert (process.returncode, out) == (130, "")
     assert "killing running trials" in err
     assert err.splitlines()[-1].startswith("  autotune sweep --resume ")

@@ -194,10 +194,10 @@ def test_waiting(client: Client, store: Store) -> None:
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=f"job: {job.id} has not ended after 0.3 s; wait longer, or stop it"):
         client.wait(job, timeout=0.3)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     timer = threading.Timer(0.3, lambda: client.cancel(job))
     timer.start()
-    assert client.wait(job, timeout=20).state == "CANCELLED"
+    assert client.wait(job, timeout=120).state == "CANCELLED"
     timer.join()
 
 

@@ -106,7 +106,7 @@ def test_what_asks_to_wait_too_long_is_not_waited_for() -> None:
     began = time.monotonic()
     with served.answering(lambda _: answer) as url, Client(url) as client, pytest.raises(UnavailableError, match="in 3600 s"):
         client.models()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_nobody_listens() -> None:
@@ -116,7 +116,7 @@ def test_nobody_listens() -> None:
         client.models()
     assert str(found.value).startswith(f"url: {url} gives no answer (")
     assert str(found.value).endswith("); start `autotune serve`, or check AUTOTUNE_URL or --url")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

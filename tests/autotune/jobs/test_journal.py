@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -78,9 +79,10 @@ def test_a_worker_is_seen_while_it_lives_and_says_why_ranks_do_not_start(store: 
 
     def keeps(runner: str, problem: str = "") -> None:
         done(runner, problem)
-        for _ in range(500):
-            if any(item.problem for item in store.workers()):
-                break
+        limit = time.monotonic() + 60.0
+        while problem and not any(item.problem for item in store.workers()):
+            assert time.monotonic() < limit
+            time.sleep(0.01)
         seen.append(store.workers())
 
     worker._beats.keeps = keeps  # type: ignore[method-assign]

@@ -24,9 +24,15 @@ def started_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runner(make_runner: Callable[[], Runner]) -> Iterator[Runner]:
-    """The one runner of a module whose tests follow the contract."""
-    with make_runner() as runner:
-        yield runner
+    """The one runner of a module whose tests follow the contract.
+
+    On a busy machine ranks that fail alike tell it, and come together again, later than it is worth waiting for elsewhere.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("executor.runners.verdict.CLEAN_GRACE_SECONDS", 60.0)
+        patch.setattr("executor.runners.gang.REJOIN_SECONDS", 120.0)
+        with make_runner() as runner:
+            yield runner
 
 
 @pytest.fixture

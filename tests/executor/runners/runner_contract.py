@@ -88,14 +88,14 @@ def descendants() -> set[int]:
     return found
 
 
-def gone(pids: set[int], seconds: float = 5.0) -> bool:
+def gone(pids: set[int], seconds: float = 60.0) -> bool:
     """Whether all these processes end within `seconds`."""
     limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if all(start_of(pid) is None for pid in pids):
-            return True
+    while any(start_of(pid) is not None for pid in pids):
+        if time.monotonic() > limit:
+            return False
         time.sleep(0.05)
-    return False
+    return True
 
 
 class RunnerContract:
@@ -115,7 +115,7 @@ class RunnerContract:
     def test_nothing_to_tell_takes_no_longer_than_asked(self, runner: Runner) -> None:
         began = time.monotonic()
         assert runner.events(0.2) == []
-        assert 0.15 < time.monotonic() - began < 5.0
+        assert 0.15 < time.monotonic() - began < 20.0
 
     def test_a_waiting_attempt_can_be_cancelled(self, runner: Runner, tmp_path: Path) -> None:
         first, second = runner.submit(request_for(f"held:{tmp_path / 'end'}")), runner.submit(request_for())
@@ -213,7 +213,7 @@ class ProcessRunnerContract(RunnerContract):
         assert gone(descendants())
 
     def test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs(self, runner: Runner) -> None:
-        request = request_for("spawn", timeout_seconds=1.5)
+        request = request_for("spawn", timeout_seconds=5.0)
         runner.submit(request)
         seen = watch(runner, results)
         (child,) = {int(event.message) for _, event in seen if isinstance(event, Progress) and event.message}
@@ -224,10 +224,10 @@ class ProcessRunnerContract(RunnerContract):
 
     def test_a_running_attempt_can_be_cancelled_from_another_thread(self, runner: Runner) -> None:
         run(runner)
-        handle = runner.submit(request_for("hang"))
+        handle = runner.submit(request_for("hang", timeout_seconds=600.0))
         canceller = threading.Timer(0.3, runner.cancel, (handle, "stopped by a person"))
         canceller.start()
-        (cancelled,) = results(watch(runner, results, seconds=10))
+        (cancelled,) = results(watch(runner, results))
         canceller.join()
         assert (cancelled.outcome, cancelled.message) == (Outcome.CANCELLED, "stopped by a person")
         assert gone(descendants())

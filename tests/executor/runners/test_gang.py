@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 from runner_contract import request_for
@@ -260,6 +261,7 @@ def test_what_may_not_be_set_leaves_the_gang_as_it_was() -> None:
 
 def test_a_hang_ends_before_the_limit_and_tells_where(monkeypatch: pytest.MonkeyPatch) -> None:
     standing = {"phase": "measure", "step": 7, "since": watchdog.HANG_SECONDS + 1, "longest": 0.2}
+    monkeypatch.setattr(gang_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     transport = OneRank()
     transport.answers = {"run": [{}]}
     gang = Gang(transport)

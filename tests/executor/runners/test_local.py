@@ -33,9 +33,10 @@ from executor.runners.local import LocalRunner
 signal.signal(signal.SIGINT, lambda *_: None)
 with LocalRunner(1, environment=ENVIRONMENT, trial_function=TRIAL_FUNCTION) as runner:
     runner.submit(request_for("stream", world_size=1))
-    watch(runner, lambda events: events)
+    seen = watch(runner, lambda events: events)
     print(*descendants(), flush=True)
-    print(results(watch(runner, results))[0].outcome, flush=True)
+    seen += watch(runner, lambda events: results(seen + events))
+    print(results(seen)[0].outcome, flush=True)
     runner.submit(request_for("hang", world_size=1))
     watch(runner, lambda events: False)
 """
@@ -64,12 +65,14 @@ def test_one_rank_shares_no_core_and_logs_what_it_prints(tmp_path: Path) -> None
     assert (tmp_path / "logs" / "rank-0.log").read_text() == "leaving without a word\n"
 
 
-def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons() -> None:
+def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.runners.gang.STACK_SECONDS", 30.0)  # none is waited for that has printed
+    monkeypatch.setattr("executor.runners.rank_process.STACK_TAIL_SECONDS", 1.0)
     with make() as runner:
-        runner.submit(request_for("stand", timeout_seconds=3.0))
+        runner.submit(request_for("stand", timeout_seconds=6.0))
         seen = watch(runner, results)
         (daemon,) = {int(event.message) for _, event in seen if isinstance(event, Progress) and event.message}
-        assert gone({daemon}, 0.5)
+        assert gone({daemon})
     (late,) = results(seen)
     assert (late.outcome, late.cause) == (Outcome.TIMEOUT, "time-limit")
     assert "ranks 0, 1 in measure, step 2, for" in late.message

@@ -27,10 +27,16 @@ faulthandler.register(signal.SIGUSR2, all_threads=True)
 def daemon(*before):
     "A process in a session of its own whose parent has ended."
     shell = "setsid sleep 3600 >/dev/null 2>&1 & echo $!"
-    return int(subprocess.run([*before, "/bin/sh", "-c", shell], stdout=subprocess.PIPE, timeout=9).stdout.split()[0])
+    return int(subprocess.run([*before, "/bin/sh", "-c", shell], stdout=subprocess.PIPE, timeout=60).stdout.split()[0])
 def tell(*words): connection.send_bytes(" ".join(map(str, words)).encode())
 """
 Start = Callable[[str], RankProcess]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed on a busy machine takes a while to be gone."""
+    monkeypatch.setattr(process_tree, "KILL_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def told(rank: RankProcess) -> list[str]:
-    rank.wait(20.0)
+    rank.wait(60.0)
     *_, message = rank.receive()  # what was printed before it comes before it
     return message.decode().split()
 
@@ -66,10 +72,8 @@ def test_what_has_daemonised_ends_with_the_rank_also_where_its_environment_was_c
     rank = start("tell(daemon(), daemon('env', '-i')); time.sleep(3600)")
     daemons = set(map(int, told(rank)))
     assert all(psutil.pid_exists(daemon) for daemon in daemons)
-    began = time.monotonic()
     rank.end()
     assert gone(daemons, 0.1)
-    assert time.monotonic() - began < 5.0
 
 
 def test_what_has_daemonised_is_found_when_the_rank_has_died_before(start: Start) -> None:
@@ -79,13 +83,15 @@ def test_what_has_daemonised_is_found_when_the_rank_has_died_before(start: Start
     assert gone(daemons, 0.1)
 
 
-def test_ranks_are_ended_side_by_side(start: Start) -> None:
+def test_ranks_are_ended_side_by_side(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    kill_all = rank_process.kill_all
+    monkeypatch.setattr(rank_process, "kill_all", lambda roots: asked.append(len(roots)) or kill_all(roots))
     ranks = [start("tell(daemon()); time.sleep(3600)") for _ in range(4)]
     daemons = {int(told(rank)[0]) for rank in ranks}
-    began = time.monotonic()
     end_all(ranks)
     assert gone(daemons, 0.1)
-    assert time.monotonic() - began < 4.0
+    assert asked == [4]
 
 
 def test_shared_memory_with_the_pid_of_a_killed_rank_is_removed(
@@ -150,8 +156,11 @@ def test_a_rank_that_hangs_tells_where(start: Start) -> None:
     told(rank)
     silent = start("signal.signal(signal.SIGUSR2, signal.SIG_IGN); tell('x'); time.sleep(3600)")
     told(silent)
-    stacks = stacks_of({0: rank, 1: silent}, 1.0)
-    assert list(stacks) == [0]
+    for _ in range(20):  # a second may be too short for it to print
+        stacks = stacks_of({0: rank, 1: silent}, 1.0)
+        assert 1 not in stacks
+        if "in stuck" in stacks.get(0, ""):
+            break
     assert "in stuck" in stacks[0]
 
 

@@ -50,7 +50,11 @@ class TestRayRunner(ProcessRunnerContract):
 
     def test_an_actor_that_is_gone_is_LOST_and_made_anew(self, runner: RayRunner) -> None:
         run(runner)
-        ray.kill(runner._gangs._ground.seats[1]._actor)
+        actor = runner._gangs._ground.seats[1]._actor
+        ray.kill(actor)
+        with pytest.raises(ray.exceptions.RayActorError):
+            while True:  # nobody waits for a kill: until it has come. Of no life, this ends nothing
+                ray.get(actor.kill.options(concurrency_group="control").remote(-1), timeout=60)
         lost = run(runner)
         assert lost.outcome in (Outcome.LOST, Outcome.OK)
         assert run(runner).outcome is Outcome.OK

@@ -7,6 +7,7 @@ import ray
 
 from executor.runners.ray import nodes
 from executor.runners.ray.nodes import NodeWatch
+from tests.ports import free_port
 
 
 def row(node_id: str, name: str = "", address: str = "10.0.0.1", alive: bool = True, port: int = 0) -> dict:
@@ -57,7 +58,7 @@ def test_a_node_that_is_started_again_is_lost_and_added_under_its_name(monkeypat
 
 def test_a_node_in_doubt_is_lost_while_ray_does_not_answer_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "SILENT_SECONDS", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", free_port())) as listening:
         port = listening.getsockname()[1]
         Table(monkeypatch, row("aaaaaaaa", "n", "127.0.0.1", port=port))
         watch = NodeWatch()

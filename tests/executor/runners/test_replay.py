@@ -1,10 +1,12 @@
 """The replay runner: the contract, and its table."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from runner_contract import RunnerContract, request_for, results, run, watch
 
+from executor.runners import replay
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
@@ -39,10 +41,17 @@ def test_what_is_not_in_the_table_is_FAILED() -> None:
     assert (result.outcome, FAST.hash in result.message) == (Outcome.FAILED, True)
 
 
-def test_slots_answer_side_by_side() -> None:
+def test_slots_answer_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with ReplayRunner({FAST.hash: MEASURED}, slots=2, seconds_per_trial=0.2) as runner:
         runner.submit(request_for(config=FAST))
         assert runner.capacity() == 1
         runner.submit(request_for(config=FAST))
         assert runner.capacity() == 0
-        watch(runner, lambda events: len(results(events)) == 2, seconds=0.35)
+        watch(runner, lambda events: len(results(events)) == 2)
+        assert now[0] == pytest.approx(0.2)

@@ -25,6 +25,11 @@ def steps(*_: str) -> None:
         step(number)
 
 
+def wait_for(*files: Path) -> None:
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+
+
 def few(count: str) -> None:
     for number in range(int(count)):
         step(number)
@@ -37,19 +42,22 @@ def on_rank_0(*_: str) -> None:
 
 
 def crash(*_: str) -> None:
-    """Rank 1 fails; rank 0 sees what is left of it a moment earlier."""
+    """Rank 1 fails; rank 0 sees what is left of it."""
     few("3")
     begun = Path(tempfile.gettempdir(), f"crash-{os.environ['MASTER_PORT']}")
     if RANK:
-        begun.touch()
-        time.sleep(0.3)
+        part = begun.with_suffix(".part")
+        part.write_text(str(os.getpid()))
+        part.replace(begun)
         try:
             int("seven")
         except ValueError as error:
             raise RuntimeError("the layers are out of order") from error
-    while not begun.exists():
-        time.sleep(0.01)
+    wait_for(begun)
+    other = Path("/proc", begun.read_text())
     begun.unlink()
+    while other.exists():  # its own error has been printed
+        time.sleep(0.01)
     print("[rank0]: Traceback (most recent call last):", file=sys.stderr)
     print("[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer", file=sys.stderr)
     os._exit(1)
@@ -155,7 +163,11 @@ def show(file: str, *words: str) -> None:
         name for name in os.environ if name.startswith(("RANK", "LOCAL", "WORLD", "MASTER", "CROSS", "TORCHEL", "DS_", "MY"))
     ]
     told = [f"{name}={os.environ[name]}" for name in sorted(names)]
-    Path(f"{file}.{RANK}").write_text("\n".join([str(Path.cwd()), sys.argv[1], *words, *told]))
+    mine = Path(f"{file}.{RANK}")
+    part = mine.with_name(mine.name + ".part")
+    part.write_text("\n".join([str(Path.cwd()), sys.argv[1], *words, *told]))
+    part.replace(mine)
+    wait_for(*(Path(f"{file}.{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))))  # one that is timed ends the trial
     steps()
 
 
