@@ -17,7 +17,7 @@ from search_spaces.rules import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
 EVERY = {2: 41, 4: 47}
-EXPERTS_EVERY = 5
+EXPERTS_EVERY = 11
 
 
 @pytest.fixture(scope="module")
