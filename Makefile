@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # torchtitan by itself: it asks for a version of datasets that refuses the fsspec of the others.
 $(EXTRAS_STAMP): pyproject.toml constraints.txt

@@ -156,7 +156,7 @@ def _fork_orphan(channel: socket.socket, order: dict[str, Any], files: Sequence[
 
 def _become(order: dict[str, Any], connection: int, output: int) -> None:
     """Be the rank that was ordered, to its end."""
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + 60.0
     while os.getppid() != order["parent"]:
         if time.monotonic() > until:
             os._exit(1)

@@ -66,6 +66,7 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
     job_id = store.create_job({}).id
     lease = store.acquire(job_id, current_owner())
     reads: list[str] = []
+    looks: list[int] = []
     for name in ("events", "news", "exact_jobs"):
         real: Callable = getattr(store, name)
         monkeypatch.setattr(store, name, lambda *asked, name=name, real=real: reads.append(name) or real(*asked))
@@ -75,10 +76,13 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
 
     async def run() -> list[list[int]]:
         hub = EventHub(store, poll_seconds=0.02)
+        look = hub.look
+        hub.look = lambda *asked: looks.append(1) or look(*asked)  # type: ignore[method-assign]
         streams = [asyncio.create_task(follow(hub)) for _ in range(50)]
         while reads.count("events") < 50:  # until every stream reads what was there before it
             await asyncio.sleep(0.05)
         reads.clear()
+        looks.clear()
         for number in range(20):
             await asyncio.to_thread(store.add_event, lease, "note", {"number": number})
             await asyncio.sleep(0.03)
@@ -89,8 +93,8 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
 
     found = asyncio.run(run())
     assert found == [list(range(1, 24))] * 50
-    # 50 streams that are woken 20 times.
-    assert len(reads) < 200, "each stream read the database by itself"
+    # 50 streams that are woken 20 times; how often the one look is taken is for the clock.
+    assert len(reads) - len(looks) < 200, "each stream read the database by itself"
 
 
 def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

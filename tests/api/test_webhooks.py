@@ -52,7 +52,7 @@ class Receiver:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook?x=1"
 
-    def wait_for(self, count: int, seconds: float = 20.0) -> None:
+    def wait_for(self, count: int, seconds: float = 120.0) -> None:
         with self.came:
             assert self.came.wait_for(lambda: len(self.received) >= count, seconds)
 
@@ -85,7 +85,7 @@ def end_a_job(client: TestClient) -> str:
 
 def logged(client: TestClient, webhook_id: str, state: str) -> dict[str, Any]:
     """The one delivery of a webhook, when it has come to that state."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while True:
         (item,) = client.get(f"/v1/webhooks/{webhook_id}/deliveries").json()["items"]
         if item["state"] == state:

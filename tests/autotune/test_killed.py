@@ -44,7 +44,7 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
         process.kill()
         process.communicate()
     process = start(tmp_path, strategy)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=180) == 0
     process.communicate()
 
     with open_store(str(tmp_path / "jobs.db")) as store:

@@ -16,7 +16,7 @@ from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 RANKS = 4
-SECONDS = 20.0
+SECONDS = 60.0
 """Bound of a trial that fails, its build and first two steps included, on a busy machine."""
 SPEC = ModelSpec(
     name="tiny", family="llama", num_layers=8, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=4,

@@ -53,7 +53,7 @@ class PostgresServer:
                 process.kill()
         _wait_until(lambda: all(map(_has_ended, everyone)))
 
-    def start(self, seconds: float = 30.0) -> None:
+    def start(self, seconds: float = 180.0) -> None:
         """Start it again on what it left, and return when it answers."""
         # Where nobody reaps, as in many containers, the id in a lock's file is that of a zombie, and taken for a server's. Once
         # alone: later on they are those of the new server, which takes its time, and without them another would be started.

@@ -63,7 +63,7 @@ def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(address: 
         with pytest.raises(LeaseHeldError, match=str(pid)):
             store.acquire(job_id, current_owner())
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:  # the kernel takes a moment; its parent has not reaped it
             try:
                 assert store.acquire(job_id, current_owner()).token == 2

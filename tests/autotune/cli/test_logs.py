@@ -79,7 +79,7 @@ def test_lines_and_progress_are_seen_before_the_trial_ends(
         served.service(database) if on_service else nullcontext() as url,
         open_desk(url, None if on_service else database) as desk,
     ):
-        served.until(lambda: store.progress([job_id])[job_id], 60)
+        served.until(lambda: store.progress([job_id])[job_id], 180)
         seen = _followed(desk, job_id, let_go)
     text = {rank: "".join(part.text for part in seen if part.rank == rank) for rank in (0, 1)}
     assert text == {0: "rank 0 of 1 begins\nrank 0 was let go\n", 1: "rank 1 of 1 begins\n"}
@@ -121,7 +121,7 @@ def test_a_killed_and_resumed_job_has_what_both_attempts_printed(
     (folder / "talk").write_text("little")
     program = [sys.executable, str(ROOT / "tests" / "autotune" / "talking.py"), str(folder)]
     with subprocess.Popen(program, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=folder) as process:
-        served.until(lambda: any("rank 0 of" in part.text for part in store.logs(job_id, 0)), 60)
+        served.until(lambda: any("rank 0 of" in part.text for part in store.logs(job_id, 0)), 180)
         process.kill()
     assert ranks_are_gone(folder)
     with running(store, job_id, ranks, stage, "little") as let_go:

@@ -75,7 +75,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def command() -> Command:
     """`autotune` in a process of its own, as users call it: what it leaves of Ray hinders no other test."""
 
     def run(*words: object) -> Answer:
-        called = subprocess.run([sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True, timeout=120)
+        called = subprocess.run([sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True, timeout=300)
         return Answer(called.returncode, called.stdout, called.stderr)
 
     return run
@@ -191,6 +191,6 @@ def journey(*places: str) -> list[str]:
 def written_down(head: str, instead: str = "") -> str:
     """What the head has; with `instead` it has that from now on."""
     return subprocess.run(
-        [sys.executable, "-c", PUT, head, instead], capture_output=True, text=True, timeout=60, check=True,
+        [sys.executable, "-c", PUT, head, instead], capture_output=True, text=True, timeout=180, check=True,
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
     ).stdout.strip()  # fmt: skip
