@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.page.conftest import Open
 from tests.page.place import BROKEN, Place
@@ -130,6 +130,23 @@ def test_the_page_goes_on_when_the_server_comes_back(own_place: Place, open_page
     expect(page.get_by_text("Succeeded").first).to_be_visible(timeout=30_000)
     expect(page.get_by_text("12 of 12 trials", exact=True)).to_be_visible()
     assert page.evaluate("window.loadedOnce"), "it was loaded anew"
+
+
+def test_figures_are_drawn_when_their_code_comes_late(finished: str, open_page: Open) -> None:
+    """As where the server is gone just when it is asked for."""
+    page = open_page("#/jobs", expected=("net::ERR_",))
+    asked: list[str] = []
+
+    def refuse_first(route: Route) -> None:
+        asked.append(route.request.url)
+        route.abort() if len(asked) == 1 else route.continue_()
+
+    page.route("**/vendor/echarts.mjs", refuse_first)
+    page.goto(f"/#/jobs/{finished}")
+    figure = page.locator("figure[data-figure]").first
+    figure.scroll_into_view_if_needed()
+    expect(figure.locator("canvas").first).to_be_visible()
+    assert len(asked) >= 2
 
 
 def test_a_real_sweep(place: Place, open_page: Open) -> None:

@@ -7,6 +7,8 @@ import { CURSOR, lookOf } from "./look.mjs";
 
 /** Least milliseconds between two drawings, and times that the last one took: a live job has news several times a second. */
 const [DRAW_EVERY, REST] = [500, 12];
+/** Milliseconds until the charts' code is asked for again where it could not be loaded. */
+const AGAIN_AFTER = 2000;
 
 /**
  * @typedef {object} Item - a point that the keyboard reaches
@@ -122,9 +124,15 @@ class Drawing {
   }
 
   async #draw() {
-    const echarts = await import("../vendor/echarts.mjs");
+    const echarts = await import("../vendor/echarts.mjs").catch(() => null);
     this.#timer = 0;
     if (this.#isClosed) return;
+    if (echarts === null) {
+      // The server is gone: it is asked again, as the rest of the page does.
+      this.#next = performance.now() + AGAIN_AFTER;
+      this.#ask();
+      return;
+    }
     this.#isStale = false;
     const began = performance.now();
     if (this.#chart === null) this.#make(echarts);
