@@ -104,7 +104,7 @@ class _OfTheDatabase(Collector):
             buckets = [(f"{step:g}", float(count)) for step, count in taken.within.items()]
             seconds.add_metric((outcome,), [*buckets, ("+Inf", float(taken.count))], taken.seconds)
         best = GaugeMetricFamily(
-            "autotune_job_best_samples_per_second", "Highest samples/s of a running job so far.", labels=("job",)
+            "autotune_job_best_samples_per_second", "Samples/s of a running job's answer so far.", labels=("job",)
         )
         for job_id, rate in figures.best.items():
             best.add_metric((job_id,), rate)

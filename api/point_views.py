@@ -31,18 +31,44 @@ class GainView(BaseModel):
     high: float
 
 
-class VerdictView(BaseModel):
-    """What the job has found so far, by number of trial."""
+class StandingView(BaseModel):
+    """A configuration that may be the answer, or the baseline."""
 
     trial: int
-    """The best."""
+    rate: IntervalView
+    """Samples/s, from all that was measured of the configuration; 95 %."""
+    repeats: int
+    """Measurements that the rate rests on."""
+
+
+class AnswerView(BaseModel):
+    """What the job has found so far, by number of trial."""
+
+    keeps_baseline: bool
+    """Whether the answer is to keep the baseline: nothing that was tried is known to be better."""
+    trial: int
+    """The answer."""
     rate: IntervalView
     """Its samples/s, from all that was measured of its configuration; 95 %."""
-    runner_up: int | None
-    tie: bool
-    """Whether the measurements do not tell the two apart."""
     baseline: int | None
+    baseline_rate: IntervalView | None
     gain: GainView | None
+    runner_up: int | None
+    runner_up_ratio: IntervalView | None
+    """The runner-up's samples/s over the answer's."""
+    tie: bool
+    """Whether the measurements do not separate the two."""
+    probability_best: float
+    """Probability that no configuration that was tried is better than the answer."""
+    expected_loss: float
+    """Share of the best tried configuration's rate that the answer is expected to lack."""
+
+
+class VerdictView(AnswerView):
+    """The same, with how all that may be the answer stand."""
+
+    standings: list[StandingView]
+    """Every contender: the answer, then by rate."""
 
 
 class PointColumns(BaseModel):

@@ -9,12 +9,9 @@ from pydantic_core import to_json
 from api.point_columns import Knobs, Words, columns
 from autotune.foreseen import Foreseen, foresight_of
 from autotune.jobs.book import Book, BookReader
-from autotune.jobs.request import Objective
 from autotune.jobs.session import session_of
-from autotune.objective import pareto_front
-from autotune.verdict import Verdict, decide, estimate, spread_of
-from search_spaces.outcome import Outcome, Purpose
-from search_spaces.plain import to_plain
+from autotune.verdict import Verdict, Verdicts, answer_document
+from search_spaces.outcome import Outcome
 from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store
 
@@ -39,7 +36,8 @@ class JobPoints:
         self._foreseen: dict[str, Foreseen] = {}
         self._placements: dict[int, Placement] = {}
         self._closed = 0
-        self._decided: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._verdicts = Verdicts()
+        self._decided: tuple[Verdict | None, dict[str, Any]] = None, _decision(None)
 
     def __len__(self) -> int:
         return len(self._knobs)
@@ -96,31 +94,12 @@ class JobPoints:
         }
 
     def _decision(self, book: Book) -> dict[str, Any]:
-        """The verdict and the front, decided anew where something was measured since."""
-        ended = [trial for trial in book.trials if trial.outcome is not None]
-        measured = sum(trial.outcome is Outcome.OK for trial in ended), sum(t.purpose is not Purpose.SEARCH for t in ended)
-        if self._decided is None or self._decided[0] != measured:
-            self._decided = measured, self._decide(book)
+        """The verdict and the front."""
+        session = self._session
+        verdict = self._verdicts.of(book, session.ranking, session.prior, session.baselines)
+        if verdict is not self._decided[0]:
+            self._decided = verdict, _decision(verdict)
         return self._decided[1]
-
-    def _decide(self, book: Book) -> dict[str, Any]:
-        session = self._session
-        verdict = decide(book, session.ranking, session.prior, session.baselines)
-        front = [trial.number for trial in pareto_front(book.searched, session.ranking)]
-        return {"front": front, "best": None if verdict is None else self._best(book, verdict)}
-
-    def _best(self, book: Book, verdict: Verdict) -> dict[str, Any]:
-        session = self._session
-        spread = spread_of(book, session.prior, session.baselines)
-        of = "peak_memory_bytes" if session.ranking.objective is Objective.MEMORY else "samples_per_second"
-        return {
-            "trial": verdict.best.number,
-            "rate": to_plain(estimate(book, spread, verdict.best.config)),
-            "runner_up": None if verdict.runner_up is None else verdict.runner_up.number,
-            "tie": verdict.tie,
-            "baseline": None if verdict.baseline is None else verdict.baseline.number,
-            "gain": None if verdict.gain is None else {"of": of, **to_plain(verdict.gain)},
-        }
 
 
 class PointsBoard:
@@ -159,3 +138,9 @@ def _changed(trials: list[TrialRecord], news: JobNews) -> list[TrialRecord]:
     """The trials that the events name, by number."""
     named = {event.payload.get("trial") for event in news.events}
     return [trials[number] for number in sorted(number for number in named if isinstance(number, int) and number < len(trials))]
+
+
+def _decision(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {"front": [], "best": None}
+    return {"front": [trial.number for trial in verdict.standings.front()], "best": answer_document(verdict)}

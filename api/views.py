@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from api.point_views import AnswerView
 from api.submission import shown_fields
 from search_spaces.plain import to_plain
 from storage.log_records import LogRecord, ProgressRecord
@@ -31,6 +32,8 @@ class JobView(BaseModel):
     """Seconds that workers have held it."""
     version: int
     """Grows with every change; the first part of its ETag."""
+    answer: AnswerView | None
+    """What it has found so far; null: nothing that may win has been measured."""
     request: Plain
 
 
@@ -209,6 +212,7 @@ def job_view(job: JobRecord) -> JobView:
         updated=job.updated,
         active_seconds=int(job.active_seconds),
         version=job.version,
+        answer=None if job.answer is None else AnswerView(**job.answer),
         request=shown_fields(dict(job.request)),
     )
 

@@ -7,18 +7,18 @@ from typing import Any
 
 from autotune.environment_findings import environment_document, environment_findings
 from autotune.errors import BestConfigError, NoBestError
-from autotune.intervals import Spread
 from autotune.jobs.book import Book
-from autotune.jobs.request import JobRequest, Objective, request_from_row, request_to_row
+from autotune.jobs.request import JobRequest, request_from_row, request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.spending import spent
-from autotune.objective import pareto_front, rate
+from autotune.objective import rate
 from autotune.placement import launch_of
 from autotune.provenance import provenance
-from autotune.verdict import Verdict, decide, estimate, is_measured_in_full, spread_of, with_whole_result
+from autotune.standings import with_whole_result
+from autotune.verdict import Verdict, answer_document, decide
 from executor.engines.command.capability import COMMAND
 from search_spaces.plain import to_plain
-from search_spaces.trial import TrialResult
+from search_spaces.trial import Interval, TrialResult
 from storage.records import TrialRecord
 
 SCHEMA_VERSION = 1
@@ -38,23 +38,17 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
     verdict = dataclasses.replace(
         verdict, best=with_whole_result(book, verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
     )
-    spread = spread_of(book, session.prior, session.baselines)
+    decision = answer_document(verdict)
     # What is not measured stands apart, and only where it was asked for.
     beyond = {}
     if session.extrapolation is not None:
         config = verdict.best.config
-        beyond = {"extrapolated": session.extrapolation.document(config, estimate(book, spread, config))}
+        beyond = {"extrapolated": session.extrapolation.document(config, _rate(verdict, verdict.best))}
     tried = {}
     if session.request.resolved_environments:
-        findings = environment_findings(session, book, spread, verdict.best.config)
+        findings = environment_findings(session, verdict.standings, verdict.best.config)
         tried = {"environments": environment_document(findings, verdict.best.config)}
-    # By what all repeats of a configuration come to, as its entry says, not by what its first trial found.
-    front = pareto_front(
-        book.searched,
-        session.ranking,
-        lambda trial: session.ranking.rate(trial) * estimate(book, spread, trial.config).mean / rate(trial),
-    )
-    front = [with_whole_result(book, trial) for trial in front]
+    front = [with_whole_result(book, trial) for trial in verdict.standings.front()]
     return {
         "schema_version": SCHEMA_VERSION,
         "job": _job(session, book, verdict),
@@ -66,9 +60,10 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "cluster": to_plain(session.cluster),
         "engine": session.request.engine,
         "objective": _objective(session),
-        "best": _entry(verdict.best, book, spread),
-        "baseline": _baseline(verdict, session, book, spread),
-        "alternatives": [_entry(trial, book, spread) for trial in front],
+        "decision": decision,
+        "best": _entry(verdict.best, verdict),
+        "baseline": None if verdict.baseline is None else {**_entry(verdict.baseline, verdict), "gain": decision["gain"]},
+        "alternatives": [_entry(trial, verdict) for trial in front],
         **beyond,
         **tried,
         "launch": launch_of(verdict.best.config, session),
@@ -141,25 +136,33 @@ def _objective(session: Session) -> dict[str, Any]:
     }
 
 
-def _entry(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
+def _rate(verdict: Verdict, trial: TrialRecord) -> Interval:
+    rate = verdict.rate(trial)
+    assert rate is not None  # what is written was measured
+    return rate
+
+
+def _entry(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "config": trial.config.values(),
-        "measured": _measured(trial, book, spread),
+        "measured": _measured(trial, verdict),
         "predicted": None,
     }
 
 
-def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
+def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
     result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
-    interval = estimate(book, spread, trial.config)
+    standings, interval = verdict.standings, _rate(verdict, trial)
+    book, place = standings.book, standings.places.get(trial.config_hash)
+    confirmed = bool(book.confirmed(trial.config))
     batch = book.job.request["global_batch_size"]
     # The trial counted its FLOPs at its own rate; the estimate may rest on others.
     scale = interval.mean / rate(trial)
     return {
         "samples_per_second": to_plain(interval),
-        "repeats": len(book.repeats(trial.config)),
-        "extrapolated": [] if is_measured_in_full(book, trial) else list(result.extrapolated),
+        "repeats": 1 if place is None else standings.repeats[place],
+        "extrapolated": [] if confirmed else list(result.extrapolated),
         "step_seconds": batch / interval.mean,
         "peak_memory_bytes": [
             {"rank": rank.rank, "total": rank.peak_memory_bytes, "by_tag": dict(rank.memory_by_tag)} for rank in result.ranks
@@ -173,10 +176,3 @@ def _measured(trial: TrialRecord, book: Book, spread: Spread) -> dict[str, Any]:
 
 def _scaled(value: float | None, scale: float) -> float | None:
     return None if value is None else value * scale
-
-
-def _baseline(verdict: Verdict, session: Session, book: Book, spread: Spread) -> dict[str, Any] | None:
-    if verdict.baseline is None or verdict.gain is None:
-        return None
-    of = "peak_memory_bytes" if session.ranking.objective is Objective.MEMORY else "samples_per_second"
-    return {**_entry(verdict.baseline, book, spread), "gain": {"of": of, **to_plain(verdict.gain)}}

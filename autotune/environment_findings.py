@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.intervals import Spread
-from autotune.jobs.book import Book
 from autotune.jobs.environment_stage import is_of_stage
 from autotune.jobs.session import Session
 from autotune.objective import rate
-from autotune.verdict import ratio_of
+from autotune.standings import Standings
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
@@ -28,13 +26,13 @@ class EnvironmentFinding:
     """Its samples/s over those of the layout without it; None: it was not measured to its end."""
 
 
-def environment_findings(session: Session, book: Book, spread: Spread, winner: TrialConfig) -> list[EnvironmentFinding]:
+def environment_findings(session: Session, standings: Standings, winner: TrialConfig) -> list[EnvironmentFinding]:
     """Each environment that was tried on the layout of the winner, in the order of the trials."""
     layout = winner.replace({ENVIRONMENT: session.environment})
-    plain = book.search_trial(layout)
-    tried = [trial for trial in book.searched if is_of_stage(session, trial.config)]
+    plain = standings.book.search_trial(layout)
+    tried = [trial for trial in standings.book.searched if is_of_stage(session, trial.config)]
     same = [trial for trial in tried if trial.config.replace({ENVIRONMENT: session.environment}) == layout]
-    return [_finding(book, spread, trial, plain) for trial in same]
+    return [_finding(standings, trial, plain) for trial in same]
 
 
 def environment_document(findings: list[EnvironmentFinding], winner: TrialConfig) -> dict[str, Any]:
@@ -58,10 +56,10 @@ def environment_line(document: dict[str, Any]) -> str:
     return f"{text}; the fastest, {best['environment']}, is {_ratio_text(best['over_layout'])} as fast"
 
 
-def _finding(book: Book, spread: Spread, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
+def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
     assert trial.outcome is not None  # it is among those that have ended
-    known = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0 and book.repeats(plain.config)
-    over = ratio_of(book, spread, trial.config, plain.config) if plain is not None and known else None
+    known = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
+    over = standings.ratio(trial, plain) if plain is not None and known else None
     return EnvironmentFinding(environment=trial.config.environment, trial=trial.number, outcome=trial.outcome, over_layout=over)
 
 

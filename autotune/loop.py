@@ -5,10 +5,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.jobs.agenda import ending, next_wants, starts_anew
+from autotune.jobs.agenda import ending, next_wants
 from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
 from autotune.jobs.chronicle import Chronicle
+from autotune.jobs.confirmation import starts_anew
 from autotune.jobs.drift import drift_of
 from autotune.jobs.drift_teller import DriftTeller
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
@@ -21,7 +22,8 @@ from autotune.jobs.stop import StopSignal
 from autotune.jobs.verifying import Verifying
 from autotune.jobs.want import Want
 from autotune.jobs.watchman import Watchman
-from autotune.verdict import measured_baseline
+from autotune.standings import measured_baseline
+from autotune.verdict import Verdict, Verdicts, answer_summary
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.runner import Runner
@@ -118,6 +120,8 @@ class TuningLoop:
         self._running: dict[str, TrialRecord] = {}
         self._drifts = DriftTeller(store, listener.on_news)
         self._ended: list[int] = []
+        self._verdicts = Verdicts()
+        self._answered: Verdict | None = None
         self._spread = session.prior
         self._referenced = False
         self._leader = Leader()
@@ -140,6 +144,7 @@ class TuningLoop:
             book = self.recall()
             self._obey(book.job.state)
             self._tell(book)
+            self._answer(book)
             wanted = self.propose(book)
             for trial in self.check(wanted):
                 self.run_trial(trial, book)
@@ -243,6 +248,16 @@ class TuningLoop:
         ended, self._ended = self._ended, []
         for number in ended:
             self._listener.on_trial(book.whole(book.trial(number)), book)
+
+    def _answer(self, book: Book) -> None:
+        """Keep what the job has found by now, where a measurement changed it."""
+        session = self._session
+        verdict = self._verdicts.of(book, session.ranking, session.prior, session.baselines)
+        if verdict is self._answered:
+            return
+        self._answered = verdict
+        self._store.set_answer(self._keeper.lease, None if verdict is None else answer_summary(verdict))
+        self._listener.on_answer(verdict)
 
     def _obey(self, state: JobState) -> None:
         """Take a state that a person asked for as the wish that it is."""

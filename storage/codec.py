@@ -65,6 +65,7 @@ def job_record(row: JobRow) -> JobRecord:
         version=row.event_count,
         devices=row.devices,
         events_removed=row.events_removed,
+        answer=row.answer,
     )
 
 

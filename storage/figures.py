@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from search_spaces.outcome import JobState, Outcome
+from search_spaces.outcome import JobState
 from storage.records import HELD, Durations, Figures
 from storage.tables import JobRow, TrialRow
 
@@ -50,7 +50,5 @@ def _seconds(session: Session) -> Any:
 
 
 def _best(session: Session) -> Mapping[str, float]:
-    best = func.max(TrialRow.samples_per_second_mean)
-    query = select(TrialRow.job_id, best).join(JobRow, JobRow.id == TrialRow.job_id)
-    query = query.where(JobRow.state.in_(HELD), TrialRow.outcome == Outcome.OK).group_by(TrialRow.job_id)
-    return {job_id: rate for job_id, rate in session.execute(query) if rate is not None}
+    query = select(JobRow.id, JobRow.answer).where(JobRow.state.in_(HELD))
+    return {job_id: answer["rate"]["mean"] for job_id, answer in session.execute(query) if answer is not None}

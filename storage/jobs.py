@@ -159,6 +159,11 @@ def set_reference_losses(session: Session, now: datetime, lease: Lease, losses: 
         tell(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
 
 
+def set_answer(session: Session, now: datetime, lease: Lease, answer: dict[str, Any] | None) -> None:
+    """See `Store.set_answer`."""
+    leases.fenced(session, now, lease).answer = answer
+
+
 def free_ids(session: Session, now: datetime, count: int) -> list[str]:
     """Ids that sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
     free: set[str] = set()

@@ -10,7 +10,7 @@ from storage.owners import is_dead
 from storage.records import Lease, Owner
 from storage.tables import JobRow
 
-_WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses))
+_WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
 """What a writer seldom needs, and takes long to be read: fetched where it is asked for."""
 
 

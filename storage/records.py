@@ -247,6 +247,8 @@ class JobRecord:
     """Devices that it takes while it runs."""
     events_removed: int = 0
     """Events up to this sequence were removed because they were old."""
+    answer: Mapping[str, Any] | None = None
+    """What the job has found so far (`autotune.verdict.answer_document`, without its standings); None: nothing yet."""
 
 
 FULL = "full"
@@ -313,10 +315,6 @@ class Overview:
     searched: int
     """Search trials that started and have an outcome."""
     running: int
-    best_rate: float | None
-    """Highest samples/s of a search trial that was measured within the capacity, each by itself."""
-    baseline_rate: float | None
-    """Samples/s of the first trial; None: it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

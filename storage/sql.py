@@ -163,8 +163,8 @@ class SqlStore(Store):
     def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
         return self._read(trials.figures_of, job_id, first, limit)
 
-    def overviews(self, capacities: Mapping[str, float | None]) -> dict[str, Overview]:
-        return self._read(overviews.overviews, capacities)
+    def overviews(self, job_ids: Collection[str]) -> dict[str, Overview]:
+        return self._read(overviews.overviews, job_ids)
 
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
         return self._read(attempts.placements, job_id, first)
@@ -187,6 +187,9 @@ class SqlStore(Store):
 
     def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:
         return self._read(attempts.attempts, job_id, trial_number)
+
+    def set_answer(self, lease: Lease, answer: Mapping[str, Any] | None) -> None:
+        self._write(jobs.set_answer, lease, None if answer is None else dict(answer))
 
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
         self._write(jobs.set_reference_losses, lease, losses)

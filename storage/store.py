@@ -199,8 +199,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def overviews(self, capacities: Mapping[str, float | None]) -> dict[str, Overview]:
-        """How far these jobs are. `capacities`: job -> bytes of a rank beyond which nothing wins; None: no such limit."""
+    def overviews(self, job_ids: Collection[str]) -> dict[str, Overview]:
+        """How far these jobs are."""
 
     @abstractmethod
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
@@ -247,6 +247,10 @@ class Store(ABC):
     @abstractmethod
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
         """Set the losses that later trials are held against. The first setting stays; later ones are ignored."""
+
+    @abstractmethod
+    def set_answer(self, lease: Lease, answer: Mapping[str, Any] | None) -> None:
+        """Keep what the job has found so far, as plain data, in place of what was kept before."""
 
     @abstractmethod
     def set_prior(self, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -101,6 +101,8 @@ class JobRow(Base):
     message: Mapped[str] = mapped_column(Text)
     request: Mapped[dict[str, Any]]
     reference_losses: Mapped[list[Any] | None]
+    answer: Mapped[dict[str, Any] | None]
+    """What the job has found so far, as its holder decided by the trials that had ended; None: nothing yet."""
     active_seconds: Mapped[float]
     trial_count: Mapped[int]
     event_count: Mapped[int]

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from api.auth import Reader, StoreOf, if_visible
+from api.point_views import AnswerView, GainView
 from storage.records import JobRecord, Overview
 
 router = APIRouter(prefix="/v1/overviews", tags=["jobs"])
@@ -28,9 +29,13 @@ class OverviewView(BaseModel):
     """Search trials that started and have an outcome: the part of the budget that is spent."""
     running: int
     best_rate: float | None
-    """Highest samples/s of a search trial that was measured within the capacity; the verdict on it is in `/points`."""
+    """Samples/s of the answer so far; null: nothing that may win has been measured."""
     baseline_rate: float | None
-    """Samples/s of the first trial; null: it was not measured."""
+    """Samples/s of the baseline; null: it was not measured."""
+    gain: GainView | None
+    """The answer over the baseline; null: one of them was not measured."""
+    keeps_baseline: bool
+    """Whether the answer so far is to keep the baseline."""
 
 
 class OverviewList(BaseModel):
@@ -44,17 +49,20 @@ def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewL
     """How far these jobs are: trials by outcome, and the best so far."""
     known = store.exact_jobs(jobs)
     wanted = [if_visible(known.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
-    found = store.overviews({job.id: _capacity(job) for job in wanted})
+    found = store.overviews([job.id for job in wanted])
     return OverviewList(items=[_view(job, found[job.id]) for job in wanted])
 
 
-def _capacity(job: JobRecord) -> float | None:
-    limit = job.request.get("memory_limit_bytes")
-    return None if limit is None else limit * (1 - job.request.get("headroom", 0.0))
-
-
 def _view(job: JobRecord, found: Overview) -> OverviewView:
+    answer = None if job.answer is None else AnswerView(**job.answer)
     return OverviewView(
-        job=job.id, version=job.version, outcomes=dict(found.outcomes), searched=found.searched, running=found.running,
-        best_rate=found.best_rate, baseline_rate=found.baseline_rate,
-    )  # fmt: skip
+        job=job.id,
+        version=job.version,
+        outcomes=dict(found.outcomes),
+        searched=found.searched,
+        running=found.running,
+        best_rate=None if answer is None else answer.rate.mean,
+        baseline_rate=None if answer is None or answer.baseline_rate is None else answer.baseline_rate.mean,
+        gain=None if answer is None else answer.gain,
+        keeps_baseline=answer is not None and answer.keeps_baseline,
+    )

@@ -15,7 +15,7 @@ from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.objective import Ranking, pareto_front, peak_bytes, rate
-from autotune.verdict import measured_baseline
+from autotune.standings import measured_baseline
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 

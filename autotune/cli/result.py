@@ -22,10 +22,11 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         return
     best, baseline = document["best"], document["baseline"]
     count = document["job"]["trials"]
-    console.print(f"\nBest configuration of {count} trial{'s' if count != 1 else ''}", style="bold", highlight=False)
+    console.print(f"\n{_headline(document, count)}", style="bold", highlight=False)
     console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline else {})}
+    keeps = bool(baseline) and best["config"] == baseline["config"]
+    rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline and not keeps else {})}
     # Both need the device's peak, which a CPU does not state.
     shares = [key for key in ("mfu", "hfu") if any(measured[key] is not None for measured in rows.values())]
     table.add_column("")
@@ -35,6 +36,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    if decision := document.get("decision"):
+        console.print(_decision_text(decision), highlight=False, soft_wrap=True)
     if (environments := document.get("environments", {})).get("tried"):
         console.print(f"  environment: {environment_line(environments)}", highlight=False, soft_wrap=True)
     if told := document["provenance"]["environment"].get(COMPARABLE):
@@ -45,8 +48,32 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         console.print(_extrapolated_text(document["extrapolated"]), highlight=False, soft_wrap=True)
     if document["objective"]["name"] == Objective.PARETO:
         console.print(_front_text(document), highlight=False, soft_wrap=True)
-    if document["job"]["tie"]:
-        console.print("  a tie with the runner-up: the repeats do not tell them apart", soft_wrap=True)
+
+
+def _headline(document: dict[str, Any], count: int) -> str:
+    tried = f"{count} trial{'s' if count != 1 else ''}"
+    baseline = document["baseline"]
+    if not baseline or document["best"]["config"] != baseline["config"]:
+        return f"Best configuration of {tried}"
+    own = "your configuration" if document["job"]["request"].get("baseline") else "the baseline, which are the defaults"
+    return f"Keep {own}: none of {tried} is known to be better"
+
+
+def _decision_text(decision: dict[str, Any]) -> str:
+    """How sure the answer is, and the nearest of the others."""
+    text = f"  probability that nothing tried is better: {_probability_text(decision['probability_best'])}"
+    if decision["expected_loss"] > 0.0:
+        text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
+    if decision["runner_up"] is None:
+        return text
+    ratio = decision["runner_up_ratio"]
+    interval = f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    tie = "; the measurements do not separate them" if decision["tie"] else ""
+    return f"{text}\n  runner-up: trial {decision['runner_up']}, {interval} the samples/s of the answer{tie}"
+
+
+def _probability_text(share: float) -> str:
+    return "> 99.9 %" if share > 0.999 else f"{100 * share:.3g} %"
 
 
 def _spent_text(spent: dict[str, Any]) -> str:
@@ -105,12 +132,12 @@ def _share_text(share: float | None) -> str:
 def _gain_text(document: dict[str, Any]) -> str:
     baseline = document["baseline"]
     if not baseline:
-        return "  no baseline was measured, so that no gain can be told"
+        return "  no baseline was measured: the gain is unknown"
     gain = baseline["gain"]
     if document["best"]["config"] == baseline["config"]:
-        return "  the baseline itself is the best that was found"
+        return "  gain over the baseline: none, the answer is the baseline itself"
     what = "samples/s" if gain["of"] == "samples_per_second" else "less peak memory"
     text = f"  gain over the baseline: {gain['mean']:.3f}x {what}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
     if gain["low"] <= 1.0 <= gain["high"]:
-        text += " (not told apart from the baseline)"
+        text += " (unproven: the interval includes 1)"
     return text

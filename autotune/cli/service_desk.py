@@ -11,7 +11,7 @@ from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.exports.export import Export
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose
-from search_spaces.plain import from_plain
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.preset_files import preset_tables
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -169,7 +169,7 @@ def _job(job: Job) -> JobRecord:
     return JobRecord(
         id=job.id, created=job.created, updated=job.updated, state=state, reason=job.reason, message=job.message,
         request=job.request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
-        priority=job.priority, version=job.version,
+        priority=job.priority, version=job.version, answer=None if job.answer is None else to_plain(job.answer),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autotune.client.decoding import Plain
+from autotune.client.point_views import Answer, Gain
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 """States of a job of which nothing happens any more by itself."""
@@ -33,6 +34,8 @@ class Job:
     """Grows with every change that has an event."""
     request: Plain
     """The fields that were given, and the defaults of the others."""
+    answer: Answer | None = None
+    """What it has found so far; None: nothing that may win has been measured, or the service is older than this client."""
 
     @property
     def ended(self) -> bool:
@@ -66,8 +69,12 @@ class Overview:
     """Search trials that started and have an outcome: the part of the budget that is spent."""
     running: int
     best_rate: float | None
-    """Highest samples/s of a search trial within the capacity, by itself."""
+    """Samples/s of the answer so far; None: nothing that may win has been measured."""
     baseline_rate: float | None
+    gain: Gain | None
+    """The answer over the baseline; None: one of them was not measured."""
+    keeps_baseline: bool
+    """Whether the answer so far is to keep the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

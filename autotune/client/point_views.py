@@ -32,18 +32,46 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a job has found so far, by number of trial."""
+class Standing:
+    """A configuration that may be the answer, or the baseline."""
 
     trial: int
-    """The best."""
+    rate: PredictedInterval
+    """Samples/s with the 95 % interval, from all that was measured of the configuration."""
+    repeats: int
+    """Measurements that the rate rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a job has found so far, by number of trial."""
+
+    keeps_baseline: bool
+    """Whether the answer is to keep the baseline: nothing that was tried is known to be better."""
+    trial: int
+    """The answer."""
     rate: PredictedInterval
     """Its samples/s with the 95 % interval, from all that was measured of its configuration."""
-    runner_up: int | None
-    tie: bool
-    """Whether the measurements do not tell the two apart."""
     baseline: int | None
+    baseline_rate: PredictedInterval | None
     gain: Gain | None
+    runner_up: int | None
+    runner_up_ratio: PredictedInterval | None
+    """The runner-up's samples/s over the answer's."""
+    tie: bool
+    """Whether the measurements do not separate the two."""
+    probability_best: float
+    """Probability that no configuration that was tried is better than the answer."""
+    expected_loss: float
+    """Share of the best tried configuration's rate that the answer is expected to lack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Answer):
+    """The same, with how all that may be the answer stand."""
+
+    standings: tuple[Standing, ...]
+    """Every contender: the answer, then by rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from autotune.explanation.evidence import Evidence, Outlook
 from autotune.explanation.findings import Point, Source
 from autotune.explanation.neighbours import moved, neighbours, values_of
-from autotune.intervals import Repeat
 from autotune.objective import rate
 from autotune.prediction.step import Z90
+from autotune.standings import is_extrapolated
 from autotune.strategies.guided.told import HALF_WIDTHS, SILENT
-from autotune.verdict import estimate, is_measured_in_full
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value
@@ -78,17 +77,22 @@ def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
     return Point(
         value=value,
         source=Source.MEASURED if fits else Source.OVER_LIMIT,
-        samples_per_second=estimate(evidence.book, evidence.spread, trial.config),
-        speedup=evidence.speedup(trial.config),
+        samples_per_second=evidence.rate_of(trial),
+        speedup=evidence.speedup(trial),
         peak_bytes=result.peak_memory_bytes,
         trial=trial.number,
-        note="did not settle" if result.unstable else "" if is_measured_in_full(evidence.book, trial) else "extrapolated",
+        note="did not settle"
+        if result.unstable
+        else ""
+        if not is_extrapolated(trial) or evidence.book.confirmed(trial.config)
+        else "extrapolated",
     )
 
 
 def _bound(evidence: Evidence, value: Value, trial: TrialRecord, result: TrialResult, bound: float) -> Point:
     """A trial that was ended early: the winner is at least so many times as fast."""
-    told = evidence.spread.ratio(evidence.book.repeats(evidence.config), [Repeat(rate=bound, within=0.0)])
+    own = evidence.rate
+    told = Interval(mean=own.mean / bound, low=own.low / bound, high=own.high / bound)
     return Point(
         value=value, source=Source.BOUND, samples_per_second=result.samples_per_second, speedup=told,
         peak_bytes=result.peak_memory_bytes, trial=trial.number, note="ended early: at most its bound",

@@ -10,15 +10,15 @@ import numpy as np
 from autotune.asked_of_job import question_of_session
 from autotune.errors import NoBestError
 from autotune.explanation.forecast import Forecast
-from autotune.intervals import Spread
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.session import Session, session_of
 from autotune.prediction.calibrated import asked_here
 from autotune.prediction.question import Question
+from autotune.standings import with_whole_result
 from autotune.strategies.guided.belief import NOISE
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.prior import Prior
-from autotune.verdict import Verdict, decide, estimate, ratio_of, spread_of, with_whole_result
+from autotune.verdict import Verdict, decide
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -31,7 +31,6 @@ class Evidence:
 
     session: Session
     book: Book
-    spread: Spread
     verdict: Verdict
     winner: TrialRecord
     """Its search trial, with its whole result."""
@@ -48,16 +47,24 @@ class Evidence:
     @cached_property
     def rate(self) -> Interval:
         """The winner's samples/s, measured."""
-        return estimate(self.book, self.spread, self.config)
+        return self.rate_of(self.winner)
 
     @cached_property
     def step_seconds(self) -> float:
         """The winner's, measured."""
         return self.session.request.global_batch_size / self.rate.mean
 
-    def speedup(self, other: TrialConfig) -> Interval:
-        """The winner's samples/s over those of another measured configuration."""
-        return ratio_of(self.book, self.spread, self.config, other)
+    def rate_of(self, trial: TrialRecord) -> Interval:
+        """Samples/s of a measured search trial's configuration, as every list and document states it."""
+        rate = self.verdict.rate(trial)
+        assert rate is not None  # it was measured
+        return rate
+
+    def speedup(self, other: TrialRecord) -> Interval:
+        """The winner's samples/s over those of another measured search trial."""
+        ratio = self.verdict.standings.ratio(self.winner, other)
+        assert ratio is not None  # both were measured
+        return ratio
 
     @cached_property
     def outlook(self) -> "Outlook | None":
@@ -110,7 +117,6 @@ def evidence_of(store: Store, session: Session, book: Book) -> Evidence:
     return Evidence(
         session=session,
         book=book,
-        spread=spread_of(book, session.prior, session.baselines),
         verdict=verdict,
         winner=with_whole_result(book, verdict.best),
         question=question_of_job(store, session),

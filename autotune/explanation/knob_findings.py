@@ -107,7 +107,7 @@ def _far(evidence: Evidence, knob: str) -> tuple[FarTrial, ...]:
             trial=trial.number,
             value=getattr(trial.config, knob),
             also={name: getattr(trial.config, name) for name in others},
-            speedup=evidence.speedup(trial.config),
+            speedup=evidence.speedup(trial),
         )
         for trial, others in found
     )

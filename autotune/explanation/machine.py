@@ -15,7 +15,7 @@ def machine_notes(evidence: Evidence) -> list[str]:
         again = sum(bool(evidence.book.confirmed(config)) for config in touched)
         trials = f"{again} of the search trials after that {'was' if again == 1 else 'were'} measured again beside it"
         notes.append(f"{drift.text}; {trials}, and none of the others could win")
-    if found := environment_findings(evidence.session, evidence.book, evidence.spread, evidence.config):
+    if found := environment_findings(evidence.session, evidence.verdict.standings, evidence.config):
         notes.append(f"environment: {environment_line(environment_document(found, evidence.config))}")
     slow = evidence.winner.result.slow_nodes if evidence.winner.result is not None else ()
     if slow:

@@ -67,10 +67,7 @@ def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None
         return None
     if ranking.objective is Objective.MEMORY:
         return float(peak_bytes(trial))
-    confirmed = source.estimates.get(trial.number)
-    if confirmed is not None and ranking.efficiency is None:
-        return confirmed.mean
-    return ranking.rate(trial)
+    return ranking.rate(trial) if source.evidence is None else source.evidence.verdict.standings.ranked_rate(trial)
 
 
 def _running(values: Iterable[float | None], least: bool) -> list[float | None]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.explanation.evidence import Evidence
-from autotune.verdict import estimate, with_whole_result
+from autotune.standings import with_whole_result
 from search_spaces.trial import Interval, RankMeasurement
 from storage.records import TrialRecord
 
@@ -22,7 +22,7 @@ class Contender:
     @cached_property
     def rate(self) -> Interval:
         """Samples/s, measured."""
-        return estimate(self.evidence.book, self.evidence.spread, self.trial.config)
+        return self.evidence.rate_of(self.trial)
 
     @property
     def step_seconds(self) -> float:

@@ -11,12 +11,11 @@ from autotune.jobs.request import Objective
 from autotune.jobs.session import Session, session_of
 from autotune.prediction.rates import rates_for
 from autotune.strategies.guided.prior import Prior
-from autotune.verdict import estimate
 from executor.errors import ExecutorError
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
 from search_spaces.model import FactoryModel
-from search_spaces.outcome import JobState, Purpose
+from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
 from storage.store import Store
@@ -96,19 +95,11 @@ class Source:
             return "The model is a factory's, whose shape no equation knows."
         return ""
 
-    @cached_property
-    def estimates(self) -> dict[int, Interval]:
-        """Of search trials that were confirmed: the rate of the configuration from all that its estimate rests on."""
-        if self.evidence is None:
-            return {}
-        again = (trial for trial in self.book.trials if trial.purpose is Purpose.CONFIRM)
-        configs = {trial.config_hash: trial.config for trial in again if self.book.confirmed(trial.config)}
-        found = ((self.book.search_trial(config), config) for config in configs.values())
-        return {trial.number: estimate(self.book, self.evidence.spread, config) for trial, config in found if trial is not None}
-
     def rate_of(self, trial: TrialRecord) -> Interval | None:
-        """A search trial's samples/s: of its configuration where that was measured again, else its own."""
-        return self.estimates.get(trial.number) or (trial.result.samples_per_second if trial.result is not None else None)
+        """Samples/s of a search trial's configuration by all that was measured of it; None: it was not measured."""
+        if self.evidence is not None:
+            return self.evidence.verdict.rate(trial)
+        return trial.result.samples_per_second if trial.result is not None else None
 
     def lacking(self, wanted: str = "winner") -> str:
         """Why there is nothing to show, in one sentence."""

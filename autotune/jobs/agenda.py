@@ -5,27 +5,24 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autotune.jobs.book import Book
+from autotune.jobs.confirmation import next_round
 from autotune.jobs.controls import last_control, next_control
-from autotune.jobs.drift import drift_of
 from autotune.jobs.environment_stage import (
-    is_of_stage,
     reserved_trials,
     stage_has_begun,
     stage_wants,
     without_stage,
 )
-from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.jobs.stopping import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
 from autotune.jobs.want import Want
-from autotune.objective import peak_bytes
-from autotune.verdict import is_extrapolated, measured_baseline, ratio_of, rivals, spread_of
+from autotune.standings import measured_baseline
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.knobs import value_text
 from search_spaces.model import FactoryModel
-from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
+from search_spaces.outcome import JobState, Outcome, StopReason
 from search_spaces.trial_config import TrialConfig
-from storage.records import FEWER, FULL, SHALLOWER, TrialRecord
+from storage.records import FEWER, FULL, SHALLOWER
 
 EVERY_TRIAL_FAILED = "EVERY_TRIAL_FAILED"
 """Reason of a job that no trial ran in, where the failure table has no name for it."""
@@ -64,7 +61,7 @@ def next_wants(session: Session, book: Book, running: Collection[int], room: int
         return wanted
     if time_is_up(session, book) is None and (stage := stage_wants(session, book)):
         return stage[:room]
-    return [] if running else (last_control(session, book) or _confirmation(session, book))[:room]
+    return [] if running else (last_control(session, book) or next_round(session, book))[:room]
 
 
 def ending(session: Session, book: Book) -> Ending:
@@ -171,62 +168,3 @@ def _fidelity(session: Session, book: Book, config: TrialConfig) -> str:
         return SHALLOWER
     few = fewer_micro_batches(config, session.request.workload, session.world_size, asked.most_micro_batches)
     return FEWER if few else FULL
-
-
-def _confirmation(session: Session, book: Book) -> list[Want]:
-    """What a round that has begun still lacks, else the next round: winner, runner-up, baseline, so that drift meets all alike.
-
-    Rounds end when winner and runner-up are told apart, or their number is used up; one that has begun is completed.
-    A leader whose step time is extrapolated is measured in full once, whether or not rounds are wanted; so is one that met a
-    machine that drifted, with the baseline beside it. Those that lead then may be others, which lack their rounds in turn.
-    """
-    baseline = measured_baseline(book, session.baselines)
-    drift = drift_of(book, baseline, session.prior)
-    finalists = rivals(book, session.ranking, drift)
-    configs = list({trial.config.hash: trial.config for trial in [*finalists, *([baseline] if baseline else [])]}.values())
-    alone = [trial.config for trial in finalists[:1] if is_extrapolated(trial)]
-    most = _rounds(session, book) or int(any(drift.touches(trial.number) for trial in finalists))
-    if not finalists or len(configs) < 2 or not most:
-        return [] if not alone or book.confirmations(alone[0]) else _round(alone, 1)
-    begun = max((repeat for config in configs for repeat in book.confirmations(config)), default=0)
-    for repeat in range(1, begun + 1):
-        if lacking := [config for config in configs if repeat not in book.confirmations(config)]:
-            return _round(lacking, repeat)
-    if begun >= most or (begun and _have_parted(session, book, finalists)):
-        return []
-    return _round(configs, begun + 1)
-
-
-def starts_anew(session: Session, book: Book, trial: TrialRecord) -> bool:
-    """Whether processes are started for this trial even where warm ones could run it.
-
-    The winner's first confirmation: its peak decides, and must not rest on what earlier trials left. A trial of an environment;
-    and every confirmation where environments are rivals, for else those of the baseline's alone would be of warm processes.
-    """
-    if trial.purpose is not Purpose.CONFIRM:
-        return is_of_stage(session, trial.config)
-    finalists = [finalist.config for finalist in rivals(book, session.ranking)]
-    return (trial.repeat == 1 and trial.config in finalists[:1]) or any(is_of_stage(session, one) for one in finalists)
-
-
-def _round(configs: list[TrialConfig], repeat: int) -> list[Want]:
-    return [Want(config=config, purpose=Purpose.CONFIRM, repeat=repeat) for config in configs]
-
-
-def _rounds(session: Session, book: Book) -> int:
-    """One round always, so that the gain rests on interleaved trials; further ones while there is time to tell rivals apart."""
-    most = session.request.confirm_repeats
-    limit = session.request.max_seconds
-    return min(most, 1) if limit is not None and book.job.active_seconds >= limit else most
-
-
-def _have_parted(session: Session, book: Book, finalists: list[TrialRecord]) -> bool:
-    if len(finalists) < 2:
-        return True
-    first, second = finalists
-    if session.ranking.objective is Objective.MEMORY:
-        return peak_bytes(first) != peak_bytes(second)
-    if not book.confirmed(first.config) or not book.confirmed(second.config):
-        return False
-    lead = ratio_of(book, spread_of(book, session.prior, session.baselines), first.config, second.config)
-    return lead.low > 1.0 or lead.high < 1.0

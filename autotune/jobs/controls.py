@@ -4,7 +4,7 @@ from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.jobs.want import Want
-from autotune.verdict import measured_baseline, ranked_finalists
+from autotune.standings import measured_baseline
 from search_spaces.outcome import Purpose
 from storage.records import TrialRecord
 
@@ -26,8 +26,8 @@ def last_control(session: Session, book: Book) -> list[Want]:
     baseline = _controlled(session, book)
     if baseline is None or book.spent < session.request.control_every:
         return []
-    rivals = [trial for trial in ranked_finalists(book, session.ranking) if trial.config != baseline.config]
-    if rivals and session.request.confirm_repeats:
+    rivals = (trial for trial in book.searched if trial.config_hash != baseline.config_hash)
+    if any(map(session.ranking.may_win, rivals)) and session.request.confirm_repeats:
         return []
     controls = book.controls(baseline.config)
     repeats = [baseline, *controls.values(), *book.confirmations(baseline.config).values()]

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from autotune.jobs.book import Book
-from autotune.jobs.drift import drift_of
 from autotune.jobs.session import Session
 from autotune.jobs.want import Want
-from autotune.verdict import measured_baseline, ranked_finalists
+from autotune.standings import standings_of
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Purpose
 from search_spaces.trial_config import TrialConfig
@@ -68,8 +67,11 @@ def final_layout(session: Session, book: Book) -> TrialConfig | None:
     """The configuration that the stage is about: the one that it has begun with, else the leader of the search; None: none."""
     if (begun := _layout_begun(session, book)) is not None:
         return begun
-    drift = drift_of(book, measured_baseline(book, session.baselines), session.prior)
-    return next((trial.config for trial in without_stage(session, ranked_finalists(book, session.ranking, drift))), None)
+    standings = standings_of(book, session.ranking, session.prior, session.baselines)
+    if standings is None:
+        return None
+    ranked = (standings.contenders[place].config for place in standings.order)
+    return next((config for config in ranked if not is_of_stage(session, config)), None)
 
 
 def _layout_begun(session: Session, book: Book) -> TrialConfig | None:

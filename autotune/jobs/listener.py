@@ -1,6 +1,7 @@
 """What a run tells while it goes on: for a live table, a log, a page."""
 
 from autotune.jobs.book import Book
+from autotune.verdict import Verdict
 from search_spaces.outcome import JobState
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -23,6 +24,9 @@ class LoopListener:
 
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         """A running trial gave a sign of life."""
+
+    def on_answer(self, verdict: Verdict | None) -> None:
+        """What the job has found so far changed; None: nothing may win any more."""
 
     def on_trial(self, trial: TrialRecord, book: Book) -> None:
         """A trial has its outcome; refused candidates have one without having run."""
