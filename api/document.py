@@ -49,6 +49,12 @@ HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, **TEXT}},
     429: {"Retry-After": {"required": True, "description": "Seconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}},
 }
+DEPRECATION = {
+    "Deprecation": {
+        "description": "The body has a field by an old name, which still works; `note` says its present name (RFC 9745).",
+        **TEXT,
+    }
+}
 ETAG = {"ETag": {"required": True, "description": "The job's version.", "schema": {"type": "string", "pattern": '^"[0-9-]+"$'}}}
 LOCATED = ETAG | {"Location": {"required": True, "description": "Address of the job.", **TEXT}}
 ANYWHERE = (403, 413, 421, 429, 503)
@@ -70,12 +76,30 @@ class DocumentedApp(FastAPI):
                 schemas.pop(name, None)
             problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= problem.pop("$defs") | {"Problem": problem}
+            _with_keywords(document)
             for item in document["paths"].values():
                 for method, operation in item.items():
                     if not self.asks_for_keys:
                         operation.pop("security", None)
                     _tell_refusals(method, operation)
         return super().openapi()
+
+
+_KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+
+
+def _with_keywords(schema: Any) -> None:
+    """Write bounds in the words of JSON Schema: pydantic writes its own for a number with a validator before it."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number"):
+            for own, keyword in _KEYWORDS.items():
+                if own in schema:
+                    schema[keyword] = schema.pop(own)
+        for part in schema.values():
+            _with_keywords(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _with_keywords(part)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +112,9 @@ def _tell_refusals(method: str, operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _without_null(parameter["schema"])
     answers = operation["responses"]
+    if "requestBody" in operation:
+        for status in answers.keys() & {"200", "202"}:
+            answers[status]["headers"] = answers[status].get("headers", {}) | DEPRECATION
     parameters = operation.get("parameters", ())
     statuses = {*ANYWHERE, *(int(status) for status in answers if int(status) in REFUSALS)}
     statuses |= {401} if operation.get("security") else set()

@@ -17,6 +17,7 @@ from api.rates import KnownKeys, Rates
 from api.routes.page import is_page
 from api.settings import Settings
 from autotune.network import is_loopback
+from autotune.vocabulary import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
 
 VERSION = "1"
 """Of the interface, told in every answer."""
@@ -26,6 +27,7 @@ MOST_FIELDS = 5_000
 
 # The closing quote may be missing: a text that never ends would else be looked through again from each quote in it.
 _TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_OLD_NAMES = tuple(f'"{old}"'.encode() for old in (*OLD_NAMES, *(old for values in OLD_VALUES.values() for old in values)))
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 Message = MutableMapping[str, Any]
@@ -59,6 +61,8 @@ class Guard:
             else:
                 refusal = self._body_refusal(body, headers)
                 receive = _again(body or b"", receive)
+                if refusal is None and (notes := _old_name_notes(body or b"")):
+                    send = _with_deprecation(send, notes)
         if refusal is not None:
             status, detail, more = refusal
             await problem(status, detail, headers=more)(scope, receive, send)
@@ -146,6 +150,29 @@ def _told(send: Send) -> Send:
         await send(message)
 
     return told
+
+
+def _old_name_notes(body: bytes) -> list[str]:
+    """A line for each field that a body names by an old name. Such a body is accepted only where the field is known."""
+    if not any(old in body for old in _OLD_NAMES):
+        return []
+    fields = json.loads(body)
+    notes: list[str] = []
+    if isinstance(fields, dict) and not any(OLD_NAMES.get(name) in fields for name in fields):
+        with_present_names(fields, notes.append)
+    return notes
+
+
+def _with_deprecation(send: Send, notes: list[str]) -> Send:
+    """Add the header `Deprecation` (RFC 9745) to an answer that is not a refusal; its parameter `note` says what to rename."""
+    value = f'@{SINCE};note="{"; ".join(notes)}"'.encode()
+
+    async def noted(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] < HTTPStatus.BAD_REQUEST:
+            message["headers"] = [*message["headers"], (b"deprecation", value)]
+        await send(message)
+
+    return noted
 
 
 def _is_deeper(body: bytes, most: int) -> bool:

@@ -3,9 +3,9 @@
 import time
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from api.fields import DocumentLengths, Integer
+from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
 from autotune.prediction.calibrated import asked_here
@@ -22,10 +22,8 @@ Plain = dict[str, Any]
 Positive = Annotated[float, Field(gt=0, le=1e18)]
 
 
-class Asked(BaseModel):
+class Asked(Body):
     """What is predicted for. Fields that are left out have the defaults of `autotune predict`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Name | UploadedModel
     """A preset's name, or a config.json."""
@@ -36,9 +34,10 @@ class Asked(BaseModel):
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     """Optimizer steps of the run, over which schedules of the data are weighed."""
-    document_lengths: DocumentLengths = []
+    document_lengths: DocumentLengths = Field([])
     """Tokens of each document of a sample of the data; empty: every sample is whole."""
-    memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
+    memory_limit: Size | None = None
+    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     engine: Name = "native"
     lora_rank: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
     """Rank of low-rank adapters, all else being frozen; left out: every parameter is trained."""
@@ -49,7 +48,7 @@ class Asked(BaseModel):
 class PredictionRequest(Asked):
     """One configuration."""
 
-    config: Annotated[dict[KnobName, KnobValue], Field(max_length=200)] = {}
+    config: Annotated[dict[KnobName, KnobValue], Field(max_length=200)] = Field({})
     """Knob -> value; knobs that are left out have the device's defaults."""
 
 
@@ -60,7 +59,7 @@ class PlanRequest(Asked):
     """A preset's name."""
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
-    ] = {}
+    ] = Field({})
     objective: PlanObjective = Field(PlanObjective.THROUGHPUT, strict=False)
     top: Annotated[Integer, Field(ge=1, le=MOST_PLANS)] = 10
     """Plans that are given."""
@@ -238,7 +237,7 @@ def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel
         model = with_adapters(uploaded, body.lora_rank, targets, body.frozen_bits)
     return question_of(
         model,
-        cluster_of(body.cluster, body.ranks, body.memory_limit_bytes),
+        cluster_of(body.cluster, body.ranks, body.memory_limit),
         global_batch_size=body.global_batch_size,
         sequence_length=body.sequence_length,
         training_steps=body.training_steps,

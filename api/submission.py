@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.commands import SubmittedCommand, allowed_command
 from api.failures import RowName, SubmittedRow
-from api.fields import DocumentLengths, Integer
+from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
 from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
 from autotune.strategies.names import STRATEGIES
+from autotune.vocabulary import with_present_names
 from search_spaces.clusters import is_cluster_name
 from search_spaces.environment import MOST_SETTINGS
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config
@@ -50,10 +51,8 @@ class UploadedModel(BaseModel):
     config: dict[str, Any]
 
 
-class JobSubmission(BaseModel):
+class JobSubmission(Body):
     """What is to be tuned, and what it may cost. Fields that are left out have the defaults of `autotune sweep`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Name | UploadedModel | None = None
     """A preset's name, a config.json, or a `module:factory` that the server allows. Left out where there is a command."""
@@ -66,7 +65,7 @@ class JobSubmission(BaseModel):
     """A preset's name."""
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
-    ] = {}
+    ] = Field({})
     objective: Name | None = None
     strategy: Annotated[Name | None, Field(description=f"One of {', '.join(STRATEGIES)}.")] = None
     seed: Whole | None = None
@@ -81,7 +80,8 @@ class JobSubmission(BaseModel):
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     document_lengths: DocumentLengths | None = None
     """Tokens of each document of a sample of the data; left out: every sample is whole."""
-    memory_limit_bytes: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
+    memory_limit: Size | None = None
+    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
     failures: Annotated[dict[RowName, SubmittedRow], Field(max_length=100)] | None = None
@@ -161,7 +161,8 @@ def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
 
 def shown_fields(request: dict[str, Any]) -> dict[str, Any]:
     """The fields of a stored request that people gave, or could have given."""
-    return {name: request[name] for name in FIELDS if name in request and name not in HIDDEN}
+    present = with_present_names(request)
+    return {name: present[name] for name in FIELDS if name in present and name not in HIDDEN}
 
 
 def body_hash(body: JobSubmission) -> str:

@@ -131,7 +131,8 @@ def _objective(session: Session) -> dict[str, Any]:
     ranking = session.ranking
     return {
         "name": ranking.objective.value,
-        "memory_limit_bytes": ranking.memory_limit_bytes,
+        "memory_limit": ranking.memory_limit_bytes,
+        "memory_limit_bytes": ranking.memory_limit_bytes,  # its old name, for programs that read it
         "headroom": ranking.headroom,
     }
 

@@ -50,7 +50,7 @@ def longest_sequence(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast
     first = _session(series, None)
     if first.ranking.memory_limit_bytes is None:
         problem = "is missing for the objective sequence: a CPU keeps no limit of its own"
-        raise RequestError("memory_limit_bytes", problem, "say what a rank may allocate (--memory-limit)")
+        raise RequestError("memory_limit", problem, "say what a rank may allocate (--memory-limit)")
     bracket = Bracket(most=_most(first) // step)
     if bracket.most < 1:
         raise RequestError("step", f"{step} is beyond the {_most(first)} positions of the model", "give a smaller step")

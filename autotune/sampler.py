@@ -14,6 +14,7 @@ from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields
 from autotune.jobs.session import Session, resolve
 from autotune.strategies.axes import Axes
+from autotune.vocabulary import accepts_old_names
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value
@@ -44,6 +45,7 @@ class GuidedSampler(BaseSampler):
     intermediate value. What is proposed follows from the study's trials alone.
     """
 
+    @accepts_old_names
     def __init__(self, model: str, *, cluster: str = "local", space: str = "zero", seed: int = 0, **fields: Any) -> None:
         """Resolve what is searched.
 
@@ -52,7 +54,7 @@ class GuidedSampler(BaseSampler):
             cluster: as `--cluster`.
             space: as `--space`.
             seed: of what is drawn when everything promising was tried.
-            **fields: further fields of a request: ranks, global_batch_size, sequence_length, pins, engine, memory_limit_bytes…
+            **fields: further fields of a request: ranks, global_batch_size, sequence_length, pins, engine, memory_limit…
 
         Raises:
             RequestError: a field is wrong.

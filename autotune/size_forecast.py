@@ -43,7 +43,7 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            return largest(question, Dimension.SEQ_LEN, PROBABILITY, Bounds(configurations=MOST_PREDICTED)).value
+            return largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY, Bounds(configurations=MOST_PREDICTED)).value
         except (AutotuneError, SearchSpaceError):
             return None
 

@@ -20,6 +20,7 @@ from autotune.loop import run_job
 from autotune.output import require_writable, write_whole
 from autotune.runners import make_runner
 from autotune.strategies.names import STRATEGIES
+from autotune.vocabulary import accepts_old_names
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
@@ -53,6 +54,7 @@ class TuneResult:
         return self.reason == StopReason.NOTHING_FEASIBLE
 
 
+@accepts_old_names
 def tune(
     model: str | None = None,
     *,
@@ -65,7 +67,7 @@ def tune(
     seed: int = 0,
     global_batch_size: int = 8,
     sequence_length: int = 128,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     pins: Mapping[str, Any] | None = None,
     max_seconds: float | None = None,
     trial_timeout: float = 300.0,
@@ -86,7 +88,7 @@ def tune(
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or `module:factory`. Not needed with `resume`.
         cluster: None: `local`, or, where a Ray address is given or in the environment, `ray`.
-        memory_limit: bytes per rank.
+        memory_limit: bytes per rank, or text with a unit such as "40GB".
         max_seconds, trial_timeout: seconds.
         ray_address: of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
         baseline: knob values, or the path of a file that holds them.
@@ -105,7 +107,7 @@ def tune(
         require_writable(Path(out))
     fields = dict(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
-        seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit_bytes=memory_limit,
+        seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
         pins=dict(pins or {}), max_seconds=max_seconds, trial_timeout=trial_timeout,
         data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
         ray_address=ray_address, python_path=tuple(python_path), failures=_failure_rows(failures), **further,

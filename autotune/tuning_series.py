@@ -11,9 +11,11 @@ from autotune.output import require_writable, write_whole
 from autotune.series import SeriesRequest, SeriesResult, run_series
 from autotune.size_forecast import EquationForecast
 from autotune.tuning import run_new_job
+from autotune.vocabulary import accepts_old_names
 from storage.sql import default_database_url
 
 
+@accepts_old_names
 def tune_series(
     model: str,
     *,
@@ -31,7 +33,7 @@ def tune_series(
 
     Args:
         model: as of `autotune.tune`.
-        objective: `cost` (with `price`), `devices` (with `rate`) or `sequence` (with `memory_limit_bytes` on a CPU).
+        objective: `cost` (with `price`), `devices` (with `rate`) or `sequence` (with `memory_limit` on a CPU).
         ranks: the sizes that are compared; `sequence`: one at most.
         price: of a device for an hour, in any currency.
         rate: samples/s to reach.

@@ -160,9 +160,9 @@ def _on_engine(request: JobRequest, engine: str, command: Mapping[str, Any] | No
     cluster = request.resolved_cluster
     on_cpu = cluster is not None and cluster.device.kind == "cpu"
     # There a script's memory is that of whole processes, against which a limit for tensors says nothing.
-    limit = None if on_cpu and request.command is None else request.memory_limit_bytes
+    limit = None if on_cpu and request.command is None else request.memory_limit
     return dataclasses.replace(
-        request, engine=engine, command=script, model=script.name, resolved_model=None, memory_limit_bytes=limit
+        request, engine=engine, command=script, model=script.name, resolved_model=None, memory_limit=limit
     )
 
 

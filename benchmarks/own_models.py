@@ -108,7 +108,7 @@ def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argpa
     reference = getattr(make_model(name, 3), "reference")  # noqa: B009 - the matrix has models of other kinds too
     words = (
         "sweep", reference, "--runner", "local", "--ranks", RANKS, "--space", "3d", "--strategy", "random", "--seed", 2,
-        "--global-batch-size", GLOBAL_BATCH, "--seq-len", SEQUENCE, "--trials", arguments.trials, "--trial-seconds", 1,
+        "--global-batch-size", GLOBAL_BATCH, "--sequence-length", SEQUENCE, "--trials", arguments.trials, "--trial-seconds", 1,
         "--confirm-repeats", 2, "--out", out, "--db", database, "--json",
     )  # fmt: skip
     printed(str(program), *map(str, words), folder=place, environment={**os.environ, "PYTHONPATH": str(place)})

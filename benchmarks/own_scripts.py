@@ -97,7 +97,7 @@ def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
 SCRIPTS: Mapping[str, Script] = {
     "Hugging Face Trainer": Script(
         path="examples/hf_trainer/train.py",
-        options="--global-batch-size 16 --seq-len 64 --trial-timeout 240 --script-knob num_workers=0,1",
+        options="--global-batch-size 16 --sequence-length 64 --trial-timeout 240 --script-knob num_workers=0,1",
         words="--output_dir out --report_to none --use_cpu true --per_device_train_batch_size {micro_batch_size} "
         "--gradient_accumulation_steps {gradient_accumulation_steps} --gradient_checkpointing {gradient_checkpointing} "
         "--dataloader_num_workers {num_workers}",
@@ -164,9 +164,9 @@ def _wrong(script: Script, folder: Path) -> Iterator[list[str]]:
     for variant in script.variants:
         (folder / "train.py").write_text(script.changed(variant))
         pins = (
-            "--set",
+            "--pin",
             "zero_stage=0",
-            "--set",
+            "--pin",
             "micro_batch_size=4",
             "--trials",
             "1",

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 def write_job(database: str, trials: int) -> tuple[str, Iterator[TrialConfig]]:
     """A running job with so many trials that ended; its id, and configurations that it has not tried."""
     body = JobSubmission(
-        model="llama-tiny", ranks=2, space="full", strategy="random", trials=trials + 10_000, memory_limit_bytes=LIMIT,
+        model="llama-tiny", ranks=2, space="full", strategy="random", trials=trials + 10_000, memory_limit=LIMIT,
         runner="local",
     )  # fmt: skip
     session = session_of_submission(body, Settings(database_url=database), most_steps=10**9)

@@ -34,7 +34,7 @@ OTHERS = """## Planners that are not here
 """What else was looked for; of each the state when this page was first written."""
 OURS = [
     sys.executable, "-c", "from autotune.cli import main; main()", "plan", "llama-3.1-405b", "--cluster", f"dgx-h100:{NODES}",
-    "--global-batch-size", str(BATCH), "--seq-len", str(LENGTH), "--space", "parallel", "--top", "10", "--json",
+    "--global-batch-size", str(BATCH), "--sequence-length", str(LENGTH), "--space", "parallel", "--top", "10", "--json",
 ]  # fmt: skip
 THEIRS = """
 import itertools, json, logging, sys, time

@@ -111,9 +111,18 @@ def run_ours(folder: Path, trials: int, seed: int, confirm_repeats: int) -> Answ
     pins = [f"{name}={','.join(_text(value) for value in values)}" for name, values in SPACE.items()]
     command = [str(Path(sys.executable).with_name("autotune")), "sweep", MODEL, "--runner", "local", "--space", "zero"]
     command += ["--ranks", str(RANKS), "--trials", str(trials), "--global-batch-size", str(WORKLOAD.global_batch_size)]
-    command += ["--seq-len", str(WORKLOAD.sequence_length), "--out", str(best), "--db", str(database), "--seed", str(seed)]
+    command += [
+        "--sequence-length",
+        str(WORKLOAD.sequence_length),
+        "--out",
+        str(best),
+        "--db",
+        str(database),
+        "--seed",
+        str(seed),
+    ]
     command += ["--config", str(config), "--confirm-repeats", str(confirm_repeats)]
-    command += [part for pin in (*pins, "activation_checkpointing=none") for part in ("--set", pin)]
+    command += [part for pin in (*pins, "activation_checkpointing=none") for part in ("--pin", pin)]
     began = time.monotonic()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TUNER_LIMIT)
     seconds = time.monotonic() - began

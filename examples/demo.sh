@@ -6,7 +6,7 @@ set -euo pipefail
 # predicted, and a trial that runs out of memory all the same is recorded, and the sweep goes on.
 autotune sweep llama-tiny --cluster local --ranks 2 --space zero \
     --trials 14 --seed 0 \
-    --global-batch-size 16 --seq-len 128 --memory-limit 40MB --trial-seconds 2 \
+    --global-batch-size 16 --sequence-length 128 --memory-limit 40MB --trial-seconds 2 \
     --db demo.db --out best-config.json
 
 echo

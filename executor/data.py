@@ -108,7 +108,7 @@ def long_text(workload: Workload) -> Tensor:
     if text.numel() <= workload.sequence_length + 1:
         raise DataError(
             f"data_path: {text.numel()} bytes of text are fewer than one sample of {workload.sequence_length} tokens; "
-            "give more text or a smaller --seq-len"
+            "give more text or a smaller --sequence-length"
         )
     return text
 

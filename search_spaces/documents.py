@@ -85,7 +85,7 @@ def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] 
     longest = max(lengths, default=0)
     if longest > sequence_length:
         problem = f"a document of {longest} tokens does not fit into a sample of {sequence_length}"
-        return problem, "cut such documents into several, or raise the sequence length (--seq-len)"
+        return problem, "cut such documents into several, or raise the sequence length (--sequence-length)"
     return None
 
 

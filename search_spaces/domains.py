@@ -62,7 +62,7 @@ def check_domain(name: str, values: Sequence[object]) -> Domain:
     if not checked:
         raise KnobValueError(name, "no value is given", "give at least one value, or leave the knob out")
     if name == ENVIRONMENT and len(checked) > 1:
-        remedy = "give one, and the others as environment_settings (--environment), measured on the best layout alone"
+        remedy = "give one, and the others as environment_settings (--environment-setting), measured on the best layout alone"
         raise KnobValueError(name, f"{len(checked)} values would start processes anew for every trial", remedy)
     return checked
 

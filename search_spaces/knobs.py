@@ -342,7 +342,7 @@ def domain_text(the_knob: Knob) -> str:
 
 
 def value_text(value: object) -> str:
-    """A knob's value as it can be given back with --set."""
+    """A knob's value as it can be given back with --pin."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

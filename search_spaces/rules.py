@@ -322,7 +322,7 @@ RULES: tuple[Rule, ...] = (
     Rule("secondary-shards", SECONDARY, "choose a divisor of them, or 0", _secondary_divides),
     Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
-    Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme, or use cpu", _nvme_path),
+    Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme-path, or use cpu", _nvme_path),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule("attention-kernel", ("attention_backend", "precision", WINDOW), "leave attention_backend at best", _attention_kernel),

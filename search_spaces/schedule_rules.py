@@ -10,7 +10,7 @@ from search_spaces.windows import window_of, windowed
 
 CURRICULUM = ("curriculum_start_length", "curriculum_steps")
 RANDOM_LTD = ("random_ltd_start_tokens", "random_ltd_steps")
-START_REMEDY = f"set it to a multiple of {GRANULARITY} below --seq-len, or to 0 for none"
+START_REMEDY = f"set it to a multiple of {GRANULARITY} below --sequence-length, or to 0 for none"
 STEPS_REMEDY = "state the run's steps (--training-steps), and set it to at least 1 and to fewer than those"
 DIVIDES_REMEDY = f"choose degrees that divide {GRANULARITY} tokens, or set curriculum_start_length=0"
 TOKENS_REMEDY = "set prefix_length=0 and prompt_length=0, or schedule nothing"

@@ -10,11 +10,13 @@ import typer
 from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
-from autotune.cli.options import Bytes, Database, Job, Json, Pins
+from autotune.cli.options import Database, Job, Json
+from autotune.cli.present_names import PresentNames
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 
 app = typer.Typer(
     name=PROGRAM,
+    cls=PresentNames,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -57,7 +59,7 @@ def sweep(
     cluster: options.Cluster = None,
     ranks: options.SizedRanks = None,
     tune_on: options.TuneOn = None,
-    for_: options.AnswerFor = None,
+    answer_for: options.AnswerFor = None,
     space: options.Space = None,
     trials: options.Trials = None,
     strategy: options.Strategy = None,
@@ -67,23 +69,23 @@ def sweep(
     step: options.Step = None,
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
-    seq_len: options.SeqLen = None,
+    sequence_length: options.SequenceLength = None,
     training_steps: options.TrainingSteps = None,
     document_lengths: options.DocumentLengths = None,
-    memory_limit: Bytes = None,
+    memory_limit: options.MemoryLimit = None,
     headroom: options.Headroom = None,
-    set_: Pins = None,
+    pin: options.Pins = None,
     max_seconds: options.MaxSeconds = None,
     device_hours: options.DeviceHours = None,
-    run_gpu_hours: options.RunHours = None,
+    run_device_hours: options.RunDeviceHours = None,
     stop_margin: options.StopMargin = None,
     trial_timeout: options.TrialTimeout = None,
     trial_seconds: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Seconds of timed steps in a trial, at most. [default: 5]"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
-    nvme: options.Nvme = None,
+    data_path: options.DataPath = None,
+    nvme_path: options.NvmePath = None,
     baseline: options.Baseline = None,
     from_: options.From = None,
     history: options.History = None,
@@ -92,12 +94,12 @@ def sweep(
     ),
     engine: options.Engine = None,
     launcher: options.Launcher = None,
-    accelerate_plugin: options.Plugin = None,
+    plugin: options.Plugin = None,
     folder: options.Folder = None,
     pattern: options.Pattern = None,
-    parameters: options.Parameters = None,
+    parameter_count: options.ParameterCount = None,
     script_knob: options.ScriptKnobs = None,
-    env_knob: options.EnvironmentKnobs = None,
+    environment_knob: options.EnvironmentKnobs = None,
     report_seconds: options.ReportSeconds = None,
     runner: options.Runner = None,
     failures: options.Failures = None,
@@ -106,7 +108,7 @@ def sweep(
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
-    environment: options.Environments = None,
+    environment_setting: options.EnvironmentSettings = None,
     config: options.Config = None,
     resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
     db: Database = None,
@@ -117,16 +119,17 @@ def sweep(
 
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
-        seed=seed, global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit,
+        seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
         training_steps=training_steps, document_lengths=document_lengths,
-        headroom=headroom, device_hours=device_hours, run_device_hours=run_gpu_hours, stop_margin=stop_margin,
-        max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data) if data else None, nvme_path=nvme,
-        engine=engine, runner=runner, ray_address=ray_address, failures=failures, confirm_repeats=confirm_repeats,
-        allow_unstable=allow_unstable, racing=racing, tune_on=tune_on, answer_for=for_, control_every=control_every,
-        environment_settings=tuple(environment) if environment else None,
+        headroom=headroom, device_hours=device_hours, run_device_hours=run_device_hours, stop_margin=stop_margin,
+        max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data_path) if data_path else None,
+        nvme_path=nvme_path, engine=engine, runner=runner, ray_address=ray_address, failures=failures,
+        confirm_repeats=confirm_repeats, control_every=control_every, allow_unstable=allow_unstable, racing=racing,
+        tune_on=tune_on, answer_for=answer_for,
+        environment_settings=tuple(environment_setting) if environment_setting else None,
         command=command_of(
-            context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
-            parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
+            context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
+            script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
         ),
         fidelity=None if trial_seconds is None else {"max_seconds": trial_seconds},
     )  # fmt: skip
@@ -135,7 +138,7 @@ def sweep(
             SweepOptions(
                 fields=fields,
                 series=options.given(price=price, rate=rate, step=step),
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 baseline=baseline,
                 imported=from_,
                 history=history,
@@ -159,9 +162,9 @@ def scale(
     strategy: options.Strategy = None,
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
-    seq_len: options.SeqLen = None,
-    memory_limit: Bytes = None,
-    set_: Pins = None,
+    sequence_length: options.SequenceLength = None,
+    memory_limit: options.MemoryLimit = None,
+    pin: options.Pins = None,
     engine: options.Engine = None,
     runner: options.Runner = None,
     ray_address: options.RayAddress = None,
@@ -178,7 +181,7 @@ def scale(
 
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
-        global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit, engine=engine,
+        global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit, engine=engine,
         runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats,
     )  # fmt: skip
     end(
@@ -186,7 +189,7 @@ def scale(
             SweepOptions(
                 fields=fields,
                 series={},
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 baseline=None,
                 out=out,
                 config=config,
@@ -223,7 +226,7 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine that the configuration is for.")],
     launcher: options.Launcher = None,
-    accelerate_plugin: options.Plugin = None,
+    plugin: options.Plugin = None,
     folder: options.Folder = None,
     pattern: options.Pattern = None,
     report_seconds: options.ReportSeconds = None,
@@ -238,7 +241,7 @@ def verify(
     from autotune.cli.verify import verify_command
 
     command = command_of(
-        context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
+        context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
     )
     end(lambda: verify_command(path, engine, command, runner, ray_address, rounds, write, json))
 
@@ -257,12 +260,12 @@ def space(
     global_batch_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="Samples in an optimizer step, over all ranks.")
     ] = 8,
-    seq_len: Annotated[
+    sequence_length: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens in a sample; default: at most the model's own, 128 for local."),
     ] = None,
-    memory_limit: Bytes = None,
-    set_: Pins = None,
+    memory_limit: options.MemoryLimit = None,
+    pin: options.Pins = None,
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed; any to count what some engine may honour.")
     ] = "native",
@@ -283,9 +286,9 @@ def space(
                 ranks=ranks,
                 space=space_,
                 global_batch_size=global_batch_size,
-                sequence_length=seq_len,
+                sequence_length=sequence_length,
                 memory_limit=memory_limit,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 engine=engine,
                 json=json,
             )
@@ -308,9 +311,7 @@ def profile(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
-    ] = None,
+    pin: options.KnobValues = None,
     depth: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Levels of modules to show; 0: the model alone. [default: all]")
     ] = None,
@@ -318,8 +319,8 @@ def profile(
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch]")
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample. [default: 128]")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample. [default: 128]")] = None,
+    data_path: options.DataPath = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
     json: Json = False,
 ) -> None:
@@ -330,12 +331,12 @@ def profile(
         lambda: profile_command(
             ProfileOptions(
                 model=model,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 depth=depth,
                 every_block=every_block,
                 global_batch_size=global_batch_size,
-                sequence_length=seq_len,
-                data=data,
+                sequence_length=sequence_length,
+                data_path=data_path,
                 timeout=timeout,
                 json=json,
             )

@@ -33,7 +33,7 @@ class CalibrateOptions:
     seconds: float
     timeout: float
     force: bool
-    nvme: str | None
+    nvme_path: str | None
     database: str | None
     json: bool
 
@@ -50,7 +50,7 @@ def calibrate_command(options: CalibrateOptions) -> Status:
         seconds=options.seconds,
         timeout=options.timeout,
         force=options.force,
-        nvme_path=str(Path(options.nvme).expanduser().absolute()) if options.nvme else None,
+        nvme_path=str(Path(options.nvme_path).expanduser().absolute()) if options.nvme_path else None,
     )
     console = Console(stderr=True)
     shipped = shipped_rates()

@@ -22,14 +22,16 @@ Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or th
 OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id or the beginning of it.")]
 Pins = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
+    typer.Option("--pin", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
 ]
-Bytes = Annotated[
+KnobValues = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")]
+MemoryLimit = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
 ]
-Nvme = Annotated[
+DataPath = Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")]
+NvmePath = Annotated[
     str | None,
-    typer.Option("--nvme", metavar="PATH", help="A folder on a fast local disk, for states offloaded to files (nvme)."),
+    typer.Option(metavar="PATH", help="A folder on a fast local disk, for states offloaded to files (nvme)."),
 ]
 Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
 
@@ -70,11 +72,11 @@ Price = Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device 
 Rate = Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s to reach, with the objective devices.")]
 Step = Annotated[int | None, typer.Option(metavar="TOKENS", help="To which sequence is found. [default: 128]")]
 TuneOn = Annotated[
-    str | None, typer.Option(metavar="NxM", help="Trials take N nodes of M devices of the cluster. Belongs to --for.")
+    str | None, typer.Option(metavar="NxM", help="Trials take N nodes of M devices of the cluster. Belongs to --answer-for.")
 ]
 AnswerFor = Annotated[
     str | None,
-    typer.Option("--for", metavar="NxM", help="Answer for N nodes of M devices, extrapolated by predictions."),
+    typer.Option(metavar="NxM", help="Answer for N nodes of M devices, extrapolated by predictions."),
 ]
 Space = Annotated[
     str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
@@ -86,7 +88,7 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data an
 GlobalBatchSize = Annotated[
     int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
 ]
-SeqLen = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
+SequenceLength = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
 ]
@@ -104,10 +106,10 @@ MaxSeconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Start
 DeviceHours = Annotated[
     float | None, typer.Option(metavar="HOURS", help="Start no search trial after so many hours times ranks.")
 ]
-RunHours = Annotated[
+RunDeviceHours = Annotated[
     float | None,
     typer.Option(
-        "--run-gpu-hours", metavar="HOURS",
+        metavar="HOURS",
         help="Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them.",
     ),
 ]  # fmt: skip
@@ -139,19 +141,19 @@ Folder = Annotated[
 ]
 Plugin = Annotated[
     str | None,
-    typer.Option("--accelerate-plugin", metavar="NAME", help="Of a command: deepspeed or fsdp, with --launcher accelerate."),
+    typer.Option(metavar="NAME", help="Of a command: deepspeed or fsdp, with --launcher accelerate."),
 ]
 Pattern = Annotated[
     str | None, typer.Option(metavar="REGEX", help="Of a command: what in its log tells its rate, in named groups.")
 ]
-Parameters = Annotated[str | None, typer.Option(metavar="COUNT", help="Of a command: trained parameters, such as 125M.")]
+ParameterCount = Annotated[str | None, typer.Option(metavar="COUNT", help="Of a command: trained parameters, such as 125M.")]
 ScriptKnobs = Annotated[
     list[str] | None,
     typer.Option("--script-knob", metavar="NAME=A,B", help="Of a command: values for its {NAME}. May be repeated."),
 ]
 EnvironmentKnobs = Annotated[
     list[str] | None,
-    typer.Option("--env-knob", metavar="NAME=A,B", help="Of a command: values of a variable. May be repeated."),
+    typer.Option("--environment-knob", metavar="NAME=A,B", help="Of a command: values of a variable. May be repeated."),
 ]
 ReportSeconds = Annotated[
     float | None,
@@ -173,10 +175,10 @@ ControlEvery = Annotated[
     int | None,
     typer.Option(metavar="N", help="Search trials after which the baseline is measured again; 0: never. [default: 10]"),
 ]
-Environments = Annotated[
+EnvironmentSettings = Annotated[
     list[str] | None,
     typer.Option(
-        "--environment", metavar="SETTING",
+        "--environment-setting", metavar="SETTING",
         help="NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated.",
     ),
 ]  # fmt: skip

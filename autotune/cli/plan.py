@@ -46,7 +46,7 @@ class PlanCommandOptions:
     lora_rank: int | None
     lora_targets: str | None
     frozen_bits: int | None
-    nvme: str | None
+    nvme_path: str | None
     database: str | None
     json: bool
 
@@ -72,7 +72,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         engine=options.engine,
         space=options.space,
         pins=parse_pins(options.pins),
-        nvme_path=options.nvme,
+        nvme_path=options.nvme_path,
     )
     question = with_what_is_known(question, options.database)
     biggest = largest(question, options.most, wanted.fit_probability) if options.most else None

@@ -64,8 +64,8 @@ def print_largest(found: Largest, console: Console) -> None:
     """What the largest is."""
     model = found.question.model
     what = {
-        Dimension.SEQ_LEN: f"longest sequence: {found.value:,} tokens",
-        Dimension.MICRO_BATCH: f"largest micro-batch: {found.value:,} samples",
+        Dimension.SEQUENCE_LENGTH: f"longest sequence: {found.value:,} tokens",
+        Dimension.MICRO_BATCH_SIZE: f"largest micro-batch: {found.value:,} samples",
         Dimension.MODEL: f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
         f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})",
     }[found.dimension]

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.options import Bytes, Database, Json, Pins
+from autotune.cli.options import Database, Json
+from autotune.cli.present_names import tell_note
 from autotune.cli.sizes import parse_bytes
 from autotune.cli.status import end
+from autotune.vocabulary import present_value
 
 app = typer.Typer()
 
@@ -19,15 +21,13 @@ def predict(
     cluster: options.Anywhere = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
-    ] = None,
+    pin: options.KnobValues = None,
     global_batch_size: options.AnyBatch = None,
-    seq_len: options.AnyLength = None,
+    sequence_length: options.AnyLength = None,
     training_steps: options.TrainingSteps = None,
     document_lengths: options.DocumentLengths = None,
-    memory_limit: Bytes = None,
-    nvme: options.Nvme = None,
+    memory_limit: options.MemoryLimit = None,
+    nvme_path: options.NvmePath = None,
     engine: options.NamedEngine = "native",
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
@@ -46,9 +46,9 @@ def predict(
                 cluster=cluster,
                 ray_address=ray_address,
                 ranks=ranks,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 global_batch_size=global_batch_size,
-                sequence_length=seq_len,
+                sequence_length=sequence_length,
                 training_steps=training_steps,
                 document_lengths=document_lengths,
                 memory_limit=memory_limit,
@@ -57,7 +57,7 @@ def predict(
                 lora_targets=lora_targets,
                 frozen_bits=frozen_bits,
                 stages=stages,
-                nvme=nvme,
+                nvme_path=nvme_path,
                 database=db,
                 json=json,
             )
@@ -78,7 +78,9 @@ def plan(
     objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
     max_: Annotated[
         str | None,
-        typer.Option("--max", metavar="WHAT", help="seq_len, micro_batch or model: plan for the largest that fits."),
+        typer.Option(
+            "--max", metavar="WHAT", help="sequence_length, micro_batch_size or model: plan for the largest that fits."
+        ),
     ] = None,
     price: Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour.")] = None,
     rate: Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s that a plan must reach.")] = None,
@@ -89,13 +91,13 @@ def plan(
     fit_probability: Annotated[
         float | None, typer.Option(metavar="SHARE", help="How probable it must be that a plan fits. [default: 0.95]")
     ] = None,
-    set_: Pins = None,
+    pin: options.Pins = None,
     global_batch_size: options.AnyBatch = None,
-    seq_len: options.AnyLength = None,
+    sequence_length: options.AnyLength = None,
     training_steps: options.TrainingSteps = None,
     document_lengths: options.DocumentLengths = None,
-    memory_limit: Bytes = None,
-    nvme: options.Nvme = None,
+    memory_limit: options.MemoryLimit = None,
+    nvme_path: options.NvmePath = None,
     engine: options.NamedEngine = "native",
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
@@ -116,14 +118,14 @@ def plan(
                 space=space_,
                 top=top,
                 objective=objective,
-                most=max_,
+                most=present_value("max", max_, tell_note),
                 fit_probability=fit_probability,
                 share=share,
                 price=price,
                 rate=rate,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 global_batch_size=global_batch_size,
-                sequence_length=seq_len,
+                sequence_length=sequence_length,
                 training_steps=training_steps,
                 document_lengths=document_lengths,
                 memory_limit=memory_limit,
@@ -131,7 +133,7 @@ def plan(
                 lora_rank=lora_rank,
                 lora_targets=lora_targets,
                 frozen_bits=frozen_bits,
-                nvme=nvme,
+                nvme_path=nvme_path,
                 database=db,
                 json=json,
             )
@@ -150,8 +152,8 @@ def capacity(
     ] = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
-    seq_len: options.AnyLength = None,
-    memory_limit: Bytes = None,
+    sequence_length: options.AnyLength = None,
+    memory_limit: options.MemoryLimit = None,
     host_memory: Annotated[
         int | None,
         typer.Option(parser=parse_bytes, metavar="BYTES", help="Main memory of a node. [default: what the cluster says]"),
@@ -159,9 +161,7 @@ def capacity(
     fit_probability: Annotated[
         float | None, typer.Option(metavar="SHARE", help="How probable it must be that something fits. [default: 0.95]")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
-    ] = None,
+    pin: options.KnobValues = None,
     engine: options.NamedEngine = "native",
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
@@ -179,11 +179,11 @@ def capacity(
                 cluster=cluster,
                 ray_address=ray_address,
                 ranks=ranks,
-                sequence_length=seq_len,
+                sequence_length=sequence_length,
                 memory_limit=memory_limit,
                 host_memory=host_memory,
                 fit_probability=fit_probability,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 engine=engine,
                 lora_rank=lora_rank,
                 lora_targets=lora_targets,
@@ -204,7 +204,7 @@ def calibrate(
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
-    nvme: options.Nvme = None,
+    nvme_path: options.NvmePath = None,
     force: Annotated[bool, typer.Option("--force", help="Measure, even if this cluster was measured before.")] = False,
     db: Database = None,
     json: Json = False,
@@ -223,7 +223,7 @@ def calibrate(
                 seconds=seconds,
                 timeout=timeout,
                 force=force,
-                nvme=nvme,
+                nvme_path=nvme_path,
                 database=db,
                 json=json,
             )
@@ -319,14 +319,12 @@ def dry_run(
     ranks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")
-    ] = None,
+    pin: options.KnobValues = None,
     global_batch_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch a replica]"),
     ] = None,
-    seq_len: Annotated[
+    sequence_length: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, 128 for local.")
     ] = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="native.")] = "native",
@@ -342,10 +340,10 @@ def dry_run(
                 model=model,
                 cluster=cluster,
                 ranks=ranks,
-                pins=tuple(set_ or ()),
+                pins=tuple(pin or ()),
                 engine=engine,
                 global_batch_size=global_batch_size,
-                sequence_length=seq_len,
+                sequence_length=sequence_length,
                 timeout=timeout,
                 json=json,
             )

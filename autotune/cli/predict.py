@@ -39,7 +39,7 @@ class PredictOptions:
     frozen_bits: int | None
     stages: bool
     """Whether every rank of the pipeline is shown."""
-    nvme: str | None
+    nvme_path: str | None
     database: str | None
     json: bool
 
@@ -56,7 +56,7 @@ def predict_command(options: PredictOptions) -> Status:
         document_lengths=read_lengths(options.document_lengths),
         engine=options.engine,
         pins=parse_pins(options.pins),
-        nvme_path=options.nvme,
+        nvme_path=options.nvme_path,
     )
     question = with_what_is_known(question, options.database)
     estimate = estimates(question, [question.config()])[0]

@@ -46,7 +46,7 @@ class ProfileOptions:
     global_batch_size: int | None
     """Samples in a step; None: one micro-batch."""
     sequence_length: int | None
-    data: Path | None
+    data_path: Path | None
     timeout: float
     json: bool
 
@@ -111,7 +111,7 @@ def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, A
         "pins": {name: [value] for name, value in values.items()},
         "global_batch_size": options.global_batch_size or values.get("micro_batch_size", TrialConfig().micro_batch_size),
         "sequence_length": options.sequence_length,
-        "data_path": str(options.data) if options.data else None,
+        "data_path": str(options.data_path) if options.data_path else None,
         "trial_timeout": options.timeout,
     }
     if is_factory_reference(options.model):

@@ -1,28 +1,21 @@
 """Sizes as people write and read them."""
 
-import re
-
 import typer
 
-_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_BY_LETTERS = {unit.upper(): factor for unit, factor in _UNITS.items()}
-_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([A-Za-z]*)")
+from autotune.errors import RequestError
+from autotune.sizes import parse_size
 
 
 def parse_bytes(text: str | int) -> int:
-    """`2000000000`, `2e9`, `2GB`, `1.5GiB` as bytes.
+    """The value of an option as bytes; see `parse_size`.
 
     Raises:
-        typer.BadParameter: the text is no size, or not positive.
+        typer.BadParameter: the text is not a size, or out of range.
     """
-    found = _SIZE.fullmatch(str(text).strip())
-    unit = _BY_LETTERS.get(found[2].upper()) if found else None
-    if found is None or unit is None:
-        raise typer.BadParameter(f"{text!r} is no size; write bytes, or a number with {', '.join(list(_UNITS)[2:])}")
-    size = int(float(found[1].replace("_", "")) * unit)
-    if size < 1:
-        raise typer.BadParameter(f"{text!r} is not positive; give at least one byte")
-    return size
+    try:
+        return parse_size("", str(text))
+    except RequestError as error:
+        raise typer.BadParameter(f"{error.problem}; {error.remedy}") from None
 
 
 def bytes_text(count: float | None) -> str:

@@ -14,6 +14,7 @@ from autotune.cli.status import Status
 from autotune.errors import NoBestError
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking
+from autotune.vocabulary import with_present_names
 from search_spaces.outcome import JobState, Purpose, StopReason
 from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord
 
@@ -51,11 +52,11 @@ class Watch:
 
     def __init__(self, desk: Desk, job: JobRecord, console: Console) -> None:
         self._desk, self._job, self._console = desk, job, console
-        request = job.request
+        request = with_present_names(job.request)
         self._budget = request.get("trials")
         self._ranking = Ranking(
             objective=Objective(request.get("objective", Objective.THROUGHPUT)),
-            memory_limit_bytes=request.get("memory_limit_bytes"),
+            memory_limit_bytes=request.get("memory_limit"),
             headroom=request.get("headroom", 0.0),
             allow_unstable=bool(request.get("allow_unstable")),
         )

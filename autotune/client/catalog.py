@@ -9,6 +9,7 @@ from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, Su
 from autotune.client.plan_views import Plans, Prediction, Space, Validation
 from autotune.client.service_views import Descriptions, Names, Usage
 from autotune.client.transport import Transport
+from autotune.vocabulary import accepts_old_names
 
 
 class CatalogCalls:
@@ -44,6 +45,7 @@ class CatalogCalls:
         """The values that a submission's fields may have on this service, in one answer."""
         return self._transport.get(Choices, "/v1/choices")
 
+    @accepts_old_names
     def check(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Draft:
         """Check a submission as `submit` does, and open no job.
 
@@ -52,6 +54,7 @@ class CatalogCalls:
         """
         return self._transport.post(Draft, "/v1/drafts/check", submission_body(model, fields))
 
+    @accepts_old_names
     def estimate(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Estimate:
         """What a submission's job may find and what its trials take, predicted; nothing is run.
 
@@ -60,6 +63,7 @@ class CatalogCalls:
         """
         return self._transport.post(Estimate, "/v1/drafts/estimate", submission_body(model, fields))
 
+    @accepts_old_names
     def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
         """Count the legal configurations that a submission would search, and what each rule refuses.
 
@@ -68,6 +72,7 @@ class CatalogCalls:
         """
         return self._transport.post(Space, "/v1/spaces/count", submission_body(model, fields))
 
+    @accepts_old_names
     def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Unpack[SubmissionFields]) -> Validation:
         """Whether a configuration is legal under a submission, and which rule refuses it with which remedy.
 
@@ -82,6 +87,7 @@ class CatalogCalls:
         body = submission_body(model, fields) | {"config": dict(config)}
         return self._transport.post(Validation, "/v1/spaces/validate", body)
 
+    @accepts_old_names
     def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Unpack[AskedFields]) -> Prediction:
         """Step time and memory of one configuration, predicted; nothing is run.
 
@@ -96,6 +102,7 @@ class CatalogCalls:
         body = asked_body(model, fields, AskedFields) | {"config": dict(config or {})}
         return self._transport.post(Prediction, "/v1/predictions", body)
 
+    @accepts_old_names
     def plan(self, model: Model, **fields: Unpack[PlanFields]) -> Plans:
         """The configurations of a space that are predicted to be best, with the reason for each knob; nothing is run.
 

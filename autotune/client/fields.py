@@ -51,8 +51,8 @@ class SubmissionFields(TypedDict, total=False):
     """Optimizer steps of the run, over which schedules of the data are weighed."""
     document_lengths: Sequence[int] | None
     """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
-    memory_limit_bytes: int | None
-    """Bytes a rank may allocate."""
+    memory_limit: int | str | None
+    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     headroom: float | None
     """Share of the limit that the winner leaves free."""
     baseline: Mapping[str, KnobValue] | None
@@ -89,7 +89,8 @@ class AskedFields(TypedDict, total=False):
     """Optimizer steps of the run, over which schedules of the data are weighed."""
     document_lengths: Sequence[int] | None
     """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
-    memory_limit_bytes: int | None
+    memory_limit: int | str | None
+    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     engine: str | None
     lora_rank: int | None
     """Rank of low-rank adapters, all else being frozen."""
@@ -115,7 +116,7 @@ class PlanFields(AskedFields, total=False):
     """Of the best rate, with the objective memory."""
     fit_probability: float | None
     max: str | None
-    """seq_len, micro_batch or model: plan for the largest that fits."""
+    """sequence_length, micro_batch_size or model: plan for the largest that fits."""
 
 
 def asked_body(model: Model, fields: Mapping[str, Any], known: type[AskedFields]) -> dict[str, Any]:

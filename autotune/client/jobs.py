@@ -13,6 +13,7 @@ from autotune.client.job_views import Job, JobPage, Overview, OverviewList
 from autotune.client.problems import told
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
+from autotune.vocabulary import accepts_old_names
 
 JOBS = "/v1/jobs"
 PAGE = 100
@@ -26,6 +27,7 @@ class JobCalls:
     _transport: Transport
     _outage_seconds: float
 
+    @accepts_old_names
     def submit(
         self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]
     ) -> Job:

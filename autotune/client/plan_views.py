@@ -153,7 +153,7 @@ class PlanMax:
     """The largest that fits."""
 
     dimension: str
-    """seq_len, micro_batch or model."""
+    """sequence_length, micro_batch_size or model."""
     value: int
     """Tokens, samples or parameters."""
     next: int | None

@@ -128,6 +128,6 @@ def _precision(table: Table) -> None:
 def _optimizer(table: Table) -> None:
     kind = table.take("optimizer.type")
     if kind is not None and str(kind).lower() not in ("adam", "adamw"):
-        table.notes.append(f"optimizer.type={kind}: trials train with AdamW; sweep with --set optimizer=… for another")
+        table.notes.append(f"optimizer.type={kind}: trials train with AdamW; sweep with --pin optimizer=… for another")
     if table.switch("optimizer.params.torch_adam"):
         table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))

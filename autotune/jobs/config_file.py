@@ -9,17 +9,8 @@ from autotune.errors import RequestError
 from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.failures_field import read_failures
 from autotune.jobs.request import FIELDS, nearest_field
+from autotune.vocabulary import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
 
-OPTION_NAMES = {
-    "seq_len": "sequence_length",
-    "memory_limit": "memory_limit_bytes",
-    "data": "data_path",
-    "nvme": "nvme_path",
-    "set": "pins",
-    "for": "answer_for",
-    "environment": "environment_settings",
-}
-"""Options of the command line whose field has another name; a file may use either."""
 READERS: Mapping[str, Callable[[str, Path], Any]] = {
     "failures": lambda name, folder: read_failures(folder / name),
     "document_lengths": read_lengths,
@@ -27,8 +18,12 @@ READERS: Mapping[str, Callable[[str, Path], Any]] = {
 """Field -> what reads its text, which may be a file's name, in a folder."""
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Return the fields that the file gives, by the request's own names; hyphens may stand for underscores.
+
+    Args:
+        path: of the file.
+        note: receives a line for each old name.
 
     Raises:
         RequestError: the file cannot be read, or a field is unknown or given twice.
@@ -40,12 +35,18 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise RequestError("config", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError("config", f"{path} is not TOML ({error})", "correct the file") from error
-    fields: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for key, value in content.items():
-        name = OPTION_NAMES.get(key.replace("-", "_"), key.replace("-", "_"))
-        if name not in FIELDS:
-            raise RequestError(key, f"is not a field of a request ({path})", nearest_field(name))
-        if name in fields:
+        name = key.replace("-", "_")
+        if name in given:
             raise RequestError(key, f"is given twice in {path}", "leave one of them out")
-        fields[name] = READERS[name](value, path.parent) if name in READERS and isinstance(value, str) else value
+        given[name] = value
+    fields = with_present_names(
+        given, None if note is None else lambda line: note(f"{path}: {line}"), OLD_NAMES | OLD_OPTION_NAMES
+    )
+    for name, value in fields.items():
+        if name not in FIELDS:
+            raise RequestError(name, f"is not a field of a request ({path})", nearest_field(name))
+        if name in READERS and isinstance(value, str):
+            fields[name] = READERS[name](value, path.parent)
     return fields

@@ -45,7 +45,7 @@ def require_fit(space: SearchSpace) -> None:
         raise DoesNotFitError("model", problem, "choose a smaller model, a larger cluster, or a space with higher ZeRO stages")
     if least > room:
         problem = f"every configuration of {space.model.name} needs at least {least:,} bytes on a rank, over {room:,}"
-        raise NothingFeasibleError("memory_limit_bytes", problem, "raise the limit, add ranks, or choose a smaller model")
+        raise NothingFeasibleError("memory_limit", problem, "raise the limit, add ranks, or choose a smaller model")
 
 
 def smallest_bound_bytes(space: SearchSpace) -> int:

@@ -23,8 +23,8 @@ def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
     ranks = _ranks_of_shape(request.tune_on) if local and request.tune_on is not None else request.ranks
     gpus = local_gpus() if local else None
     if gpus is not None:
-        return local_cluster(ranks, request.memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
-    cluster = resolve_cluster(request.cluster, ranks, request.memory_limit_bytes, live)
+        return local_cluster(ranks, request.memory_limit, gpus.name, gpus.count, gpus.memory_bytes)
+    cluster = resolve_cluster(request.cluster, ranks, request.memory_limit, live)
     return cluster if local or request.tune_on is None else reshaped(cluster, "tune_on", request.tune_on)
 
 
@@ -76,7 +76,7 @@ def require_text(request: JobRequest) -> None:
         if found >= least:
             return
     problem = f"{root} holds {found:,} bytes, fewer than one sample of {request.sequence_length} tokens"
-    raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--seq-len)")
+    raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--sequence-length)")
 
 
 def _ranks_of_shape(shape: str) -> int:

@@ -14,7 +14,7 @@ from search_spaces.trial_config import TrialConfig
 
 SLOW = 5e8
 """Bytes/s below which a folder is told to be slow: less than a single solid-state disk of the older interface has."""
-REMEDY = "name a folder on a fast local disk (--nvme), or leave it out"
+REMEDY = "name a folder on a fast local disk (--nvme-path), or leave it out"
 
 
 def require_folder(request: JobRequest) -> None:
@@ -46,7 +46,7 @@ def lacking_room(request: JobRequest, cluster: ClusterSpec, model: Model, config
     if needed <= free:
         return None
     problem = f"its states need {needed:,} bytes in files on {request.nvme_path}, which has {free:,} left"
-    return f"{problem}; free some, or name another folder with --nvme"
+    return f"{problem}; free some, or name another folder with --nvme-path"
 
 
 def slowness(request: JobRequest) -> str | None:

@@ -12,7 +12,9 @@ from autotune.jobs.command_field import with_command
 from autotune.jobs.earlier import EarlierTrial
 from autotune.jobs.failures_field import with_failures
 from autotune.jobs.shape import parse_shape
+from autotune.sizes import parse_size
 from autotune.strategies.names import FORESEEING, STRATEGIES
+from autotune.vocabulary import OLD_OPTION_NAMES, with_present_names
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
 from search_spaces.documents import documents_problem
@@ -88,8 +90,8 @@ class JobRequest:
     document_lengths: tuple[int, ...] = ()
     """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
     every sample is whole."""
-    memory_limit_bytes: int | None = None
-    """Allocator bytes per rank beyond which a trial is INFEASIBLE; None: what the device has."""
+    memory_limit: int | None = None
+    """Allocator bytes per rank beyond which a trial is INFEASIBLE, or text with a unit (40GB); None: what the device has."""
     headroom: float = 0.05
     """Share of the memory limit that the winner leaves free."""
     data_path: str | None = None
@@ -157,7 +159,10 @@ class JobRequest:
             ("seed", 0),
         ):
             self._require_whole(name, least)
-        for name in ("ranks", "training_steps", "memory_limit_bytes"):
+        limit: Any = self.memory_limit
+        if isinstance(limit, str):
+            object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
+        for name in ("ranks", "training_steps", "memory_limit"):
             if getattr(self, name) is not None:
                 self._require_whole(name, 1)
         self._require_documents()
@@ -258,8 +263,13 @@ class JobRequest:
             else:
                 whole = not isinstance(item.default, int) or isinstance(value, int)
                 good = _is_number(value) and whole and value > 0
-            name = "trial_seconds" if item.name == "max_seconds" else f"fidelity.{item.name}"
-            self._require(good, name, f"{value!r} is out of range", f"give a value such as {item.default or 2 * FEWEST}")
+            option = " (--trial-seconds)" if item.name == "max_seconds" else ""
+            self._require(
+                good,
+                f"fidelity.{item.name}",
+                f"{value!r} is out of range",
+                f"give a value such as {item.default or 2 * FEWEST}{option}",
+            )
         extrapolates = self.fidelity.most_layers is not None and self.objective is not Objective.THROUGHPUT
         problem = f"extrapolates memory, which the objective {self.objective} ranks by"
         self._require(not extrapolates, "fidelity.most_layers", problem, "leave it out, or use the objective throughput")
@@ -269,7 +279,9 @@ class JobRequest:
             if getattr(self, name) is not None:
                 parse_shape(name, getattr(self, name))
         missing = self.tune_on is not None and self.answer_for is None
-        self._require(not missing, "answer_for", "is missing", "say what the answer is for (--for 64x8), or leave out tune_on")
+        self._require(
+            not missing, "answer_for", "is missing", "say what the answer is for (--answer-for 64x8), or leave out tune_on"
+        )
         twice = self.tune_on is not None and self.ranks is not None
         self._require(not twice, "ranks", "is said by tune_on already", "leave one of them out")
 
@@ -298,7 +310,7 @@ FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequ
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
-    """Return a request from plain values by field name, as a file or an HTTP body holds them.
+    """Return a request from plain values by the fields' present names, as a file or an HTTP body holds them.
 
     Raises:
         RequestError: a field is unknown (the line names the nearest), has a value of the wrong kind, or `model` is missing.
@@ -333,13 +345,13 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
 
 
 def request_from_row(row: Mapping[str, Any]) -> JobRequest:
-    """Return the request that a job's row holds.
+    """Return the request that a job's row or a best-config file holds, by present or old names.
 
     Raises:
         JobNotResumableError: this version cannot read it.
     """
     try:
-        return from_plain(JobRequest, row)
+        return from_plain(JobRequest, with_present_names(row))
     except (TypeError, ValueError) as error:
         problem = f"its request cannot be read by this version ({error})"
         raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
@@ -353,6 +365,8 @@ def request_to_row(request: JobRequest) -> dict[str, Any]:
 
 def nearest_field(name: str) -> str:
     """A remedy for a field that does not exist."""
+    if name in OLD_OPTION_NAMES:
+        return f"did you mean {OLD_OPTION_NAMES[name]}?"
     matches = difflib.get_close_matches(name, FIELDS, n=1)
     return f"did you mean {matches[0]}?" if matches else f"the fields are {', '.join(FIELDS)}"
 

@@ -99,7 +99,7 @@ class Session:
             world_size=self.world_size,
             engine=request.engine,
             fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None, most_layers=None),
-            memory_limit_bytes=request.memory_limit_bytes,
+            memory_limit_bytes=request.memory_limit,
             timeout_seconds=request.trial_timeout,
             reference_losses=self._comparable(reference_losses),
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
@@ -366,7 +366,7 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
 
 def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
     # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
-    known = request.memory_limit_bytes or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
+    known = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
         objective=request.objective,
         memory_limit_bytes=known,

@@ -28,9 +28,9 @@ SCALES = tuple(2.0 ** (step / 24) for step in range(-96, 97))
 class Dimension(StrEnum):
     """What is made as large as it fits."""
 
-    SEQ_LEN = "seq_len"
+    SEQUENCE_LENGTH = "sequence_length"
     """Tokens in a sample, of eight sizes to a doubling."""
-    MICRO_BATCH = "micro_batch"
+    MICRO_BATCH_SIZE = "micro_batch_size"
     """Samples that a rank runs at once, of the divisors of the global batch."""
     MODEL = "model"
     """The model with depth and width scaled alike; heads keep their size, and key-value heads their number."""
@@ -105,11 +105,11 @@ def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bound
 def _sizes(question: Question, dimension: Dimension) -> list[Question]:
     """The question at every size, the smallest first."""
     match dimension:
-        case Dimension.SEQ_LEN:
+        case Dimension.SEQUENCE_LENGTH:
             longest = max(question.document_lengths, default=0)
             lengths = [length for length in _lengths(question.model) if length >= longest]
             return [dataclasses.replace(question, sequence_length=length) for length in lengths]
-        case Dimension.MICRO_BATCH:
+        case Dimension.MICRO_BATCH_SIZE:
             pins = dict(question.pins)
             return [
                 dataclasses.replace(question, pins=pins | {"micro_batch_size": (size,)})
@@ -151,9 +151,9 @@ def _divisors(number: int) -> list[int]:
 
 def _value(question: Question, dimension: Dimension) -> int:
     match dimension:
-        case Dimension.SEQ_LEN:
+        case Dimension.SEQUENCE_LENGTH:
             return question.sequence_length
-        case Dimension.MICRO_BATCH:
+        case Dimension.MICRO_BATCH_SIZE:
             (size,) = cast(tuple[int], question.pins["micro_batch_size"])
             return size
         case Dimension.MODEL:

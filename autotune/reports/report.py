@@ -128,7 +128,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "baseline's samples/s", rate_text(baseline["measured"]["samples_per_second"]["mean"])
     yield "a step", seconds_text(best["step_seconds"])
     peak = max((rank["total"] for rank in best["peak_memory_bytes"]), default=None)
-    limit = document["objective"]["memory_limit_bytes"]
+    limit = document["objective"]["memory_limit"]
     if peak is not None:
         yield "peak of a rank", bytes_text(peak) + (f" of {bytes_text(limit)}" if limit else "")
     if best["tflops_per_device"] is not None:

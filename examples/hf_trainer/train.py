@@ -1,6 +1,6 @@
 """A Hugging Face Trainer script, as people have them. Two lines are autotune's: they are marked.
 
-    autotune sweep --ranks 2 --global-batch-size 16 --seq-len 64 -- python examples/hf_trainer/train.py \
+    autotune sweep --ranks 2 --global-batch-size 16 --sequence-length 64 -- python examples/hf_trainer/train.py \
         --output_dir out --use_cpu true --per_device_train_batch_size {micro_batch_size} \
         --gradient_accumulation_steps {gradient_accumulation_steps} --gradient_checkpointing {gradient_checkpointing}
 

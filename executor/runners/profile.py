@@ -73,7 +73,7 @@ def _profile_of(request: TrialRequest, answer: Report) -> ModelProfile:
         case Outcome.INVALID:
             raise EngineRefusalError(answer["rule"], answer["message"])
         case Outcome.INFEASIBLE:
-            remedy = "use a smaller micro_batch_size, a shorter --seq-len or activation_checkpointing=full"
+            remedy = "use a smaller micro_batch_size, a shorter --sequence-length or activation_checkpointing=full"
             raise MemoryLimitError(f"the step does not fit in memory ({answer['message']}); {remedy}")
         case _:
             # What is ours to say is in the message; a traceback is there where something else raised.

@@ -17,7 +17,7 @@ MODEL = {
 FULL = REQUEST | {
     "model": {"name": "mine", "config": MODEL}, "cluster": "local", "pins": {"zero_stage": [1, 2], "micro_batch_size": 1},
     "objective": "throughput", "strategy": "tpe", "seed": 1, "max_seconds": 60.0, "trial_timeout": 30.0,
-    "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
+    "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 1, "control_every": 10, "allow_unstable": False, "racing": True,
     "environment_settings": ["MALLOC_ARENA_MAX=1"], "device_hours": 4.0, "run_device_hours": 100.0, "stop_margin": 0.02,
     "priority": 1,

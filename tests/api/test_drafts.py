@@ -50,7 +50,7 @@ def test_a_budget_of_time_bounds_the_cost(refusing: TestClient) -> None:
 
 
 def test_where_nothing_fits_the_note_says_so(refusing: TestClient) -> None:
-    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"memory_limit_bytes": 8_000_000}).json()
+    found = refusing.post("/v1/drafts/estimate", json=REQUEST | {"memory_limit": 8_000_000}).json()
     assert (found["best"], found["gain"]) == (None, None)
     assert "fits into" in found["note"]
     assert found["baseline"]["predicted"]["fit_probability"] < 0.5
@@ -74,7 +74,7 @@ def test_commands_are_shown_to_those_who_may_run_them(database: str, store: Stor
 
 
 def test_what_a_clone_was_asked_for_can_be_checked_again(client: TestClient) -> None:
-    job = submit(client, pins={"zero_stage": [1, 2]}, memory_limit_bytes=10**9)
+    job = submit(client, pins={"zero_stage": [1, 2]}, memory_limit=10**9)
     fields = client.get("/v1/choices").json()["defaults"].keys() - {"priority", "failures"}
     again = {name: job["request"][name] for name in fields} | {"model": job["request"]["model"]}
     assert client.post("/v1/drafts/check", json=again).json()["request"] == job["request"]

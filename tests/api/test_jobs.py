@@ -68,7 +68,7 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
         ({"ranks": 100000}, "ranks"),
         ({"nonsense": 1}, "body.nonsense"),
         ({"sequence_length": 64, "global_batch_size": 7, "pins": {"micro_batch_size": 4}}, "space"),
-        ({"memory_limit_bytes": 2**60}, "body.memory_limit_bytes"),
+        ({"memory_limit": 2**60}, "body.memory_limit"),
         ({"runner": "replay"}, "runner"),
         ({"headroom": "NaN"}, "body.headroom"),
     ],

@@ -22,7 +22,7 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
 
 def test_what_cannot_win_is_no_best(client: TestClient, store: Store) -> None:
     """1,000,000 bytes are within the limit, and beyond what the headroom leaves of it."""
-    job_id = submit(client, memory_limit_bytes=1_040_000, headroom=0.05)["id"]
+    job_id = submit(client, memory_limit=1_040_000, headroom=0.05)["id"]
     measure(store, job_id)
     (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
     assert (item["searched"], item["best_rate"]) == (2, None)

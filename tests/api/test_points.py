@@ -102,7 +102,7 @@ def test_a_value_that_comes_later_leaves_codes_as_they_were(client: TestClient, 
 
 
 def test_infeasible_trials_stand_where_they_are_predicted(client: TestClient, store: Store) -> None:
-    job_id = submit(client, memory_limit_bytes=10**9, headroom=0.1)["id"]
+    job_id = submit(client, memory_limit=10**9, headroom=0.1)["id"]
     lease = store.acquire(job_id, current_owner())
     refusal = TrialResult(attempt="", outcome=Outcome.INVALID, rule="batch.too_large", message="too large")
     store.add_trial(lease, TrialConfig(micro_batch_size=8), Purpose.SEARCH, refusal=refusal)

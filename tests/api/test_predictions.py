@@ -67,8 +67,8 @@ def test_plans_are_ranked_with_reasons(client: TestClient) -> None:
 
 def test_the_largest_is_planned_for(client: TestClient) -> None:
     pins = {"checkpoint_every_k": 1, "pipeline_schedule": "1f1b"}
-    body = client.post("/v1/plans", json=ASKED | {"max": "seq_len", "top": 1, "pins": pins, "space": "3d"}).json()
-    assert body["max"]["dimension"] == "seq_len"
+    body = client.post("/v1/plans", json=ASKED | {"max": "sequence_length", "top": 1, "pins": pins, "space": "3d"}).json()
+    assert body["max"]["dimension"] == "sequence_length"
     assert body["max"]["value"] == body["sequence_length"] < body["max"]["next"]
 
 
@@ -94,7 +94,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
             "/v1/predictions",
             {"training_steps": 1000, "config": {"curriculum_start_length": 8192, "curriculum_steps": 100}},
             "curriculum-length",
-            "below --seq-len",
+            "below --sequence-length",
         ),
         ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "random-ltd-steps", "--training-steps"),
         ("/v1/predictions", {"document_lengths": [2**20]}, "document_lengths", "raise the sequence length"),
@@ -108,7 +108,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give what a device costs"),
         ("/v1/plans", {"share": 0.5}, "share", "leave it out"),
-        ("/v1/plans", {"memory_limit_bytes": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
+        ("/v1/plans", {"memory_limit": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
         ("/v1/plans", {"rate": 1e12, "space": "zero"}, "rate", "lower it"),
     ],
 )
@@ -148,7 +148,7 @@ def test_the_largest_plans_end_in_time(client: TestClient) -> None:
     }
     for fields in (
         {"space": "full", "cluster": "dgx-h100:100000", "global_batch_size": 2**32, "objective": "cost", "price": 1.0},
-        {"space": "full", "cluster": "dgx-h100:4096", "global_batch_size": 2**20, "pins": knobs, "max": "seq_len"},
+        {"space": "full", "cluster": "dgx-h100:4096", "global_batch_size": 2**20, "pins": knobs, "max": "sequence_length"},
     ):
         began = time.process_time()
         answer = client.post("/v1/plans", json=ASKED | fields)

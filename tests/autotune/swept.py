@@ -24,7 +24,7 @@ def measured(config: TrialConfig) -> TrialResult:
 
 def swept(folder: Path, store: Store, answer: Any = measured, **changes: Any) -> str:
     """The id of a job that ran to its end."""
-    fields = {"strategy": "random", "trials": 12, "racing": False, "confirm_repeats": 1, "memory_limit_bytes": LIMIT} | changes
+    fields = {"strategy": "random", "trials": 12, "racing": False, "confirm_repeats": 1, "memory_limit": LIMIT} | changes
     session = table.session(folder, **fields)
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))

@@ -38,7 +38,7 @@ def swept(session: Session, store: Store, answer: Any = table.measured) -> Book:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"objective": "memory"}, {"memory_limit_bytes": 4_500_000}, {"confirm_repeats": 0}, {"trials": 1}]
+    "changes", [{}, {"objective": "memory"}, {"memory_limit": 4_500_000}, {"confirm_repeats": 0}, {"trials": 1}]
 )
 def test_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dict[str, Any], changes: dict[str, Any]) -> None:
     session = table.session(tmp_path, trials=changes.pop("trials", 24), **changes)
@@ -111,7 +111,7 @@ def test_the_layers_of_a_factory_are_not_known(tmp_path: Path, schema: dict[str,
 
 
 def test_the_fastest_within_the_headroom_wins(tmp_path: Path, store: Store) -> None:
-    session = table.session(tmp_path, trials=24, memory_limit_bytes=7_000_000, headroom=0.1)
+    session = table.session(tmp_path, trials=24, memory_limit=7_000_000, headroom=0.1)
     document = build_best_config(session, swept(session, store))
     assert document["best"]["measured"]["peak_memory_bytes"][0]["total"] <= 6_300_000
     assert document["best"]["config"]["micro_batch_size"] == 4

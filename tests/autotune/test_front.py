@@ -62,7 +62,7 @@ def test_the_front_is_wider_than_that_of_a_search_for_the_fastest(tmp_path: Path
 
 
 def test_the_winner_is_the_fastest_within_the_headroom(tmp_path: Path, store: Store) -> None:
-    session = table.session(tmp_path, trials=24, objective="pareto", memory_limit_bytes=7_000_000, headroom=0.1)
+    session = table.session(tmp_path, trials=24, objective="pareto", memory_limit=7_000_000, headroom=0.1)
     document = build_best_config(session, run(session, store))
     assert document["best"]["config"]["micro_batch_size"] == 4
     assert document["baseline"]["gain"]["of"] == "samples_per_second"

@@ -84,7 +84,7 @@ def test_a_baseline_that_does_not_fit_is_tried_at_the_next_stage(tmp_path: Path,
 
 def test_states_over_the_limit_are_refused_without_a_process(tmp_path: Path, store: Store) -> None:
     parameters = table.session(tmp_path).model.parameter_count
-    session = table.session(tmp_path, memory_limit_bytes=parameters * 14, trials=50, strategy="grid")
+    session = table.session(tmp_path, memory_limit=parameters * 14, trials=50, strategy="grid")
     runner = table.Recorded(lambda config: table.ok(100.0, 1_000))
     book = run(session, store, runner)
     refused = [trial for trial in book.trials if trial.attempts == 0]

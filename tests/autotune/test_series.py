@@ -111,9 +111,9 @@ def test_a_size_whose_predicted_band_cannot_win_is_skipped_and_told(tmp_path: Pa
 
 def test_a_size_at_which_the_states_cannot_fit_is_skipped(tmp_path: Path) -> None:
     limit = table.session(tmp_path).model.parameter_count * 9
-    found = run(tmp_path, Told(), objective="cost", price=1.0, ranks=(1, 2), fields={"memory_limit_bytes": limit})
+    found = run(tmp_path, Told(), objective="cost", price=1.0, ranks=(1, 2), fields={"memory_limit": limit})
     assert [(entry.ranks, entry.job_id is None) for entry in found.entries] == [(1, True), (2, False)]
-    assert "skipped: memory_limit_bytes: every configuration" in found.entries[0].message
+    assert "skipped: memory_limit: every configuration" in found.entries[0].message
 
 
 def test_scale_tells_efficiency_and_where_more_ranks_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_the_longest_sequence_is_found_from_wherever_predictions_begin(tmp_path:
             patch.setattr(tuning, "make_runner", lambda _: table.runner(runs))
             return run_new_job(session, str(tmp_path / "db"))
 
-    given = {"memory_limit_bytes": 2_000_000_000, "pins": {"micro_batch_size": 1}}
+    given = {"memory_limit": 2_000_000_000, "pins": {"micro_batch_size": 1}}
     found = run(tmp_path, Told(longest=begin), sweep, objective="sequence", fields=given)
     assert found.answer is not None
     assert found.answer.sequence_length == end
@@ -183,7 +183,7 @@ def test_not_even_the_first_step_is_told(tmp_path: Path) -> None:
             job_id="1", state=JobState.SUCCEEDED, reason="NOTHING_FEASIBLE", message="", best=None, best_config=None, gain=None
         )
 
-    found = run(tmp_path, Told(), sweep, objective="sequence", fields={"memory_limit_bytes": 2_000_000_000}, step=64)
+    found = run(tmp_path, Told(), sweep, objective="sequence", fields={"memory_limit": 2_000_000_000}, step=64)
     assert (found.answer, len(found.entries)) == (None, 1)
     assert "not even 64 tokens run; raise the memory limit" in found.message
 
@@ -224,7 +224,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "twice": ({"objective": "cost", "price": 1.0, "ranks": (2, 2)}, "ranks: 2,2 are not different whole numbers"),
     "none": ({"objective": "cost", "price": 1.0, "ranks": (0, 2)}, "ranks: 0,2 are not different whole numbers"),
     "several": ({"objective": "sequence", "ranks": (1, 2)}, "ranks: has several values for the objective sequence"),
-    "no limit": ({"objective": "sequence"}, "memory_limit_bytes: is missing for the objective sequence"),
+    "no limit": ({"objective": "sequence"}, "memory_limit: is missing for the objective sequence"),
     "unknown": ({"objective": "speed"}, "objective: 'speed' is no series; use one of cost, devices, sequence, scale"),
     "no batch": ({"objective": "cost", "price": 1.0, "ranks": (1, 3)}, "space: zero has no legal configuration"),
     "for": ({"objective": "sequence", "fields": {"answer_for": "4x2"}}, "answer_for: does not go with the objective sequence"),

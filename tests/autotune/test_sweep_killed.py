@@ -29,7 +29,7 @@ TRIALS = max(6, 2 * KILLS)
 SWEEP = (
     "sweep", "config.json", "--runner", "local", "--trials", str(TRIALS), "--confirm-repeats", "1", "--trial-seconds", "0.2",
     "--space", "zero-buckets",
-    "--global-batch-size", "4", "--seq-len", "32", "--seed", "7",
+    "--global-batch-size", "4", "--sequence-length", "32", "--seed", "7",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(scope="session")
 def finished(place: Place) -> str:
     """A job that has ended, with every outcome among its trials."""
-    return place.finished(trials=24, strategy="grid", memory_limit_bytes=20 * 2**20)
+    return place.finished(trials=24, strategy="grid", memory_limit=20 * 2**20)
 
 
 @pytest.fixture(scope="module")

@@ -90,12 +90,12 @@ def main() -> None:
         place.serve()
         place.work(seconds_per_trial=0.6)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        finished = place.finished(trials=24, memory_limit_bytes=LIMIT)
+        finished = place.finished(trials=24, memory_limit=LIMIT)
         other = place.finished(model="llama-mini", trials=8, strategy="random", seed=3)
         nothing = place.finished(
             trials=4, pins={"zero_stage": [0, 1], "micro_batch_size": 4, "activation_checkpointing": "none"}
         )
-        running = place.submit(trials=24, strategy="grid", memory_limit_bytes=LIMIT)
+        running = place.submit(trials=24, strategy="grid", memory_limit=LIMIT)
         take(browser, place, Shot(name="job-live", path=f"#/jobs/{running}", viewport=WIDE, before=wait_for_trials), folder)
         queued = place.submit(runner="local", trials=12)
         for shot in shots(finished, other, nothing, queued, first_failed(place, finished)):

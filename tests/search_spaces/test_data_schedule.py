@@ -131,7 +131,9 @@ def context(workload: Workload = RUN) -> SpaceContext:
 def test_what_is_refused_names_the_field_and_the_remedy(knobs: dict[str, int], said: str) -> None:
     (refusal,) = check_config(TrialConfig(**knobs), context())  # type: ignore[arg-type]
     assert said in refusal.message
-    assert refusal.remedy.startswith(("set it to a multiple of 8 below --seq-len", "state the run's steps (--training-steps)"))
+    assert refusal.remedy.startswith(
+        ("set it to a multiple of 8 below --sequence-length", "state the run's steps (--training-steps)")
+    )
 
 
 def test_steps_of_no_schedule_are_no_other_configuration() -> None:

@@ -23,7 +23,7 @@ export const WORKLOAD = [
 
 export const MACHINE = [
   { name: "ranks", label: "Ranks", kind: "number", hint: "Left out: every device of the cluster." },
-  { name: "memory_limit_bytes", label: "Memory limit", kind: "bytes", hint: "Of a rank. Left out: what the device has." },
+  { name: "memory_limit", label: "Memory limit", kind: "bytes", hint: "Of a rank. Left out: what the device has." },
   { name: "headroom", label: "Headroom", kind: "percent", hint: "Of the limit: what the winner leaves free." },
   { name: "engine", label: "Engine", kind: "choice", options: ({ engines }) => named(engines) },
   { name: "runner", label: "Runner", kind: "choice", options: ({ runners }) => plain(runners) },

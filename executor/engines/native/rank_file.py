@@ -85,7 +85,7 @@ def folder_of(workload: Workload) -> Path:
         EngineRefusalError: the job names no folder.
     """
     if workload.nvme_path is None:
-        raise EngineRefusalError("nvme-path", "states go to files, but no folder is named for them; name one with --nvme")
+        raise EngineRefusalError("nvme-path", "states go to files, but no folder is named for them; name one with --nvme-path")
     return Path(workload.nvme_path)
 
 
@@ -107,7 +107,7 @@ def _opened(folder: Path) -> int:
         return descriptor
     except OSError as error:
         problem = f"nvme_path {folder} cannot be written to ({os.strerror(error.errno or 0)})"
-        raise EngineRefusalError("nvme-path", f"{problem}; name a folder that every node has, with --nvme") from error
+        raise EngineRefusalError("nvme-path", f"{problem}; name a folder that every node has, with --nvme-path") from error
 
 
 def _reserve(descriptor: int, size: int, folder: Path) -> None:
@@ -118,7 +118,7 @@ def _reserve(descriptor: int, size: int, folder: Path) -> None:
             raise
         free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
         problem = f"a rank needs {size:,} bytes in files on {folder}, which has {free:,} left"
-        raise EngineRefusalError("nvme-space", f"{problem}; free some, or name another folder with --nvme") from error
+        raise EngineRefusalError("nvme-space", f"{problem}; free some, or name another folder with --nvme-path") from error
 
 
 def _make_direct(descriptor: int) -> bool:

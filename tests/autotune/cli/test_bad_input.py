@@ -80,19 +80,19 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "llama-9b": ("llama-9b: no model preset", "did you mean"),
     "llama-3.1-405b": ("model: the states of llama-3.1-405b", "the host has", "choose a smaller model"),
     "": ("model: is missing; give a preset",),
-    "config.json --set tensor_parallel_size=3": ("tensor_parallel_size=3", "3 ranks do not divide", "; "),
-    "config.json --ranks 3 --global-batch-size 9 --space 3d --set tensor_parallel_size=3": (
+    "config.json --pin tensor_parallel_size=3": ("tensor_parallel_size=3", "3 ranks do not divide", "; "),
+    "config.json --ranks 3 --global-batch-size 9 --space 3d --pin tensor_parallel_size=3": (
         "tensor_parallel_size=3", "3 ranks do not divide attention heads (4)", "; ",
     ),
-    "config.json --set reduce_bucket_size=-1": ("reduce_bucket_size: -1", "a whole number of elements, at least 1"),
-    "config.json --set reduce_bucket_size=1.5": ("reduce_bucket_size: 1.5", "a whole number of elements, at least 1"),
-    "config.json --set bogus=1": ("bogus: no knob has this name; use one of",),
-    "config.json --set zero_stage": ("zero_stage: is no KNOB=VALUE; write",),
-    "config.json --set pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is no stage; write a count of layers",),
-    "config.json --set pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' computes 7 layers again and has 6; give",),
-    "config.json --set zero_stage=solved": ("zero_stage: is not solved for", "; "),
-    "config.json --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
-    "config.json --set micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
+    "config.json --pin reduce_bucket_size=-1": ("reduce_bucket_size: -1", "a whole number of elements, at least 1"),
+    "config.json --pin reduce_bucket_size=1.5": ("reduce_bucket_size: 1.5", "a whole number of elements, at least 1"),
+    "config.json --pin bogus=1": ("bogus: no knob has this name; use one of",),
+    "config.json --pin zero_stage": ("zero_stage: is no KNOB=VALUE; write",),
+    "config.json --pin pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is no stage; write a count of layers",),
+    "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' computes 7 layers again and has 6; give",),
+    "config.json --pin zero_stage=solved": ("zero_stage: is not solved for", "; "),
+    "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
+    "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
     "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
     "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is no number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
@@ -100,27 +100,27 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),
     "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
     "config.json --engine megatron": ("engine: 'megatron' is not known; use one of native, ddp, fsdp2, deepspeed",),
-    "config.json --engine ddp --set zero_stage=3": ("engine-honours: with zero_stage=3, the ddp engine does not honour", "; "),
-    "config.json --engine fsdp2 --ranks 4 --space 3d --set pipeline_schedule=zbv --set pipeline_parallel_size=2 "
-    "--set virtual_stages=2 --set zero_stage=2 --set tensor_parallel_size=1": ("zero-bubble", "; "),
+    "config.json --engine ddp --pin zero_stage=3": ("engine-honours: with zero_stage=3, the ddp engine does not honour", "; "),
+    "config.json --engine fsdp2 --ranks 4 --space 3d --pin pipeline_schedule=zbv --pin pipeline_parallel_size=2 "
+    "--pin virtual_stages=2 --pin zero_stage=2 --pin tensor_parallel_size=1": ("zero-bubble", "; "),
     "config.json --runner slurm": ("runner: 'slurm'", "use one of ray, local"),
     "config.json --trials 0": ("trials: 0", "give at least 1"),
     "config.json --trials many": ("'--trials'", "integer", "see `autotune sweep --help`"),
     "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
     "config.json --ranks 0": ("ranks: 0", "give at least 1"),
     "config.json --global-batch-size 7": ("space: zero has no legal", "a global batch of 7", "change micro_batch_size"),
-    "config.json --seq-len 0": ("sequence_length: 0", "give at least 1"),
-    "gpt2 --seq-len 1025": ("sequence_length: 1025 tokens are beyond the 1024 positions that gpt2 learns; give at most 1024",),
-    "config.json --data none": ("data_path: ", "does not exist; give"),
-    "config.json --data empty.txt": ("data_path: ", "holds 0 bytes", "give more text"),
-    "config.json --data empty": ("data_path: ", "holds 0 bytes", "give more text"),
-    "config.json --nvme none": ("nvme_path: ", "does not exist; name a folder on a fast local disk (--nvme)"),
-    "config.json --nvme empty.txt": ("nvme_path: ", "is no folder; name a folder"),
-    "config.json --set offload_optimizer=nvme --set zero_stage=1": ("nvme-path: ", "name a folder with --nvme, or use cpu"),
-    "config.json --memory-limit 0": ("'--memory-limit': '0' is not positive; give",),
-    "config.json --memory-limit much": ("'--memory-limit': 'much' is no size; write",),
+    "config.json --sequence-length 0": ("sequence_length: 0", "give at least 1"),
+    "gpt2 --sequence-length 1025": ("sequence_length: 1025 tokens are beyond the 1024 positions that gpt2 learns; ",),
+    "config.json --data-path none": ("data_path: ", "does not exist; give"),
+    "config.json --data-path empty.txt": ("data_path: ", "holds 0 bytes", "give more text"),
+    "config.json --data-path empty": ("data_path: ", "holds 0 bytes", "give more text"),
+    "config.json --nvme-path none": ("nvme_path: ", "does not exist; name a folder on a fast local disk (--nvme-path)"),
+    "config.json --nvme-path empty.txt": ("nvme_path: ", "is no folder; name a folder"),
+    "config.json --pin offload_optimizer=nvme --pin zero_stage=1": ("nvme-path: ", "name a folder with --nvme-path"),
+    "config.json --memory-limit 0": ("'--memory-limit': '0' is out of range; give",),
+    "config.json --memory-limit much": ("'--memory-limit': 'much' is not a size; write",),
     "config.json --headroom 1": ("headroom: 1.0", "give a share"),
-    "config.json --trial-seconds 0": ("trial_seconds: 0.0", "give a value"),
+    "config.json --trial-seconds 0": ("fidelity.max_seconds: 0.0", "(--trial-seconds)"),
     "config.json --max-seconds -1": ("max_seconds: -1.0", "give seconds above 0"),
     "config.json --trial-timeout 0": ("trial_timeout: 0.0", "give seconds above 0"),
     "config.json --out none/best.json": ("out: none/best.json cannot be written", "give a path"),
@@ -170,8 +170,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "space module:factory": ("model: a factory has no shape", "use `autotune sweep`"),
     "space config.json --engine none": ("engine: 'none' is not known; use one of native",),
     "space config.json --ranks 0": ("'--ranks'", "see `autotune space --help`"),
-    "space config.json --seq-len 0": ("'--seq-len'", "see `autotune space --help`"),
-    "space gpt2 --seq-len 1025": ("sequence_length: 1025", "give at most 1024"),
+    "space config.json --sequence-length 0": ("'--sequence-length'", "see `autotune space --help`"),
+    "space gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }
 
 
@@ -190,12 +190,12 @@ def test_a_limit_below_the_smallest_possible_is_nothing_feasible(command: Comman
         "--memory-limit",
         "1000",
         status=3,
-        says=("memory_limit_bytes: every", "raise the limit"),
+        says=("memory_limit: every", "raise the limit"),
     )
 
 
 def test_rotary_positions_have_no_end(command: Command) -> None:
-    assert command("space", "config.json", "--seq-len", 1000).status == 0
+    assert command("space", "config.json", "--sequence-length", 1000).status == 0
 
 
 def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

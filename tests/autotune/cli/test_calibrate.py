@@ -112,13 +112,13 @@ def test_a_folder_that_was_not_measured_is_measured_beside_the_rest(
     ranks: Ranks, document: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
 ) -> None:
     document()
-    found = document("--nvme", tmp_path)
+    found = document("--nvme-path", tmp_path)
     assert (found["reused"], found["reason"]) == (False, f"the files of {tmp_path} were not measured before")
     assert ranks.asked[-1].nvme_path == str(tmp_path)
     bandwidths = found["coefficients"]["file_read_bandwidth"], found["coefficients"]["file_update_bandwidth"]
     assert [each["calibrated"] for each in bandwidths] == [2 * 2**26 / 0.01, 2 * 2 * 2**26 / 0.01]
-    assert document("--nvme", tmp_path)["reused"]
-    told = command("calibrate", "--ranks", 2, "--nvme", tmp_path).out
+    assert document("--nvme-path", tmp_path)["reused"]
+    told = command("calibrate", "--ranks", 2, "--nvme-path", tmp_path).out
     assert "file read: 6.71 GB/s" in told
     assert "file update: 13.42 GB/s" in told
 
@@ -161,7 +161,7 @@ def test_every_coefficient_has_words() -> None:
         (("--engine", "warp"), "engine"),
         (("--seconds", "0.5"), "seconds: 0.5 is not between 2 and 3600; give seconds such as 20"),
         (("--seconds", "nan"), "seconds: nan is not between"),
-        (("--nvme", "/no-such-folder"), "nvme_path: /no-such-folder does not exist; name a folder on a fast local disk"),
+        (("--nvme-path", "/no-such-folder"), "nvme_path: /no-such-folder does not exist; name a folder on a fast local disk"),
         (("--timeout", "10"), "timeout: 10 is not more than the 20 seconds of the measurement"),
         (("--ranks", "0"), "ranks"),
         (("--db", "/proc/none/x.db"), "/proc/none: is not a folder that exists"),

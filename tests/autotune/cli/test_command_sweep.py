@@ -66,7 +66,9 @@ def recipe(name: str) -> tuple[list[str], list[str]]:
 
 
 def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
-    answer = command("sweep", "--engine", "command", *BRIEF, "--script-knob", "workers=0,2", "--parameters", "1M", "--", *WORDS)
+    answer = command(
+        "sweep", "--engine", "command", *BRIEF, "--script-knob", "workers=0,2", "--parameter-count", "1M", "--", *WORDS
+    )
     assert answer.status == 0, answer.err
     assert "train.py on local with 2 ranks" in answer.err
     assert "note: no placeholder of the command carries zero_stage, activation_checkpointing" in answer.err
@@ -80,7 +82,7 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
 
 
 def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) -> None:
-    one = ("--set", "micro_batch_size=1,2", "--script-knob", "workers=2")
+    one = ("--pin", "micro_batch_size=1,2", "--script-knob", "workers=2")
     answer = command("sweep", *BRIEF, *one, "--", *WORDS)
     assert answer.status == 0, answer.err
     refused = command("verify", "best-config.json", "--engine", "native")
@@ -95,7 +97,7 @@ def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) 
 
 def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(script: Path, command: Command) -> None:
     (script / "train.py").write_text("import sys\nsys.exit(0)\n")
-    answer = command("sweep", *BRIEF, "--set", "micro_batch_size=1", "--", "python", "train.py", "{micro_batch_size}")
+    answer = command("sweep", *BRIEF, "--pin", "micro_batch_size=1", "--", "python", "train.py", "{micro_batch_size}")
     assert answer.status == 1
     assert "the script exited with code 0 without a measurement; call autotune.report(samples=…)" in answer.err
 
@@ -146,7 +148,7 @@ def script_main(path: Path) -> Any:
         (("--pattern", "x"), "pattern: belongs to a command; write the command after --"),
         (("llama-tiny", "--", "python", "train.py"), "model: is what the command trains"),
         (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is no NAME=VALUES"),
-        (("--parameters", "many", "--", "python", "train.py"), "'many' is no number of parameters"),
+        (("--parameter-count", "many", "--", "python", "train.py"), "'many' is no number of parameters"),
         (("--engine", "command"), "model: is missing; give a preset, a config.json or module:factory, or a command"),
     ],
 )

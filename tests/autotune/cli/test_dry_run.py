@@ -31,11 +31,11 @@ def batch(size, generator):
 def build():
     return Net(), batch
 """
-LAYOUT = ("--set", "tensor_parallel_size=2", "--set", "pipeline_parallel_size=2", "--set", "zero_stage=1")
+LAYOUT = ("--pin", "tensor_parallel_size=2", "--pin", "pipeline_parallel_size=2", "--pin", "zero_stage=1")
 
 
 def test_a_pipeline_on_a_cluster_that_is_not_here(command: Command) -> None:
-    answer = command("dry-run", "config.json", "--cluster", "dgx-a100", *LAYOUT, "--seq-len", 32, "--json")
+    answer = command("dry-run", "config.json", "--cluster", "dgx-a100", *LAYOUT, "--sequence-length", 32, "--json")
     assert answer.status == 0, answer.err
     document = json.loads(answer.out)
     assert (document["world_size"], document["backend"], document["fits"]) == (8, "nccl", True)
@@ -49,7 +49,7 @@ def test_a_pipeline_on_a_cluster_that_is_not_here(command: Command) -> None:
 
 def test_a_module_of_ones_own(command: Command, folder: Path) -> None:
     (folder / "dry_net.py").write_text(FACTORY)
-    answer = command("dry-run", "dry_net:build", "--ranks", 2, "--set", "zero_stage=3", "--set", "micro_batch_size=4", "--json")
+    answer = command("dry-run", "dry_net:build", "--ranks", 2, "--pin", "zero_stage=3", "--pin", "micro_batch_size=4", "--json")
     assert answer.status == 0, answer.err
     (rank,) = json.loads(answer.out)["ranks"]
     product = 2 * 4 * 8 * 8
@@ -66,7 +66,7 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         tag_peak_bytes=tags, host_memory_bytes=0, flops_per_step=2 * 10**12, collectives=(sent,),
     )  # fmt: skip
     monkeypatch.setattr(dry_run, "dry_run_model", lambda *_, **__: DryRun(ranks=(rank,), backend="gloo", seconds=1.0))
-    answer = command("dry-run", "config.json", "--cluster", "dgx-a100", "--set", "zero_stage=2", "--seq-len", 32)
+    answer = command("dry-run", "config.json", "--cluster", "dgx-a100", "--pin", "zero_stage=2", "--sequence-length", 32)
     assert answer.status == 0, answer.err
     lines = [line.split() for line in answer.out.splitlines()]
     assert lines[2][:4] == ["rank", "stages", "peak", "of"]
@@ -80,11 +80,11 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 BAD = {
     "": ("model: is missing; give a preset",),
-    "config.json --set zero_stage=2,3": ("zero_stage: 2,3 is not one value", "write zero_stage=VALUE"),
-    "config.json --set tensor_parallel_size=3 --ranks 3": ("3 ranks do not divide", "choose a tensor_parallel_size"),
+    "config.json --pin zero_stage=2,3": ("zero_stage: 2,3 is not one value", "write zero_stage=VALUE"),
+    "config.json --pin tensor_parallel_size=3 --ranks 3": ("3 ranks do not divide", "choose a tensor_parallel_size"),
     "config.json --engine fsdp3": ("engine: 'fsdp3' is not known",),
     "config.json --cluster dgx-a1000": ("dgx-a1000: no cluster preset",),
-    "gpt2 --seq-len 1025": ("sequence_length: 1025", "give at most 1024"),
+    "gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 ARENA, PASSIVE = "MALLOC_ARENA_MAX=1", "MALLOC_TOP_PAD_=65536 OMP_WAIT_POLICY=passive"
 SWEEP = (
     "sweep", "llama-tiny", "--runner", "local", "--trials", 4, "--trial-seconds", 0.1, "--confirm-repeats", 1, "--no-racing",
-    "--global-batch-size", 4, "--seq-len", 16, "--set", "micro_batch_size=1", "--environment", ARENA, "--environment", PASSIVE,
+    "--global-batch-size", 4, "--sequence-length", 16, "--pin", "micro_batch_size=1",
+    "--environment-setting", ARENA, "--environment-setting", PASSIVE,
 )  # fmt: skip
 
 
@@ -62,12 +63,12 @@ def _reproduces_with_its_variables(command: Command, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--environment", "LD_PRELOAD=/tmp/x.so"], "environment_settings: LD_PRELOAD may not be set; use some of "),
-        (["--environment", "NCCL_ALGO=Tree"], "environment_settings: NCCL_ALGO acts on cuda devices, and ranks have cpu "),
-        (["--environment", "MALLOC_ARENA_MAX=lots"], "environment_settings: 'lots' is no value of MALLOC_ARENA_MAX; give "),
-        (["--environment", "standard", "--trials", 4], "environment_settings: 4 settings leave none of 4 trials "),
-        (["--set", "environment=PATH=/tmp"], "environment: PATH may not be set; use some of "),
-        (["--set", "environment=NCCL_NVLS_ENABLE=0"], "environment-variables: with environment=NCCL_NVLS_ENABLE=0, NCCL_NVLS_"),
+        (["--environment-setting", "LD_PRELOAD=/tmp/x.so"], "environment_settings: LD_PRELOAD may not be set; use some of "),
+        (["--environment-setting", "NCCL_ALGO=Tree"], "environment_settings: NCCL_ALGO acts on cuda devices, and ranks have "),
+        (["--environment-setting", "MALLOC_ARENA_MAX=lots"], "environment_settings: 'lots' is no value of MALLOC_ARENA_MAX; "),
+        (["--environment-setting", "standard", "--trials", 4], "environment_settings: 4 settings leave none of 4 trials "),
+        (["--pin", "environment=PATH=/tmp"], "environment: PATH may not be set; use some of "),
+        (["--pin", "environment=NCCL_NVLS_ENABLE=0"], "environment-variables: with environment=NCCL_NVLS_ENABLE=0, NCCL_NVLS_"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line(command: Command, words: list[object], line: str) -> None:

@@ -20,7 +20,7 @@ TITLES = (
 
 @pytest.fixture
 def job(folder: Path) -> str:
-    session = table.session(folder, trials=5, strategy="random", confirm_repeats=0, memory_limit_bytes=20_000_000)
+    session = table.session(folder, trials=5, strategy="random", confirm_repeats=0, memory_limit=20_000_000)
     with open_store(str(folder / "jobs.db")) as store:
         opened = store.create_job(request_to_row(session.request))
         run_job(session, store, opened.id, table.runner())

@@ -21,7 +21,7 @@ from storage.sql import open_store
 ROOT = Path(__file__).parents[3]
 SWEEP = (
     "sweep", "config.json", "--runner", "local", "--trials", "2", "--confirm-repeats", "0", "--strategy", "random",
-    "--global-batch-size", "4", "--seq-len", "32",
+    "--global-batch-size", "4", "--sequence-length", "32",
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ SUBMIT = (
     3,
     "--global-batch-size",
     8,
-    "--seq-len",
+    "--sequence-length",
     64,
     "--confirm-repeats",
     0,
@@ -99,7 +99,7 @@ def good(answer: Answer) -> Answer:
 
 @pytest.mark.usefixtures("place")
 def test_from_submission_to_export(command: Command, folder: Path, kept: Store) -> None:
-    submitted = good(command(*SUBMIT, "--priority", 5, "--set", "zero_stage=0,1"))
+    submitted = good(command(*SUBMIT, "--priority", 5, "--pin", "zero_stage=0,1"))
     (job,) = submitted.out.split()
     assert submitted.err == f"job {job}: queued, waits for a worker\n"
     (listed,) = json.loads(good(command("jobs", "--json")).out)
@@ -166,7 +166,7 @@ def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -
     (folder / "baseline.json").write_text('{"zero_stage": 2}')
     good(command("submit", "--config", "job.toml", "--trials", 4, "--baseline", "baseline.json", "--memory-limit", "2GB"))
     request = kept.job().request
-    assert (request["trials"], request["sequence_length"], request["memory_limit_bytes"]) == (4, 32, 2 * 10**9)
+    assert (request["trials"], request["sequence_length"], request["memory_limit"]) == (4, 32, 2 * 10**9)
     assert request["resolved_domains"]["zero_stage"] == [1, 2]
     assert request["baseline"] == {"zero_stage": 2}
 
@@ -194,7 +194,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "submit none.json": ("none.json", "; give ", "config.json"),
     "submit llama-tiny --trials 0": ("trials: ", "1"),
     "submit llama-tiny --strategy genetic": ("strategy: 'genetic' is not known; use one of guided",),
-    "submit llama-tiny --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
+    "submit llama-tiny --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "submit llama-tiny --priority 101": ("'--priority'", "100", "see `autotune submit --help`"),
     "submit llama-tiny --config none.toml": ("config: none.toml cannot be read", "give the path"),
     "submit llama-tiny --watch --json": ("json: is one document, and --watch prints what happens; leave one",),

@@ -44,7 +44,7 @@ def made(tmp_path: Path, store: Store) -> Made:
     """A job that has run."""
 
     def run(result: Any = answer, **changes: Any) -> tuple[Session, Book]:
-        session = table.session(tmp_path, **{"trials": 24, "memory_limit_bytes": LIMIT, "strategy": "grid", **changes})
+        session = table.session(tmp_path, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, table.runner(result))
         return session, read_book(store, job.id)
@@ -82,7 +82,7 @@ def test_what_searches_for_memory_draws_the_least_so_far(made: Made) -> None:
 
 
 def test_a_limit_far_off_is_told_and_not_drawn(made: Made) -> None:
-    text = drawn(*made(memory_limit_bytes=10**9), 120, 40)
+    text = drawn(*made(memory_limit=10**9), 120, 40)
     assert "┊ limit 954 MiB" in text
     assert text.count("┊") == 1
 

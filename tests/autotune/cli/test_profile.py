@@ -111,8 +111,8 @@ def profiled(command: Command) -> Any:
 
 def test_a_profile_counts_what_a_trial_counts(profiled: Any) -> None:
     knobs = {"activation_checkpointing": "full", "micro_batch_size": 2}
-    pins = [word for name, value in knobs.items() for word in ("--set", f"{name}={value}")]
-    document = profiled("config.json", *pins, "--global-batch-size", 4, "--seq-len", 32)
+    pins = [word for name, value in knobs.items() for word in ("--pin", f"{name}={value}")]
+    document = profiled("config.json", *pins, "--global-batch-size", 4, "--sequence-length", 32)
     model = resolve_model("config.json")
     assert document["modules"][0]["parameters"] == model.parameter_count
     assert document["micro_batches"] == 2
@@ -133,7 +133,7 @@ def test_a_profile_counts_what_a_trial_counts(profiled: Any) -> None:
 
 def test_a_module_of_ones_own(profiled: Any, folder: Path) -> None:
     (folder / "own_net.py").write_text(FACTORY)
-    document = profiled("own_net:build", "--set", "micro_batch_size=4")
+    document = profiled("own_net:build", "--pin", "micro_batch_size=4")
     rows = {row["name"]: row for row in document["modules"] if not row["own"]}
     assert rows["layers.0-2"]["count"] == 3
     assert rows["layers.0-2"]["parameters"] == 3 * 64
@@ -143,7 +143,7 @@ def test_a_module_of_ones_own(profiled: Any, folder: Path) -> None:
 
 
 def test_the_table(command: Command) -> None:
-    answer = command("profile", "config.json", "--set", "activation_checkpointing=full", "--seq-len", 32, "--depth", 2)
+    answer = command("profile", "config.json", "--pin", "activation_checkpointing=full", "--sequence-length", 32, "--depth", 2)
     assert answer.status == 0, answer.err
     lines = answer.out.splitlines()
     assert lines[0].split(": ")[1].startswith("106,816 parameters, fp32, 1 micro-batch of 1 x 32 tokens, on ")
@@ -167,15 +167,15 @@ BAD = {
     "": ("model: is missing; give a preset",),
     "llama-9b": ("llama-9b: no model preset", "did you mean"),
     "llama-3.1-405b": ("model: the states of llama-3.1-405b", "choose a smaller model"),
-    "config.json --set zero_stage=2,3": ("zero_stage: 2,3 is not one value", "write zero_stage=VALUE"),
-    "config.json --set zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
-    "config.json --set bogus=1": ("bogus: no knob has this name",),
-    "config.json --set tensor_parallel_size=2": ("tensor_parallel_size: 2 ranks would divide", "leave it at 1"),
-    "config.json --set micro_batch_size=3 --global-batch-size 4": ("micro_batch_size=3", "; "),
+    "config.json --pin zero_stage=2,3": ("zero_stage: 2,3 is not one value", "write zero_stage=VALUE"),
+    "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
+    "config.json --pin bogus=1": ("bogus: no knob has this name",),
+    "config.json --pin tensor_parallel_size=2": ("tensor_parallel_size: 2 ranks would divide", "leave it at 1"),
+    "config.json --pin micro_batch_size=3 --global-batch-size 4": ("micro_batch_size=3", "; "),
     "config.json --depth -1": ("'--depth'", "see `autotune profile --help`"),
-    "config.json --seq-len 0": ("'--seq-len'", "see `autotune profile --help`"),
-    "gpt2 --seq-len 1025": ("sequence_length: 1025", "give at most 1024"),
-    "config.json --data none": ("data_path: ", "does not exist; give"),
+    "config.json --sequence-length 0": ("'--sequence-length'", "see `autotune profile --help`"),
+    "gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
+    "config.json --data-path none": ("data_path: ", "does not exist; give"),
     "config.json --timeout 0": ("trial_timeout: 0.0", "give seconds above 0"),
 }  # fmt: skip
 

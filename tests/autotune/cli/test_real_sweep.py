@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 SWEEP = (
     "sweep", "llama-tiny", "--runner", "local", "--trials", 3, "--trial-seconds", 0.2, "--confirm-repeats", 1,
-    "--global-batch-size", 4, "--seq-len", 32, "--seed", 1, "--no-racing",
+    "--global-batch-size", 4, "--sequence-length", 32, "--seed", 1, "--no-racing",
 )  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def _jobs_and_clean(command: Command, best: dict[str, Any]) -> None:
 
 def test_json_is_one_document_and_a_file_gives_the_options(command: Command, folder: Path) -> None:
     (folder / "sweep.toml").write_text(
-        'model = "config.json"\nrunner = "local"\ntrials = 9\nglobal-batch-size = 4\nseq_len = 32\nconfirm_repeats = 0\n'
-        "[fidelity]\nmax_seconds = 0.1\n[set]\nzero_stage = [1, 2]\n"
+        'model = "config.json"\nrunner = "local"\ntrials = 9\nglobal-batch-size = 4\nsequence_length = 32\n'
+        "confirm_repeats = 0\n[fidelity]\nmax_seconds = 0.1\n[pins]\nzero_stage = [1, 2]\n"
     )
     (folder / "baseline.json").write_text('{"zero_stage": 2, "micro_batch_size": 2}')
     answer = command(
@@ -102,7 +102,7 @@ def test_a_limit_below_every_real_peak_is_nothing_feasible(command: Command, fol
     """Above what the states alone need, so that trials run and prove it."""
     answer = command(
         "sweep", "config.json", "--runner", "local", "--trials", 2, "--strategy", "grid", "--memory-limit", 900_000,
-        "--trial-seconds", 0.1, "--set", "zero_stage=3", "--set", "micro_batch_size=4",
+        "--trial-seconds", 0.1, "--pin", "zero_stage=3", "--pin", "micro_batch_size=4",
     )  # fmt: skip
     assert (answer.status, answer.out) == (3, "")
     assert "2 INFEASIBLE" in answer.err

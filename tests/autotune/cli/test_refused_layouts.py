@@ -1,6 +1,6 @@
 """Layouts that are refused: exit code 2 and one line with the rule and its remedy, before any process starts.
 
-Every value here is legal alone; so is the rest of the space. `--set` pins the layout, so that no other point is left.
+Every value here is legal alone; so is the rest of the space. `--pin` pins the layout, so that no other point is left.
 """
 
 import json
@@ -69,11 +69,15 @@ CASES: dict[str, Case] = {
     "tensor ranks across nodes": ("tensor-in-node", {"tensor_parallel_size": 2}, ("--ranks", "3", "--global-batch-size", "9")),
     "context ranks of a module of the user's": ("factory-shape", {"context_parallel_size": 2}, ("factory:build",)),
     "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, ()),
-    "chunks of the context ranks": ("sequence-divides", {"context_parallel_size": 4}, ("config.json", "--seq-len", "20")),
+    "chunks of the context ranks": (
+        "sequence-divides",
+        {"context_parallel_size": 4},
+        ("config.json", "--sequence-length", "20"),
+    ),
     "tokens of the sequence-parallel ranks": (
         "sequence-divides",
         {"tensor_parallel_size": 2, "sequence_parallel": True},
-        ("config.json", "--seq-len", "33"),
+        ("config.json", "--sequence-length", "33"),
     ),
     "more stages than layers": (
         "pipeline-layers",
@@ -220,7 +224,7 @@ CASES: dict[str, Case] = {
     "a window and global tokens that hide nothing": (
         "attention-window",
         {"attention_window": 16, "attention_global_tokens": 16},
-        ("config.json", "--seq-len", "32"),
+        ("config.json", "--sequence-length", "32"),
     ),
     "a window of deepspeed": ("engine-honours", {"attention_window": 4}, DEEPSPEED),
     "adapters of ddp": ("engine-honours", {"lora_rank": 4}, ("config.json", "--engine", "ddp")),
@@ -359,7 +363,7 @@ def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Pat
     for file, content in MODELS.items():
         (folder / file).write_text(json.dumps(content))
     (folder / "bare.toml").write_text(CLUSTER)
-    pins = [word for knob, value in {**PLAIN, **knobs}.items() for word in ("--set", f"{knob}={value}")]
+    pins = [word for knob, value in {**PLAIN, **knobs}.items() for word in ("--pin", f"{knob}={value}")]
     given = words if words and not words[0].startswith("--") else ("config.json", *words)
     ranks = () if "--ranks" in given else ("--ranks", "4")
     answer = command("sweep", "--runner", "local", "--out", "best.json", "--space", "3d", *given, *ranks, *pins)

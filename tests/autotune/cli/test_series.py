@@ -11,7 +11,7 @@ from autotune.cli import sweep
 from autotune.jobs.session import Session
 from executor.runners.replay import ReplayRunner
 
-SWEEP = ("sweep", "config.json", "--trials", 1, "--strategy", "random", "--confirm-repeats", 0, "--seq-len", 64)
+SWEEP = ("sweep", "config.json", "--trials", 1, "--strategy", "random", "--confirm-repeats", 0, "--sequence-length", 64)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_cost_is_one_document(command: Command) -> None:
 
 
 def test_an_answer_for_many_is_labelled(command: Command) -> None:
-    answer = command(*SWEEP, "--tune-on", "1x2", "--for", "4x2")
+    answer = command(*SWEEP, "--tune-on", "1x2", "--answer-for", "4x2")
     assert answer.status == 0, answer.err
     assert "extrapolated to 8 devices, not measured: " in answer.out
 
@@ -62,7 +62,7 @@ def test_an_answer_for_many_is_labelled(command: Command) -> None:
         (("--ranks", "1,2"), "ranks: has several values for one job"),
         (("--ranks", "two"), "ranks: 'two' is no number of ranks; write 2, or 1,2,4"),
         (("--ranks", "0"), "ranks: 0 is not a whole number of 1 or more"),
-        (("--objective", "sequence"), "memory_limit_bytes: is missing for the objective sequence"),
+        (("--objective", "sequence"), "memory_limit: is missing for the objective sequence"),
         (("--resume", "1", "--price", "1"), "resume: a job goes on with its own request"),
         (("--tune-on", "1x2"), "answer_for: is missing"),
     ],

@@ -35,7 +35,7 @@ FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "training_steps": 1000, "document_lengths": [64, 17, 8],
-    "memory_limit_bytes": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
+    "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
     "environment_settings": ["MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive"],
@@ -43,13 +43,13 @@ FIELDS: dict[str, Any] = {
     "command": {"arguments": ["python", "train.py", "{micro_batch_size}"], "folder": "/srv", "script_knobs": {"a": ["1"]}},
 }  # fmt: skip
 ASKED: dict[str, Any] = {
-    "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit_bytes": 10**9,
+    "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit": 10**9,
     "training_steps": 1000, "document_lengths": [64, 17, 8], "engine": "native",
     "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
-    "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "seq_len",
+    "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "sequence_length",
 }  # fmt: skip
 MODEL = {"name": "mine", "config": {"model_type": "llama"}}
 CALLS: dict[str, Callable[[Client], Any]] = {
@@ -164,16 +164,21 @@ def test_every_answer_has_a_value() -> None:
     assert answers <= set(VIEWS.values())
 
 
+def present(schema: str) -> set[str]:
+    """The properties that are not old names."""
+    return {name for name, value in SCHEMAS[schema]["properties"].items() if not value.get("deprecated")}
+
+
 def test_the_fields_of_a_submission_are_those_of_the_document() -> None:
-    assert {"model", *SubmissionFields.__annotations__} == SCHEMAS["JobSubmission"]["properties"].keys()
+    assert {"model", *SubmissionFields.__annotations__} == present("JobSubmission")
     assert FIELDS.keys() == SubmissionFields.__annotations__.keys(), "the call above leaves fields out"
-    assert SCHEMAS["ConfigSubmission"]["properties"].keys() - SCHEMAS["JobSubmission"]["properties"].keys() == {"config"}
+    assert present("ConfigSubmission") - present("JobSubmission") == {"config"}
 
 
 def test_the_fields_of_what_is_predicted_are_those_of_the_document() -> None:
-    assert {"model", "config", *AskedFields.__annotations__} == SCHEMAS["PredictionRequest"]["properties"].keys()
+    assert {"model", "config", *AskedFields.__annotations__} == present("PredictionRequest")
     known = {*AskedFields.__annotations__, *PlanFields.__annotations__}
-    assert {"model", *known} == SCHEMAS["PlanRequest"]["properties"].keys()
+    assert {"model", *known} == present("PlanRequest")
     assert (ASKED.keys(), PLANNED.keys()) == (AskedFields.__annotations__.keys(), known), "the calls above leave fields out"
     with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="'tops' is no field of this request; use"):
         client.plan("llama-tiny", tops=3)  # type: ignore[call-arg]

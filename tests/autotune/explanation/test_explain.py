@@ -139,7 +139,7 @@ def test_memory_of_the_fullest_rank(tmp_path: Path, store: Store) -> None:
     def answer(config: TrialConfig) -> TrialResult:
         return table.ok(100.0 - config.zero_stage, 30_000_000, ranks=ranks)
 
-    told = explained(tmp_path, store, answer, trials=3, memory_limit_bytes=LIMIT, headroom=0.1)
+    told = explained(tmp_path, store, answer, trials=3, memory_limit=LIMIT, headroom=0.1)
     memory = told.memory
     assert memory is not None
     assert (memory.rank, memory.peak_bytes, sum(memory.by_tag.values())) == (1, 30_000_000, 30_000_000)
@@ -160,7 +160,7 @@ def test_more_memory_would_help_where_it_is_what_is_missing(tmp_path: Path, stor
         peak = int(estimates(asked, [config])[0].peak_memory_bytes.mean)
         return table.ok(60.0 * config.micro_batch_size, peak) if peak <= limit else table.ended(Outcome.INFEASIBLE)
 
-    told = explained(tmp_path, store, answer, memory_limit_bytes=limit, headroom=0.0, confirm_repeats=0)
+    told = explained(tmp_path, store, answer, memory_limit=limit, headroom=0.0, confirm_repeats=0)
     assert told.limits is not None
     by_factor = {more.factor: more for more in told.limits.memory}
     assert by_factor[2.0].gain.mean > 1.05
@@ -170,7 +170,7 @@ def test_more_memory_would_help_where_it_is_what_is_missing(tmp_path: Path, stor
 
 @pytest.mark.parametrize(
     "changes",
-    [{"strategy": "tpe", "trials": 4, "memory_limit_bytes": LIMIT, "objective": "memory"}, {"trials": 1}],
+    [{"strategy": "tpe", "trials": 4, "memory_limit": LIMIT, "objective": "memory"}, {"trials": 1}],
 )
 def test_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dict[str, Any], changes: dict[str, Any]) -> None:
     told = explained(tmp_path, store, table.measured, **changes)

@@ -28,7 +28,7 @@ def test_a_request_survives_plain_data(tmp_path: Path) -> None:
         ("trial_timeout", 0),
         ("global_batch_size", 0),
         ("sequence_length", -4),
-        ("memory_limit_bytes", 0),
+        ("memory_limit", 0),
         ("ranks", 0),
         ("headroom", 1.0),
         ("strategy", "genetic"),
@@ -93,7 +93,7 @@ def test_a_toml_file_has_the_same_fields(tmp_path: Path) -> None:
     [
         ("trails = 3", "trails: is not a field.*did you mean trials"),
         ("seed = 1\nseed = 2", "is not TOML"),
-        ("seq-len = 3\nsequence_length = 4", "given twice"),
+        ("seq-len = 3\nsequence_length = 4", "sequence_length: is given as seq_len too; leave one"),
     ],
 )
 def test_a_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str) -> None:

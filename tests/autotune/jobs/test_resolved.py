@@ -39,7 +39,7 @@ def test_what_is_remembered_is_what_resolving_gives(calls: list[object]) -> None
     "change",
     [
         {"model": "llama-mini"}, {"cluster": "dgx-a100:1", "ranks": 8}, {"ranks": 1}, {"space": "zero-buckets"},
-        {"pins": {"zero_stage": 1}}, {"global_batch_size": 16}, {"sequence_length": 32}, {"memory_limit_bytes": 10**9},
+        {"pins": {"zero_stage": 1}}, {"global_batch_size": 16}, {"sequence_length": 32}, {"memory_limit": 10**9},
         {"baseline": {"zero_stage": 1}}, {"engine": "ddp", "pins": {"zero_stage": 0}},
     ],
 )  # fmt: skip

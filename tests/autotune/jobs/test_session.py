@@ -45,7 +45,7 @@ def session_of_row(session: Session) -> Session:
 
 def test_stages_that_cannot_fit_are_no_baseline(tmp_path: Path) -> None:
     parameters = table.session(tmp_path).model.parameter_count
-    session = table.session(tmp_path, memory_limit_bytes=parameters * 14)
+    session = table.session(tmp_path, memory_limit=parameters * 14)
     assert [config.zero_stage for config in session.baselines] == [1, 2, 3]
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_fit_the_host_is_refused(tmp_path: Path) -> None:
 
 def test_a_limit_below_every_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NothingFeasibleError, match="needs at least"):
-        table.session(tmp_path, memory_limit_bytes=1_000)
+        table.session(tmp_path, memory_limit=1_000)
 
 
 @pytest.mark.parametrize(

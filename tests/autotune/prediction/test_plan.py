@@ -225,7 +225,7 @@ def test_parts_of_one_node() -> None:
 
 def test_the_largest_fits_and_the_next_does_not() -> None:
     question = asked(pins=SMALL | {"micro_batch_size": "1", "pipeline_schedule": "1f1b"})
-    for dimension in ("seq_len", "model"):
+    for dimension in ("sequence_length", "model"):
         found = largest(question, dimension, PROBABILITY)
         assert found.next is not None
         assert found.value < found.next
@@ -233,7 +233,7 @@ def test_the_largest_fits_and_the_next_does_not() -> None:
         assert best.estimate.fit_probability >= PROBABILITY - 1e-9
         larger = (
             dataclasses.replace(question, sequence_length=found.next)
-            if dimension == "seq_len"
+            if dimension == "sequence_length"
             else dataclasses.replace(question, model=scaled(question.model, _scale_of(question, found.next)))
         )
         with pytest.raises(NothingFeasibleError, match="fits into 80 GiB a device with a probability of 95%"):
@@ -246,13 +246,13 @@ def _scale_of(question: Question, parameters: int) -> float:
 
 
 def test_the_largest_micro_batch_divides_the_global_batch() -> None:
-    found = largest(asked(global_batch_size=96, pins=SMALL), "micro_batch", PROBABILITY)
+    found = largest(asked(global_batch_size=96, pins=SMALL), "micro_batch_size", PROBABILITY)
     assert 96 % found.value == 0
     assert plan(found.question, PlanOptions(top=1)).plans[0].estimate.config.micro_batch_size == found.value
 
 
 def test_positions_that_are_learned_bound_the_sequence() -> None:
-    found = largest(asked("gpt2", pins=SMALL, sequence_length=1024), "seq_len", PROBABILITY)
+    found = largest(asked("gpt2", pins=SMALL, sequence_length=1024), "sequence_length", PROBABILITY)
     assert (found.value, found.next) == (1024, None)
 
 

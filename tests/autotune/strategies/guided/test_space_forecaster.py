@@ -201,6 +201,6 @@ def test_a_module_of_ones_own_is_a_transformer_of_its_size() -> None:
 
 
 def test_a_limit_makes_room_smaller(tmp_path: Path) -> None:
-    space: SearchSpace = table.session(tmp_path, memory_limit_bytes=3_000_000).space
+    space: SearchSpace = table.session(tmp_path, memory_limit=3_000_000).space
     limited = setting_of(space.model, space, "native", Ranking(memory_limit_bytes=3_000_000, headroom=0.1), Fidelity())
     assert forecaster(limited).pool(space).described.room.max() <= 2_700_001

@@ -1,0 +1,49 @@
+"""Options by their old names: accepted with a note, and absent from the help."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from typer.core import TyperGroup
+
+from autotune.vocabulary import OLD_OPTIONS, given_twice, old_name_note
+
+
+class PresentNames(TyperGroup):
+    """A group whose commands accept the old names of their options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """See `TyperGroup.resolve_command`. RequestError: an option is given by both names."""
+        name, command, words = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            words = list(_present(command, words))
+        return name, command, words
+
+
+def tell_note(line: str) -> None:
+    """Print a note on standard error, so that standard output stays what was asked for."""
+    print(f"note: {line}", file=sys.stderr)  # noqa: T201
+
+
+def _present(command: Any, words: Sequence[str]) -> Iterator[str]:
+    """The words with old names of options replaced by present ones, where the command has the present and lacks the old."""
+    takes_value = {name: not getattr(option, "is_flag", True) for option in command.params for name in option.opts}
+    renamed = {old: new for old, new in OLD_OPTIONS.items() if new in takes_value and old not in takes_value}
+    given = {word.partition("=")[0] for word in words}
+    told = set()
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield from (word, *rest)
+            return
+        option, equals, value = word.partition("=")
+        new = renamed.get(option, option)
+        if new != option:
+            if new in given:
+                raise given_twice(new, option)
+            if option not in told:
+                tell_note(old_name_note(option, new))
+                told.add(option)
+        yield new + equals + value
+        if not equals and takes_value.get(new):
+            yield from (value for value in (next(rest, None),) if value is not None)
