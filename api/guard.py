@@ -57,7 +57,7 @@ class Guard:
                 refusal = HTTPStatus.REQUEST_TIMEOUT, "body: took too long to arrive; send it again", {"Connection": "close"}
             except ClientDisconnect:
                 # What has come may read as a whole request, which nobody sent.
-                refusal = HTTPStatus.BAD_REQUEST, "body: broke off", {}
+                refusal = HTTPStatus.BAD_REQUEST, "body: broke off; send it again", {}
             else:
                 refusal = self._body_refusal(body, headers)
                 receive = _again(body or b"", receive)
@@ -72,7 +72,11 @@ class Guard:
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> Refusal | None:
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > self.settings.body_bytes:
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
+            return (
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body: is longer than {self.settings.body_bytes:,} bytes; shorten it",
+                {},
+            )
         if not self.settings.require_keys:
             # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
             if not self._is_ours(headers.get("host", "")):
@@ -122,19 +126,23 @@ class Guard:
 
     def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> Refusal | None:
         if body is None:
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: at most {self.settings.body_bytes} bytes", {}
+            return (
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body: is longer than {self.settings.body_bytes:,} bytes; shorten it",
+                {},
+            )
         if not body:
             return None
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: only application/json is read", {}
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: is not application/json; send JSON, and say so", {}
         if _is_deeper(body, self.settings.depth):
-            return HTTPStatus.BAD_REQUEST, f"body: nested deeper than {self.settings.depth}", {}
+            return HTTPStatus.BAD_REQUEST, f"body: is nested deeper than {self.settings.depth} levels; flatten it", {}
         try:
             _require_json(body)
         except UnicodeError:
-            return HTTPStatus.BAD_REQUEST, "body: is not UTF-8, or holds half of a surrogate pair", {}
+            return HTTPStatus.BAD_REQUEST, "body: is not UTF-8, or holds half of a surrogate pair; encode it as UTF-8", {}
         except (ValueError, RecursionError) as error:
-            return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error})", {}
+            return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error}); correct it", {}
         return None
 
 

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
 from search_spaces.errors import SearchSpaceError
 from storage.errors import (
@@ -54,7 +55,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SubmissionConflictError)
     def conflict(_request: Request, error: SubmissionConflictError) -> JSONResponse:
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), [{"field": "Idempotency-Key", "message": str(error)}])
+        wrong, _, remedy = str(error).partition("; ")
+        errors = [{"field": "Idempotency-Key", "message": wrong, "remedy": remedy}]
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Idempotency-Key: {error}", errors)
 
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:
@@ -62,17 +65,21 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used; try again, then ask who runs the server")
 
     @app.exception_handler(RequestValidationError)
-    def bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [{"field": ".".join(map(str, item["loc"]))[:200], "message": item["msg"]} for item in error.errors()[:20]]
-        detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
+    def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        path = getattr(request.scope.get("route"), "path_format", request.scope["path"])
+        errors = refusals(error.errors(), app.openapi(), path, request.method.lower())
+        detail = "; ".join(f"{item['field']}: {item['message']}; {item['remedy']}" for item in errors)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)
 
     @app.exception_handler(HTTPException)
     def refused(request: Request, error: HTTPException) -> JSONResponse:
-        headers = dict(error.headers or {})
+        headers, detail = dict(error.headers or {}), str(error.detail)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = ", ".join(_methods(request))
-        return problem(HTTPStatus(error.status_code), str(error.detail), headers=headers)
+            detail = f"method: {request.method} is not possible here; use {headers['Allow']}"
+        elif detail == HTTPStatus.NOT_FOUND.phrase:
+            detail = f"path: {request.scope['path']!r} is not an address of this service; see /openapi.json"
+        return problem(HTTPStatus(error.status_code), detail, headers=headers)
 
     @app.exception_handler(Exception)
     def broken(_request: Request, _error: Exception) -> JSONResponse:

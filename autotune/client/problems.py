@@ -36,7 +36,6 @@ def error_of(answer: httpx2.Response, url: str, had_key: bool) -> ServiceError:
     if kind is UnauthorizedError:
         return kind(_unauthorized(url, had_key), status)
     problems = tuple(_problem(item) for item in document.get("errors", ()) if isinstance(item, dict))
-    # The detail of fields that were refused for their type alone names them as the server's parser does.
     detail = "; ".join(map(str, problems)) or one_line(str(document.get("detail") or document.get("title")))
     return kind(detail, status, problems)
 
@@ -70,4 +69,4 @@ def _document(answer: httpx2.Response) -> dict[str, Any] | None:
 
 def _problem(item: dict[str, Any]) -> FieldProblem:
     field, message, remedy = (one_line(str(item.get(name, ""))) for name in ("field", "message", "remedy"))
-    return FieldProblem(field=field.removeprefix("body."), message=message.removeprefix(f"{field}: "), remedy=remedy)
+    return FieldProblem(field=field, message=message, remedy=remedy)

@@ -59,7 +59,7 @@ def test_a_stream_goes_from_any_point_to_the_end_of_the_job(client: TestClient, 
 def test_a_bad_point_is_refused(client: TestClient, last: str) -> None:
     job_id = submit(client)["id"]
     answer = client.get(f"/v1/jobs/{job_id}/events/stream", headers={b"Last-Event-ID": last.encode()})
-    assert problem_of(answer, 422)["errors"][0]["field"] == "header.Last-Event-ID"
+    assert problem_of(answer, 422)["errors"][0]["field"] == "Last-Event-ID"
 
 
 def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ export function problemsByField(problem, body) {
   const found = {};
   if (problem === null) return found;
   const errors = problem.errors.length ? problem.errors : [{ field: "", message: problem.message }];
-  for (const { field, message, remedy } of errors.filter((error) => isMeant(error, body))) {
+  for (const { field, message, remedy } of errors) {
     const [entry, rest] = placeOf(field, body);
     const told = `${rest ? `${rest}: ` : ""}${message}`;
     (found[entry] ??= []).push(`${sentence(told)}${remedy ? ` ${sentence(remedy)}` : ""}`);
@@ -88,14 +88,8 @@ export function problemsByField(problem, body) {
   return found;
 }
 
-/** Of an entry of several kinds the service tells what each kind lacks: what a name lacks says nothing of a config.json. */
-function isMeant({ field }, { model }) {
-  return typeof model !== "object" || !/^body\.model\.(constrained-str|str)$/.test(field);
-}
-
 /** The entry that a problem belongs to, and what it names beside: the service names a field, a knob, or a value that it does not know. */
-function placeOf(field, body) {
-  const name = field.replace(/^body\.?/, "").replace(/\.(UploadedModel|SubmittedCommand|int|float|str|bool|constrained-\w+|list\[.*\])(?=\.|$)/g, "");
+function placeOf(name, body) {
   for (const knobs of ["pins", "baseline"]) {
     const own = Object.keys(body[knobs] ?? {}).find((knob) => name === knob || name.startsWith(`${knobs}.${knob}`));
     if (own) return [`${knobs}.${own}`, ""];

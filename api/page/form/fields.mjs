@@ -61,16 +61,12 @@ export const SEARCH = [
 
 export const ALL = [...WORKLOAD, ...MACHINE, ...GOAL, ...SEARCH];
 
-const BYTES = { "": 1, B: 1, K: 2 ** 10, KB: 1e3, KIB: 2 ** 10, M: 2 ** 20, MB: 1e6, MIB: 2 ** 20, G: 2 ** 30, GB: 1e9, GIB: 2 ** 30 };
-
-/** What is sent of an entry; what cannot be read is sent as it is, for the service to say what is wrong. */
+/** What is sent of an entry; what is not a number is sent as it is, such as bytes with a unit: the service reads it, or says what is wrong. */
 export function sent(field, entry) {
   const text = String(entry).trim();
   if (field.kind === "switch") return entry === true || entry === "true";
   if (field.kind === "choice") return text;
   if (field.kind === "texts") return text.split("|").map((part) => part.trim()).filter(Boolean);
-  const bytes = field.kind === "bytes" && /^([\d.]+)\s*([a-z]*)$/i.exec(text);
-  if (bytes && bytes[2].toUpperCase() in BYTES) return Math.round(Number(bytes[1]) * BYTES[bytes[2].toUpperCase()]);
   const value = Number(text);
   if (!Number.isFinite(value)) return text;
   return field.kind === "percent" ? Number((value / 100).toPrecision(12)) : value;

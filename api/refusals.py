@@ -1,0 +1,255 @@
+"""Why a request does not fit the OpenAPI document, in our words: field, problem, remedy.
+
+The validator (pydantic) says where a value is wrong and how; what would be right is read from the document.
+"""
+
+import difflib
+import json
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.jobs.request import FIELDS
+from autotune.vocabulary import OLD_OPTION_NAMES
+
+MOST_ERRORS = 20
+Schema = Mapping[str, Any]
+Refused = dict[str, Any]
+"""`field`, `message` and `remedy` of one field."""
+
+_JOB = r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$"
+_FORMS: dict[str, tuple[str, str]] = {
+    _JOB: ("a job's whole id", "give one such as 20300101-000000-a1b2"),
+    r"^[0-9a-f]{12}$": ("an id of 12 characters", "give it as the service told it"),
+    r"^[^\x00-\x1f]*$": ("a text without control characters", "leave them out"),
+    r"^[^\x00]*$": ("a text without null characters", "leave them out"),
+    r"^[a-z0-9_]+$": ("a name of lower-case letters, digits and underscores", "correct the name"),
+    r"^[a-z_]{1,40}$": ("a name of lower-case letters and underscores", "correct the name"),
+    r"^[A-Za-z0-9_]+$": ("a name of letters, digits and underscores", "correct the name"),
+    r"^[A-Za-z_][A-Za-z0-9_]*$": ("a name of letters, digits and underscores, no digit first", "correct the name"),
+    r"^[A-Za-z0-9_-]+$": ("a name of letters, digits, underscores and dashes", "correct the name"),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": ("a name of letters, digits, dots, underscores and dashes", "correct the name"),
+    r"^[\x21-\x7e]{1,128}$": ("a key of 1 to 128 visible ASCII characters", "correct the key"),
+    r"^[0-9]{1,9}$": ("a whole number of at most 9 digits", "give the number of an event"),
+    r"^https?://": ("an address", "begin it with https:// or http://"),
+}
+"""Pattern of a text -> what the text is, and the remedy where it is not."""
+_KINDS = {
+    "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "a text", "array": "a list",
+    "object": "an object",
+}  # fmt: skip
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+_OF_VALUES = (
+    *_BOUNDS,
+    "string_too_short",
+    "string_too_long",
+    "string_pattern_mismatch",
+    "too_short",
+    "too_long",
+    "value_error",
+)
+"""Kinds of errors of a value that has the right kind: of a union they say more than that it has not another."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxdict = _SHORT.maxlist = 3
+_SHORT.maxlevel = 2
+
+
+@dataclass(slots=True)
+class _Place:
+    """A value of a request that is wrong, with what the document says of it."""
+
+    name: str
+    options: list[Schema]
+    """What it may be: several for a union."""
+    parent: list[Schema]
+    errors: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], path: str, method: str) -> list[Refused]:
+    """Return one entry for each value that is wrong, at most `MOST_ERRORS`.
+
+    Args:
+        errors: of the validator.
+        document: the OpenAPI document.
+        path: of the operation, as the document has it.
+        method: of the operation, in lower case.
+    """
+    operation = document.get("paths", {}).get(path, {}).get(method, {})
+    places: dict[str, _Place] = {}
+    for error in errors[: 10 * MOST_ERRORS]:
+        found = _place(error, operation, document)
+        places.setdefault(found.name, found).errors.append(error)
+    # Where a part of a value is wrong, the value itself has one of the right kinds.
+    whole = [name for name, place in places.items() if not _has_a_right_kind(place) and _has_parts(name, places)]
+    return [_refused(place) for name, place in places.items() if name not in whole][:MOST_ERRORS]
+
+
+def _has_a_right_kind(place: _Place) -> bool:
+    return any(error["type"] in _OF_VALUES for error in place.errors)
+
+
+def _has_parts(name: str, places: Mapping[str, _Place]) -> bool:
+    return any(other.startswith(f"{name}.") for other in places)
+
+
+def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _Place:
+    """Follow the error's location through the document; words of it that name no part of a value are the validator's own."""
+    where, *rest = error["loc"]
+    if where == "body":
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        names: list[str] = []
+        options = _options(content.get("schema", {}), document)
+    else:
+        names, options, rest = _parameter(where, rest, operation, document)
+    parent: list[Schema] = []
+    is_new = error["type"] == "extra_forbidden"
+    for at, part in enumerate(rest):
+        if is_new and at == len(rest) - 1:
+            parent, options = options, []
+        else:
+            inner = [found for option in options if (found := _part(option, part)) is not None]
+            if not inner:
+                continue
+            parent, options = options, [option for schema in inner for option in _options(schema, document)]
+        names.append(str(part))
+    return _Place(name=".".join(names)[:200] or str(where), options=options, parent=parent)
+
+
+def _parameter(
+    where: str, rest: Sequence[Any], operation: Schema, document: Schema
+) -> tuple[list[str], list[Schema], Sequence[Any]]:
+    name = str(rest[0]) if rest else where
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == where and parameter["name"].lower().replace("_", "-") == name.lower().replace("_", "-"):
+            return [parameter["name"]], list(_options(parameter["schema"], document)), rest[1:]
+    return [name], [], rest[1:]
+
+
+def _options(schema: Schema, document: Schema) -> list[Schema]:
+    """What a value may be, without null, which leaving it out says as well."""
+    if "$ref" in schema:
+        return _options(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
+    if "anyOf" in schema:
+        return [option for part in schema["anyOf"] for option in _options(part, document)]
+    return [] if schema.get("type") == "null" else [schema]
+
+
+def _part(schema: Schema, part: Any) -> Schema | None:
+    """What the document says of a part of a value; None: there is no such part."""
+    if isinstance(part, int):
+        return schema.get("items")
+    if part in schema.get("properties", {}):
+        return schema["properties"][part]  # type: ignore[no-any-return]
+    if part != "[key]":
+        for pattern, inner in schema.get("patternProperties", {}).items():
+            if re.search(pattern, part):
+                return inner  # type: ignore[no-any-return]
+    others = schema.get("additionalProperties")
+    return others if isinstance(others, dict) else None
+
+
+def _refused(place: _Place) -> Refused:
+    told = [error for error in place.errors if error["type"] in _OF_VALUES] or place.errors
+    problem, remedy = _told(told[0], place)
+    return {"field": place.name, "message": problem, "remedy": remedy}
+
+
+def _told(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
+    """The problem, and the remedy."""
+    kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
+    cause = context.get("error")
+    match kind:
+        case "missing":
+            return "is missing", f"give {_expected(place.options)}"
+        case "extra_forbidden":
+            return _unknown(place)
+        case "string_too_short" | "too_short":
+            least = context["min_length"]
+            return (
+                ("is empty", "give at least one character" if kind == "string_too_short" else "give at least one")
+                if (least == 1)
+                else (f"has fewer than {least:,}", f"give at least {least:,}")
+            )
+        case "string_too_long" | "too_long":
+            what = "characters" if kind == "string_too_long" else "items"
+            return f"has more than {context['max_length']:,} {what}", "shorten it"
+        case "string_pattern_mismatch":
+            what, remedy = _FORMS.get(context["pattern"], ("of the right form", f"write it like {context['pattern']}"))
+            return f"{_shown(value)} is not {what}", remedy
+        case "value_error" if isinstance(cause, AutotuneError):
+            place.name = cause.field if place.name == "body" else place.name
+            return cause.problem, cause.remedy
+        case "json_invalid":
+            return "is not JSON", "correct it"
+    if "[key]" in error["loc"]:
+        return f"{_shown(value)} is not a name", "correct it"
+    options = [option for option in place.options if option.get("type") in ("integer", "number")] if kind in _BOUNDS else []
+    expected = _expected(options or place.options, is_most_told=kind.startswith("less"))
+    names = [str(name) for option in place.options for name in _names(option)]
+    if names and isinstance(value, str):
+        return f"{_shown(value)} is not known", f"use one of {', '.join(names)}"
+    return f"{_shown(value)} is not {expected}", _remedy(options or place.options, kind, expected)
+
+
+def _unknown(place: _Place) -> tuple[str, str]:
+    name = place.name.rpartition(".")[2]
+    known = [
+        own for option in place.parent for own, value in option.get("properties", {}).items() if not value.get("deprecated")
+    ]
+    if name in FIELDS and "trials" in known:
+        return "belongs to the machine of the service", "leave it out"
+    nearest = [OLD_OPTION_NAMES[name]] if OLD_OPTION_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {nearest[0]}?" if nearest else f"the fields are {', '.join(known)}"
+    return "is not a field of this request", remedy
+
+
+def _names(schema: Schema) -> Iterator[Any]:
+    yield from schema.get("enum", ())
+    if "const" in schema:
+        yield schema["const"]
+
+
+def _expected(options: Sequence[Schema], is_most_told: bool = False) -> str:
+    """What a value may be: `a whole number of 1 or more`, `a text or an object`."""
+    texts = list(dict.fromkeys(_expected_of(option, is_most_told) for option in options)) or ["a value"]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def _expected_of(schema: Schema, is_most_told: bool) -> str:
+    if names := [str(name) for name in _names(schema)]:
+        return f"one of {', '.join(names)}"
+    kind = schema.get("type", "")
+    text = _KINDS.get(kind, "a value")
+    least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    most, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if is_most_told and most is not None and least is not None:
+        return f"{text} from {_number(least)} to {_number(most)}"
+    if below is not None and least is not None:
+        return f"{text} from {_number(least)} to less than {_number(below)}"
+    if above is not None:
+        return f"{text} above {_number(above)}" + (f", up to {_number(most)}" if is_most_told and most is not None else "")
+    return text if least is None or least < 0 else f"{text} of {_number(least)} or more"
+
+
+def _remedy(options: Sequence[Schema], kind: str, expected: str) -> str:
+    if len(options) == 1:
+        least, most = options[0].get("minimum"), options[0].get("maximum")
+        if kind.startswith("less") and most is not None:
+            return f"give at most {_number(most)}"
+        if not kind.startswith("less") and least is not None and least >= 0 and "exclusiveMaximum" not in options[0]:
+            return f"give at least {_number(least)}"
+    return f"give {expected}"
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 10**17 else f"{value:g}"
+
+
+def _shown(value: Any) -> str:
+    """The value, shortened; a text in quotes, what JSON has words for in these."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)
