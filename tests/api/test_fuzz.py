@@ -106,6 +106,8 @@ def refused_well(kind: str, request: Raw, answer: Answer) -> None:
         document = json.loads(answer.body)
         assert document["status"] == answer.status, told
         assert len(answer.body) < 60_000, told
+        assert b"Input should" not in answer.body and b"Value error" not in answer.body, told
+        assert all(error["field"] and error["message"] and error["remedy"] for error in document.get("errors", ())), told
         assert b"Traceback" not in answer.body and b"root:" not in answer.body and b"site-packages" not in answer.body, told
 
 

@@ -45,7 +45,7 @@ def test_what_is_wrong_is_said_at_its_entry_while_it_is_typed(place: Place, open
     fill(page, Trials="many")
     entry = page.get_by_label(re.compile("^Trials"))
     expect(entry).to_have_attribute("aria-invalid", "true")
-    expect(entry).to_have_accessible_description(re.compile("integer"))
+    expect(entry).to_have_accessible_description(re.compile("is not a whole number"))
     expect(page.get_by_text("1 entry to correct.")).to_be_visible()
     entry.fill("5")
     expect(entry).not_to_have_attribute("aria-invalid", "true")
