@@ -202,7 +202,7 @@ def _unknown(place: _Place) -> tuple[str, str]:
         own for option in place.parent for own, value in option.get("properties", {}).items() if not value.get("deprecated")
     ]
     if name in FIELDS and "trials" in known:
-        return "belongs to the machine of the service", "leave it out"
+        return "is not a field of a request to a service", "leave it out"
     nearest = [OLD_OPTION_NAMES[name]] if OLD_OPTION_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"the fields are {', '.join(known)}"
     return "is not a field of this request", remedy

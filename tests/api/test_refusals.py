@@ -55,7 +55,7 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
         ({"trials": 2_000_000}, "trials: 2000000 is not a whole number from 1 to 1,000,000; give at most 1,000,000"),
         ({"trails": 3}, "trails: is not a field of this request; did you mean trials?"),
         ({"seq_len": 3}, "seq_len: is not a field of this request; did you mean sequence_length?"),
-        ({"data_path": "/x"}, "data_path: belongs to the machine of the service; leave it out"),
+        ({"data_path": "/x"}, "data_path: is not a field of a request to a service; leave it out"),
         ({"model": 3}, "model: 3 is not a text or an object; give a text or an object"),
         ({"model": {"name": "x"}}, "model.config: is missing; give an object"),
         ({"headroom": 1}, "headroom: 1 is not a number from 0 to less than 1; give a number from 0 to less than 1"),
