@@ -66,7 +66,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
-        path = getattr(request.scope.get("route"), "path_format", request.scope["path"])
+        path = str(getattr(request.scope.get("route"), "path_format", request.scope["path"]))
         errors = refusals(error.errors(), app.openapi(), path, request.method.lower())
         detail = "; ".join(f"{item['field']}: {item['message']}; {item['remedy']}" for item in errors)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)

@@ -23,7 +23,7 @@ Refused = dict[str, Any]
 _JOB = r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$"
 _FORMS: dict[str, tuple[str, str]] = {
     _JOB: ("a job's whole id", "give one such as 20300101-000000-a1b2"),
-    r"^[0-9a-f]{12}$": ("an id of 12 characters", "give it as the service told it"),
+    r"^[0-9a-f]{12}$": ("an id of 12 characters", "give it as the service returned it"),
     r"^[^\x00-\x1f]*$": ("a text without control characters", "leave them out"),
     r"^[^\x00]*$": ("a text without null characters", "leave them out"),
     r"^[a-z0-9_]+$": ("a name of lower-case letters, digits and underscores", "correct the name"),
@@ -154,12 +154,12 @@ def _part(schema: Schema, part: Any) -> Schema | None:
 
 
 def _refused(place: _Place) -> Refused:
-    told = [error for error in place.errors if error["type"] in _OF_VALUES] or place.errors
-    problem, remedy = _told(told[0], place)
+    errors = [error for error in place.errors if error["type"] in _OF_VALUES] or place.errors
+    problem, remedy = _describe(errors[0], place)
     return {"field": place.name, "message": problem, "remedy": remedy}
 
 
-def _told(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
+def _describe(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
     """The problem, and the remedy."""
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     cause = context.get("error")
@@ -169,11 +169,12 @@ def _told(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
         case "extra_forbidden":
             return _unknown(place)
         case "string_too_short" | "too_short":
+            what = "character" if kind == "string_too_short" else "item"
             least = context["min_length"]
             return (
-                ("is empty", "give at least one character" if kind == "string_too_short" else "give at least one")
-                if (least == 1)
-                else (f"has fewer than {least:,}", f"give at least {least:,}")
+                ("is empty", f"give at least one {what}")
+                if least == 1
+                else ("is too short", f"give at least {least:,} {what}s")
             )
         case "string_too_long" | "too_long":
             what = "characters" if kind == "string_too_long" else "items"
@@ -189,7 +190,7 @@ def _told(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
     if "[key]" in error["loc"]:
         return f"{_shown(value)} is not a name", "correct it"
     options = [option for option in place.options if option.get("type") in ("integer", "number")] if kind in _BOUNDS else []
-    expected = _expected(options or place.options, is_most_told=kind.startswith("less"))
+    expected = _expected(options or place.options, with_most=kind.startswith("less"))
     names = [str(name) for option in place.options for name in _names(option)]
     if names and isinstance(value, str):
         return f"{_shown(value)} is not known", f"use one of {', '.join(names)}"
@@ -214,25 +215,25 @@ def _names(schema: Schema) -> Iterator[Any]:
         yield schema["const"]
 
 
-def _expected(options: Sequence[Schema], is_most_told: bool = False) -> str:
+def _expected(options: Sequence[Schema], with_most: bool = False) -> str:
     """What a value may be: `a whole number of 1 or more`, `a text or an object`."""
-    texts = list(dict.fromkeys(_expected_of(option, is_most_told) for option in options)) or ["a value"]
+    texts = list(dict.fromkeys(_expected_of(option, with_most) for option in options)) or ["a value"]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def _expected_of(schema: Schema, is_most_told: bool) -> str:
+def _expected_of(schema: Schema, with_most: bool) -> str:
     if names := [str(name) for name in _names(schema)]:
         return f"one of {', '.join(names)}"
     kind = schema.get("type", "")
     text = _KINDS.get(kind, "a value")
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     most, below = schema.get("maximum"), schema.get("exclusiveMaximum")
-    if is_most_told and most is not None and least is not None:
+    if with_most and most is not None and least is not None:
         return f"{text} from {_number(least)} to {_number(most)}"
     if below is not None and least is not None:
         return f"{text} from {_number(least)} to less than {_number(below)}"
     if above is not None:
-        return f"{text} above {_number(above)}" + (f", up to {_number(most)}" if is_most_told and most is not None else "")
+        return f"{text} above {_number(above)}" + (f", up to {_number(most)}" if with_most and most is not None else "")
     return text if least is None or least < 0 else f"{text} of {_number(least)} or more"
 
 

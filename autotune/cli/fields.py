@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.present_names import tell_note
+from autotune.cli.present_names import print_note
 from autotune.jobs.baselines import read_baseline
 from autotune.jobs.config_file import read_config_file
 from autotune.jobs.documents_field import read_lengths
@@ -22,7 +22,7 @@ def request_fields(
     Raises:
         RequestError, SearchSpaceError: a file cannot be read, or a field, a knob or its value does not exist.
     """
-    fields = {**(read_config_file(config, tell_note) if config else {}), **options}
+    fields = {**(read_config_file(config, print_note) if config else {}), **options}
     fields["pins"] = {**fields.get("pins", {}), **parse_pins(pins)}
     if isinstance(fields.get("failures"), Path):
         fields["failures"] = read_failures(fields["failures"])

@@ -7,7 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Database, Json
-from autotune.cli.present_names import tell_note
+from autotune.cli.present_names import print_note
 from autotune.cli.sizes import parse_bytes
 from autotune.cli.status import end
 from autotune.vocabulary import present_value
@@ -118,7 +118,7 @@ def plan(
                 space=space_,
                 top=top,
                 objective=objective,
-                most=present_value("max", max_, tell_note),
+                most=present_value("max", max_, print_note),
                 fit_probability=fit_probability,
                 share=share,
                 price=price,

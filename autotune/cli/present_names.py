@@ -20,7 +20,7 @@ class PresentNames(TyperGroup):
         return name, command, words
 
 
-def tell_note(line: str) -> None:
+def print_note(line: str) -> None:
     """Print a note on standard error, so that standard output stays what was asked for."""
     print(f"note: {line}", file=sys.stderr)  # noqa: T201
 
@@ -30,7 +30,7 @@ def _present(command: Any, words: Sequence[str]) -> Iterator[str]:
     takes_value = {name: not getattr(option, "is_flag", True) for option in command.params for name in option.opts}
     renamed = {old: new for old, new in OLD_OPTIONS.items() if new in takes_value and old not in takes_value}
     given = {word.partition("=")[0] for word in words}
-    told = set()
+    noted = set()
     rest = iter(words)
     for word in rest:
         if word == "--":
@@ -41,9 +41,9 @@ def _present(command: Any, words: Sequence[str]) -> Iterator[str]:
         if new != option:
             if new in given:
                 raise given_twice(new, option)
-            if option not in told:
-                tell_note(old_name_note(option, new))
-                told.add(option)
+            if option not in noted:
+                print_note(old_name_note(option, new))
+                noted.add(option)
         yield new + equals + value
         if not equals and takes_value.get(new):
             yield from (value for value in (next(rest, None),) if value is not None)

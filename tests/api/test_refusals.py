@@ -26,7 +26,7 @@ LEAKS = re.compile(
 )
 
 
-def told(answer: Any) -> list[str]:
+def lines_of(answer: Any) -> list[str]:
     """The lines of a refusal, each checked to be one of ours."""
     body = problem_of(answer, 422)
     for error in body["errors"]:
@@ -44,7 +44,7 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
         answer = client.post("/v1/drafts/check", json=REQUEST | {name: value})
         if answer.status_code != 200:
             refused += 1
-            assert all(line.count("; ") for line in told(answer))
+            assert all(line.count("; ") for line in lines_of(answer))
     assert refused >= 5
 
 
@@ -61,7 +61,7 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
         ({"headroom": 1}, "headroom: 1 is not a number from 0 to less than 1; give a number from 0 to less than 1"),
         ({"max_seconds": 0}, "max_seconds: 0 is not a number above 0; give a number above 0"),
         ({"racing": "yes"}, "racing: 'yes' is not true or false; give true or false"),
-        ({"pins": {"zero_stage": []}}, "pins.zero_stage: is empty; give at least one"),
+        ({"pins": {"zero_stage": []}}, "pins.zero_stage: is empty; give at least one item"),
         ({"document_lengths": [16, 0]}, "document_lengths.1: 0 is not a whole number of 1 or more; give at least 1"),
         ({"cluster": "x" * 300}, "cluster: has more than 200 characters; shorten it"),
         ({"cluster": "a\nb"}, r"cluster: 'a\nb' is not a text without control characters; leave them out"),
@@ -75,8 +75,8 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
     ],
     ids=str,
 )
-def test_a_wrong_value_is_told_in_one_line(client: TestClient, change: dict[str, Any], line: str) -> None:
-    assert told(client.post("/v1/jobs", json=REQUEST | change))[0].startswith(line)
+def test_a_wrong_value_is_refused_in_one_line(client: TestClient, change: dict[str, Any], line: str) -> None:
+    assert lines_of(client.post("/v1/jobs", json=REQUEST | change))[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_wrong_value_is_told_in_one_line(client: TestClient, change: dict[str,
     ],
 )  # fmt: skip
 def test_wrong_parameters_and_bodies(client: TestClient, method: str, path: str, more: dict[str, Any], line: str) -> None:
-    assert told(client.request(method, path, **more))[0].startswith(line)
+    assert lines_of(client.request(method, path, **more))[0].startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ def test_every_field_is_an_argument_of_python_by_its_name() -> None:
     parameters = inspect.signature(autotune.tune).parameters
     assert {*parameters} - OF_TUNE <= {*FIELDS}
     assert parameters["further"].kind is inspect.Parameter.VAR_KEYWORD
+    defaults = {item.name: item.default for item in dataclasses.fields(JobRequest)}
+    given = {name: parameters[name].default for name in parameters.keys() & {*FIELDS} if parameters[name].default is not None}
+    assert given == {name: defaults[name] for name in given}
 
 
 def test_every_field_is_one_of_the_client_and_of_the_service_by_its_name() -> None:
