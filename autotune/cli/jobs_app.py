@@ -123,11 +123,25 @@ def watch(job: Job = None, url: Url = None, db: Database = None) -> None:
 
 
 @jobs_app.command()
-def show(job: Job = None, url: Url = None, db: Database = None, json: Json = False) -> None:
+def show(
+    job: Job = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The first N trials, the best ones without --sort. [default: all]")
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="number, samples_per_second, peak_memory_bytes, seconds, or a knob. [default: number]"
+        ),
+    ] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
     """Show a job: its state, its trials, the best configuration."""
-    from autotune.cli.show import show_command
+    from autotune.cli.show import ShowOptions, show_command
 
-    end(lambda: show_command(job, url, db, json))
+    end(lambda: show_command(ShowOptions(job=job, top=top, sort=sort, url=url, database=db, json=json)))
 
 
 @jobs_app.command()

@@ -316,3 +316,22 @@ def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
             )  # fmt: skip
             assert answer.returncode == 0, answer.stderr
             assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_show_has_the_best_trials_or_sorts_them(command: Command, kept: Store) -> None:
+    (job,) = good(command(*SUBMIT, "--set", "zero_stage=0,1")).out.split()
+    with working(kept):
+        good(command("watch", job))
+    numbers = [trial["number"] for trial in json.loads(good(command("show", "--top", 2, "--json")).out)["trials"]]
+    every = json.loads(good(command("show", "--sort", "micro_batch_size", "--json")).out)["trials"]
+    rates = {trial["number"]: trial["result"]["samples_per_second"]["mean"] for trial in every}
+    assert numbers == sorted(rates, key=lambda number: -rates[number])[:2]
+    sizes = [trial["config"]["micro_batch_size"] for trial in every]
+    assert sizes == sorted(sizes)
+    shown = good(command("show", "--top", 2)).out
+    assert "  2 of 3 trials\n" in shown
+    refused = command("show", "--sort", "rate")
+    assert refused.status == 2
+    assert refused.err == (
+        "autotune: sort: 'rate' is not a field; use number, samples_per_second, peak_memory_bytes, seconds, or the name of a knob\n"
+    )
