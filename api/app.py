@@ -25,6 +25,7 @@ from api.routes import catalog, drafts, figures, jobs, logs, operations, overvie
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
+from autotune.gains import Gains
 from autotune.jobs.resolved import Resolver
 from autotune.telemetry import are_traced
 from storage.sql import open_store
@@ -61,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = with_routes(lifespan, settings.require_keys)
     app.state.store, app.state.settings = store, settings
-    app.state.keys, app.state.resolver = KeyReader(store), Resolver()
+    app.state.keys, app.state.resolver, app.state.gains = KeyReader(store), Resolver(), Gains(store)
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     app.state.metrics = Metrics(store)

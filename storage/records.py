@@ -94,6 +94,13 @@ OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
 ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
 
+LATEST = "latest"
+"""Names the job that was created last wherever a job's id may be given. Ids begin with a digit."""
+BUDGET = ("trials", "max_seconds")
+"""Fields of a request that may change until the job has ended, and that are raised to go on with one that SUCCEEDED."""
+LABELS = ("name", "tags", "note")
+"""Fields of a request that describe the job to people. They may change in every state."""
+
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),
     JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),

@@ -107,8 +107,16 @@ def sweep(
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
     environment: options.Environments = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     config: options.Config = None,
-    resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="Go on with a job; `latest` for the latest. With --trials N, also one that has succeeded."
+        ),
+    ] = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -124,6 +132,7 @@ def sweep(
         engine=engine, runner=runner, ray_address=ray_address, failures=failures, confirm_repeats=confirm_repeats,
         allow_unstable=allow_unstable, racing=racing, tune_on=tune_on, answer_for=for_, control_every=control_every,
         environment_settings=tuple(environment) if environment else None,
+        name=name, tags=tuple(tag) if tag else None, note=note,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
@@ -166,6 +175,9 @@ def scale(
     runner: options.Runner = None,
     ray_address: options.RayAddress = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fastest size's configuration is written.")] = Path(
         "best-config.json"
     ),
@@ -180,6 +192,7 @@ def scale(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
         global_batch_size=global_batch_size, sequence_length=seq_len, memory_limit_bytes=memory_limit, engine=engine,
         runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats,
+        name=name, tags=tuple(tag) if tag else None, note=note,
     )  # fmt: skip
     end(
         lambda: sweep_command(

@@ -63,6 +63,9 @@ def submit(
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
     environment: options.Environments = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     config: options.Config = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
@@ -81,6 +84,7 @@ def submit(
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         control_every=control_every, environment_settings=tuple(environment) if environment else None,
+        name=name, tags=tuple(tag) if tag else None, note=note,
         command=command_of(
             context, launcher=launcher, plugin=accelerate_plugin, folder=folder, pattern=pattern,
             parameter_count=parameters, script_knobs=script_knob, environment_knobs=env_knob, report_seconds=report_seconds,
@@ -103,15 +107,18 @@ def jobs(
         typer.Option("--state", metavar="NAME", help="Jobs in this state, such as running. May be repeated. [default: all]"),
     ] = None,
     submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: of all]")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: with all of them.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Jobs at most.")] = 50,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """List the newest jobs."""
+    """List the newest jobs: model, state, trials, and the gain of the best configuration over the baseline."""
     from autotune.cli.jobs import list_command
 
-    end(lambda: list_command(url, db, tuple(state or ()), submitter, limit, json))
+    end(lambda: list_command(url, db, tuple(state or ()), submitter, tuple(tag or ()), limit, json))
 
 
 @jobs_app.command()
@@ -226,11 +233,18 @@ def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False)
 
 
 @jobs_app.command()
-def resume(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Let a paused or failed job wait for a worker again."""
+def resume(
+    job: OneJob,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Let a paused or failed job wait for a worker again; with a larger budget, also one that has succeeded."""
     from autotune.cli.jobs import ask_command
 
-    end(lambda: ask_command("resume", job, url, db, json))
+    end(lambda: ask_command("resume", job, url, db, json, options.given(trials=trials, max_seconds=max_seconds)))
 
 
 @jobs_app.command()
@@ -260,13 +274,33 @@ def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False)
 @jobs_app.command()
 def extend(
     job: OneJob,
-    trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Search trials in all.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds in all.")] = None,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Set the budget of a job that has not ended; what was spent counts."""
+    """Set the budget of a job that has not ended; what was spent counts. `resume` goes on with one that has succeeded."""
     from autotune.cli.jobs import extend_command
 
     end(lambda: extend_command(job, trials, max_seconds, url, db, json))
+
+
+@jobs_app.command()
+def label(
+    job: OneJob,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="What the job is called; '' removes it.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="A tag in place of the former ones; '' removes them. May be repeated."),
+    ] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be known about the job; '' removes it.")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Change a job's name, tags or note, in any state."""
+    from autotune.cli.jobs import label_command
+
+    tags = None if tag is None else tuple(word for word in tag if word)
+    end(lambda: label_command(job, options.given(name=name, tags=tags, note=note), url, db, json))

@@ -25,7 +25,6 @@ from search_spaces.trial_config import KNOB_NAMES
 from storage.log_records import ProgressRecord
 from storage.records import JobRecord, TrialRecord
 
-
 SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
     "number": lambda trial: trial.number,
     "samples_per_second": lambda trial: -rate(trial) if trial.outcome is Outcome.OK else None,
@@ -74,6 +73,8 @@ def show_command(options: ShowOptions) -> Status:
         markup=False,
         soft_wrap=True,
     )
+    if labels := labels_text(job.request):
+        console.print(f"  {labels}", highlight=False, markup=False, soft_wrap=True)
     if job.message:
         console.print(f"  {job.message}", highlight=False, markup=False, soft_wrap=True)
     _print_trials(trials, chosen, console, best, running)
@@ -87,13 +88,25 @@ def state_text(job: JobRecord) -> str:
     return f"{job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}"
 
 
+def labels_text(request: Mapping[str, Any]) -> str:
+    """`name nightly; tags smoke a100; note …`, as far as the request has them."""
+    given = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
+    return "; ".join(f"{field} {text}" for field, text in given.items() if text)
+
+
+def model_text(job: JobRecord) -> str:
+    """The model's name; of a file that a service does not name, its path."""
+    return str((job.request.get("resolved_model") or {}).get("name") or job.request.get("model", ""))
+
+
 def place_text(job: JobRecord) -> str:
     """`llama-tiny on local with 2 ranks`, as far as the request tells."""
     request = job.request
-    model = (request.get("resolved_model") or {}).get("name") or request.get("model", "")
     cluster = request.get("resolved_cluster") or {}
     ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
-    return f"{model} on {cluster.get('name') or request.get('cluster', '')}" + (f" with {ranks} ranks" if ranks else "")
+    return f"{model_text(job)} on {cluster.get('name') or request.get('cluster', '')}" + (
+        f" with {ranks} ranks" if ranks else ""
+    )
 
 
 def progress_text(sign: ProgressRecord) -> str:
@@ -108,13 +121,12 @@ def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> 
     if field is None and options.top is not None:
         memory = job.request.get("objective") == Objective.MEMORY
         field = "peak_memory_bytes" if memory else "samples_per_second"
-    if field in SORTS:
-        value = SORTS[field]
+    value = SORTS.get(field or "number")
+    if value is not None:
         valued = sorted((trial for trial in trials if value(trial) is not None), key=lambda trial: value(trial) or 0.0)
         trials = [*valued, *(trial for trial in trials if value(trial) is None)]
-    elif field is not None:
-        knob = field
-        trials = sorted(trials, key=lambda trial: getattr(trial.config, knob))
+    else:
+        trials = sorted(trials, key=lambda trial: getattr(trial.config, str(field)))
     return trials[: options.top]
 
 

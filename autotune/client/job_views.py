@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autotune.client.decoding import Plain
+from autotune.client.point_views import Gain
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 """States of a job of which nothing happens any more by itself."""
@@ -35,8 +36,23 @@ class Job:
     """The fields that were given, and the defaults of the others."""
 
     @property
+    def name(self) -> str:
+        """What it is called; empty: it has no name beside its id."""
+        return str(self.request.get("name") or "")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words to find it by."""
+        return tuple(self.request.get("tags") or ())
+
+    @property
+    def note(self) -> str:
+        """What somebody wrote down about it."""
+        return str(self.request.get("note") or "")
+
+    @property
     def ended(self) -> bool:
-        """Whether nothing happens to it any more by itself; a failed one may be resumed."""
+        """Whether nothing happens to it any more by itself; one that failed or succeeded may be resumed."""
         return self.state in ENDED
 
     @property
@@ -68,6 +84,8 @@ class Overview:
     best_rate: float | None
     """Highest samples/s of a search trial within the capacity, by itself."""
     baseline_rate: float | None
+    gain: Gain | None
+    """Best over baseline, as the best configuration states it; None: the job runs, or there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

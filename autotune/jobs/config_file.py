@@ -18,6 +18,7 @@ OPTION_NAMES = {
     "set": "pins",
     "for": "answer_for",
     "environment": "environment_settings",
+    "tag": "tags",
 }
 """Options of the command line whose field has another name; a file may use either."""
 READERS: Mapping[str, Callable[[str, Path], Any]] = {

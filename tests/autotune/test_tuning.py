@@ -42,6 +42,20 @@ def test_tune_resumes(tmp_path: Path) -> None:
         autotune.tune(resume="2", database=str(tmp_path / "db"))
 
 
+def test_a_job_that_has_succeeded_goes_on_with_more_trials(tmp_path: Path) -> None:
+    database = str(tmp_path / "db")
+    first = autotune.tune(**arguments(tmp_path, trials=3, name="nightly", tags=["smoke"]))
+    with pytest.raises(JobNotResumableError, match=r"has ended \(SUCCEEDED\); give it more than its 3 trials"):
+        autotune.tune(resume="latest", database=database)
+    with pytest.raises(RequestError, match="trials"):
+        autotune.tune(resume="latest", trials=-1, database=database)
+    again = autotune.tune(resume="latest", trials=5, database=database)
+    assert (again.job_id, again.state, again.message) == (first.job_id, JobState.SUCCEEDED, "5 of 5 trials are spent")
+    assert again.best_config is not None
+    request = again.best_config["job"]["request"]
+    assert (request["trials"], request["name"], request["tags"]) == (5, "nightly", ["smoke"])
+
+
 def test_an_output_that_cannot_be_written_is_found_before_anything(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         autotune.tune(**arguments(tmp_path, out=tmp_path / "none" / "best.json"))

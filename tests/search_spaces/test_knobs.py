@@ -122,5 +122,5 @@ def test_a_configuration_prints_what_differs_from_the_defaults_and_is_made_again
     config = TrialConfig(zero_stage=3, micro_batch_size=4, pipeline_schedule="gpipe", compile_blocks=True)
     printed = str(config)
     assert printed == "TrialConfig(zero_stage=3, micro_batch_size=4, pipeline_schedule='gpipe', compile_blocks=True)"
-    assert eval(printed) == config  # noqa: S307
+    assert eval(printed) == config
     assert repr(TrialConfig()) == "TrialConfig()"
