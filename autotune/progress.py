@@ -5,16 +5,17 @@ import sys
 import time
 from typing import TextIO
 
-from autotune.cli.rows import TrialRows, baseline_of, measured_text
+from autotune.cli.rows import TrialRows, baseline_of
 from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.session import Session
+from autotune.objective import rate
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
 
-WIDTH = 20
+WIDTH = 10
 """Characters of the bar."""
 NOTEBOOK_COLUMNS = 120
 DRAW_SECONDS = 0.2
@@ -96,8 +97,8 @@ class ProgressBar(LoopListener):
             duration_text(time.monotonic() - self._began),
         ]
         best = next(iter(self._session.ranking.ranked(book.searched)), None)
-        if best is not None and best.result is not None:
-            parts.append(f"best {measured_text(best.result)} samples/s")
+        if best is not None:
+            parts.append(f"best {rate(best):.4g} samples/s")
         if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
             parts.append("confirming")
         parts += [f"trial {number}: {does}" for number, does in sorted(self._running.items())[:2]]

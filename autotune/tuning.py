@@ -270,6 +270,7 @@ def finish(
 
 def result_of(session: Session, book: Book) -> TuneResult:
     """What a job's rows say it found."""
+    session = with_changes_of(session, book.job)  # a budget or a label may have changed while it ran
     try:
         document: dict[str, Any] | None = build_best_config(session, book)
     except NoBestError:

@@ -133,7 +133,10 @@ def watch(job: Job = None, url: Url = None, db: Database = None) -> None:
 def show(
     job: Job = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The first N trials, the best ones without --sort. [default: all]")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="The N best trials of the search; with --sort the first N of all. [default: all]"
+        ),
     ] = None,
     sort: Annotated[
         str | None,

@@ -19,7 +19,7 @@ from autotune.jobs.request import Objective
 from autotune.objective import peak_bytes, rate
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow
-from search_spaces.outcome import Outcome
+from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial_config import KNOB_NAMES
 from storage.log_records import ProgressRecord
@@ -42,7 +42,7 @@ class ShowOptions:
     top: int | None
     """Trials at most; None: all."""
     sort: str | None
-    """One of SORTS or a knob; None: by number, and with `top` by what the job searches for."""
+    """One of SORTS or a knob; None: by number, and with `top` the search trials by what the job searches for."""
     url: str | None
     database: str | None
     json: bool
@@ -119,6 +119,8 @@ def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> 
     """The trials that were asked for, in that order. Sorting is stable: equal ones stay in the order of their numbers."""
     field = options.sort
     if field is None and options.top is not None:
+        # Repeats are left out: the luckiest of many would come first.
+        trials = [trial for trial in trials if trial.purpose is Purpose.SEARCH]
         memory = job.request.get("objective") == Objective.MEMORY
         field = "peak_memory_bytes" if memory else "samples_per_second"
     value = SORTS.get(field or "number")

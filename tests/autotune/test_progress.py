@@ -47,8 +47,8 @@ def test_a_terminal_has_one_line_that_is_written_again(tmp_path: Path, monkeypat
     result = tuned(tmp_path)
     written = sys.stderr.getvalue()  # type: ignore[attr-defined]
     lines = written.split("\r")
-    assert lines[1].startswith("[....................] 0/4 trials, 0:00")
-    assert any(line.startswith("[##########..........] 2/4 trials, 0:0") and ", best " in line for line in lines)
+    assert lines[1].startswith("[..........] 0/4 trials, 0:00")
+    assert any(line.startswith("[#####.....] 2/4 trials, 0:0") and ", best " in line for line in lines)
     assert max(map(len, lines)) <= 80
     assert written.count("\n") == 1
     assert lines[-1].strip() == f"job {result.job_id}: succeeded: 4 of 4 trials are spent"
@@ -80,7 +80,7 @@ def test_a_notebook_has_the_bar_on_its_standard_output(
     assert progress.in_notebook()
     tuned(tmp_path)
     told = capsys.readouterr()
-    assert (told.err, "\r[####################] 4/4 trials" in told.out) == ("", True)
+    assert (told.err, "\r[##########] 4/4 trials" in told.out) == ("", True)
 
 
 def test_a_listener_hears_everything_beside_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
