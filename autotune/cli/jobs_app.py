@@ -115,7 +115,7 @@ def jobs(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """List the newest jobs: model, state, trials, and the gain of the best configuration over the baseline."""
+    """List the newest jobs: model, state, trials, gain over the baseline."""
     from autotune.cli.jobs import list_command
 
     end(lambda: list_command(url, db, tuple(state or ()), submitter, tuple(tag or ()), limit, json))
@@ -244,7 +244,7 @@ def resume(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Let a paused or failed job wait for a worker again; with a larger budget, also one that has succeeded."""
+    """Let a paused or failed job, or one that gets a larger budget, wait for a worker again."""
     from autotune.cli.jobs import ask_command
 
     end(lambda: ask_command("resume", job, url, db, json, options.given(trials=trials, max_seconds=max_seconds)))
