@@ -9,9 +9,11 @@ from autotune.jobs.session import session_of
 from autotune.verdict import decide
 from search_spaces.errors import SearchSpaceError
 from search_spaces.trial import Interval
-from storage.records import HELD, JobRecord
+from storage.records import HELD, JobRecord, Overview
 from storage.store import Store
 
+MOST_TRIALS = 2_000
+"""Of a job whose gain a list has: reading them takes about half a second, once for each version of the job."""
 KEPT = 5_000
 """Jobs whose gain is remembered; the one that was asked for longest ago is forgotten first."""
 
@@ -25,9 +27,13 @@ class Gains:
         """Job -> its version, and the gain that it had then."""
         self._lock = threading.Lock()
 
-    def of(self, job: JobRecord) -> Interval | None:
-        """The best over the baseline; None: the job runs, or has no best or no baseline yet."""
-        if job.state in HELD:  # it changes with every trial, and costs a whole reading of the job
+    def of(self, job: JobRecord, far: Overview) -> Interval | None:
+        """The best over the baseline; None: the job runs, has too many trials, or has no best or no baseline yet.
+
+        `far`: how far the job is.
+        """
+        # Of a job that runs it changes with every trial.
+        if job.state in HELD or not 0 < sum(far.outcomes.values()) <= MOST_TRIALS:
             return None
         with self._lock:
             known = self._known.get(job.id)
@@ -40,12 +46,10 @@ class Gains:
         return gain
 
     def _decided(self, job: JobRecord) -> Interval | None:
-        book = read_book(self._store, job.id)
-        if not book.searched:
-            return None
         try:
-            session = session_of(book.job)
+            session = session_of(job)
         except (AutotuneError, SearchSpaceError):  # another version opened it; the list shows the other jobs all the same
             return None
+        book = read_book(self._store, job.id)
         verdict = decide(book, session.ranking, session.prior, session.baselines)
         return None if verdict is None else verdict.gain

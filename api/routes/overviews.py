@@ -36,7 +36,7 @@ class OverviewView(BaseModel):
     baseline_rate: float | None
     """Samples/s of the first trial; null: it was not measured."""
     gain: GainView | None
-    """Best over baseline, as the best configuration states it; null: the job runs, or there is none."""
+    """Best over baseline, as the best configuration states it; null: it runs, has more than 2,000 trials, or none."""
 
 
 class OverviewList(BaseModel):
@@ -52,7 +52,7 @@ def list_overviews(request: Request, store: StoreOf, principal: Reader, jobs: Jo
     wanted = [if_visible(known.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
     found = store.overviews({job.id: _capacity(job) for job in wanted})
     gains: Gains = request.app.state.gains
-    return OverviewList(items=[_view(job, found[job.id], gains.of(job)) for job in wanted])
+    return OverviewList(items=[_view(job, found[job.id], gains.of(job, found[job.id])) for job in wanted])
 
 
 def _capacity(job: JobRecord) -> float | None:

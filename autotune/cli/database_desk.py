@@ -55,7 +55,7 @@ class DatabaseDesk(Desk):
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
         """See `Desk.standings`."""
         gains, found = Gains(self._store), self._store.overviews(dict.fromkeys((job.id for job in jobs), None))
-        return [Standing(searched=found[job.id].searched, gain=gains.of(job)) for job in jobs]
+        return [Standing(searched=found[job.id].searched, gain=gains.of(job, found[job.id])) for job in jobs]
 
     def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """See `Desk.ask`."""

@@ -22,7 +22,7 @@ class Standing:
     searched: int
     """Search trials that started and have an outcome."""
     gain: Interval | None
-    """Best over baseline as the best configuration states it; None: the job runs, or there is none."""
+    """Best over baseline as the best configuration states it; None: the job runs, has too many trials, or there is none."""
 
 
 class Desk(ABC):

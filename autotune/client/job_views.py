@@ -85,7 +85,7 @@ class Overview:
     """Highest samples/s of a search trial within the capacity, by itself."""
     baseline_rate: float | None
     gain: Gain | None
-    """Best over baseline, as the best configuration states it; None: the job runs, or there is none."""
+    """Best over baseline, as the best configuration states it; None: it runs, has more than 2,000 trials, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """How far jobs are, in one answer for many."""
 
+import pytest
 from starlette.testclient import TestClient
 
 from search_spaces.outcome import Outcome, Purpose
@@ -19,6 +20,27 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, "best_rate": 102.0, "baseline_rate": 100.0, "gain": gain}
     told = [{name: value for name, value in item.items() if name != "version"} for item in answer.json()["items"]]
     assert told == [{"job": other, **nothing}, {"job": one, **found}]
+
+
+def test_the_gain_of_a_job_that_runs_or_is_large_is_not_computed_for_a_list(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(client)["id"]
+    measure(store, job_id, trials=3)
+
+    def gain() -> object:
+        return client.get("/v1/overviews", params={"job": job_id}).json()["items"][0]["gain"]
+
+    assert gain() is not None
+    monkeypatch.setattr("autotune.gains.read_book", None)
+    assert gain() is not None, "it is remembered"
+    store.acquire(job_id, current_owner())
+    assert gain() is None
+    monkeypatch.undo()
+    other = submit(client)["id"]
+    measure(store, other, trials=3)
+    monkeypatch.setattr("autotune.gains.MOST_TRIALS", 2)
+    assert client.get("/v1/overviews", params={"job": other}).json()["items"][0]["gain"] is None
 
 
 def test_what_cannot_win_is_no_best(client: TestClient, store: Store) -> None:
