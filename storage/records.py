@@ -90,7 +90,7 @@ class Ask(StrEnum):
 HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """States of a job that a process holds, or held when it died."""
 OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
-"""States of a job that will not go on."""
+"""States of a job that does not go on by itself, or by being resumed alone: SUCCEEDED needs a larger budget."""
 ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
 
