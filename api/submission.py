@@ -13,6 +13,7 @@ from api.failures import RowName, SubmittedRow
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
+from autotune.jobs.labels import LONGEST, MOST_TAGS, TAG
 from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
 from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
@@ -40,6 +41,12 @@ KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9
 Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """What cannot be read as a path or as `module:factory`, wherever the name gets to."""
+
+
+JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
+JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
+JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
+JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS)]
 
 
 class UploadedModel(BaseModel):
@@ -94,6 +101,12 @@ class JobSubmission(Body):
     """NAME=VALUE pairs that the ranks' processes are started with in the last stage, on the best layout; or `standard`."""
     allow_unstable: bool | None = None
     racing: bool | None = None
+    name: JobName | None = None
+    """What the job is called."""
+    tags: JobTags | None = None
+    """Words to find the job by."""
+    note: JobNote | None = None
+    """What is to be known about the job."""
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     """Higher ones go first."""
 

@@ -9,6 +9,7 @@ AutotuneError
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
 ├── MeasurementsError     (ValueError)   a table of measurements, or of labels, cannot be read
+├── MissingPackageError   (ImportError)  an optional package is not installed
 ├── ExportRefusedError    (ValueError)   a format cannot say a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
 """
@@ -57,6 +58,10 @@ class OutputError(AutotuneError, OSError):
 
 class MeasurementsError(AutotuneError, ValueError):
     """A table of measurements, or of labels, is no CSV file or lacks a column that nothing can do without."""
+
+
+class MissingPackageError(AutotuneError, ImportError):
+    """A package that only some people need is not installed."""
 
 
 class ExportRefusedError(AutotuneError, ValueError):

@@ -17,7 +17,7 @@ from autotune.jobs.leader import Leader
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.nvme import slowness
 from autotune.jobs.results import is_retried, retries_of, with_stated_interval
-from autotune.jobs.session import Session, with_budget_of, with_prior
+from autotune.jobs.session import Session, with_changes_of, with_prior
 from autotune.jobs.stop import StopSignal
 from autotune.jobs.verifying import Verifying
 from autotune.jobs.want import Want
@@ -163,8 +163,8 @@ class TuningLoop:
         self._spread = book.spread(self._session.prior, drift.cuts())
         self._referenced = bool(book.job.reference_losses)
         self.known_request = book.job.request
-        # A budget may be extended while the job runs.
-        self._session = with_budget_of(self._session, book.job)
+        # A budget may be extended, and a label changed, while the job runs.
+        self._session = with_changes_of(self._session, book.job)
         return book
 
     def propose(self, book: Book) -> list[Want]:

@@ -1,33 +1,45 @@
 """`autotune.tune`: the sweep as a function, the same as the command."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import importlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from autotune.best_config import best_config_text, build_best_config
-from autotune.errors import JobNotResumableError, NoBestError
+from autotune.cli.result import print_result
+from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
 from autotune.jobs.baselines import read_baseline
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.failures_field import read_failures
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.ray_cluster import with_address
 from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare, require_startable, session_of
+from autotune.jobs.session import Session, prepare, require_startable, session_of, with_changes_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.output import require_writable, write_whole
+from autotune.progress import ProgressBar, shows_progress
 from autotune.runners import make_runner
 from autotune.strategies.names import STRATEGIES
 from autotune.vocabulary import accepts_old_names
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
-from search_spaces.trial_config import TrialConfig, Value
-from storage.records import OVER, JobRecord
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
+from storage.records import OVER, Ask, JobRecord, TrialRecord
 from storage.sql import default_database_url, open_store
 from storage.store import Store
+
+COLUMNS = (
+    "number", "purpose", "repeat", "outcome", "samples_per_second", "samples_per_second_low", "samples_per_second_high",
+    "peak_memory_bytes", "seconds", "message",
+)  # fmt: skip
+"""Of `TuneResult.trials_dataframe`, before the knobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +53,63 @@ class TuneResult:
     message: str
     best: TrialConfig | None
     """None: nothing may win."""
-    best_config: dict[str, Any] | None
+    best_config: dict[str, Any] | None = field(repr=False)
     """The document that `out` holds (docs/best-config.md)."""
     gain: Interval | None
     """Best over baseline; None where there is no baseline."""
-    traceback: str | None = None
+    traceback: str | None = field(default=None, repr=False)
     """Of the error that every trial failed with, as its rank told it; None: there was no such error."""
+    trials: tuple[TrialRecord, ...] = field(default=(), repr=False)
+    """Every trial by number, with the figures of its result: rate, peak, message."""
 
     @property
     def found_nothing(self) -> bool:
         """Whether the job ended with no configuration that fits."""
         return self.reason == StopReason.NOTHING_FEASIBLE
+
+    def trials_dataframe(self) -> Any:
+        """The trials as a `pandas.DataFrame`: a row each, with their figures and every knob as columns.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            remedy = "run pip install pandas, or take the records of `trials`"
+            raise MissingPackageError("pandas", "is not installed", remedy) from error
+        return pandas.DataFrame([_record(trial) for trial in self.trials], columns=[*COLUMNS, *KNOB_NAMES])
+
+    def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
+        for item in dataclasses.fields(self):
+            if item.repr:
+                yield item.name, getattr(self, item.name)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `autotune sweep` prints at its end."""
+        console = Console(record=True, file=io.StringIO(), width=120)
+        console.print(f"job {self.job_id}: {self.state.value.lower()}: {self.message}", highlight=False, markup=False)
+        print_result(self.best_config, console)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _record(trial: TrialRecord) -> dict[str, Any]:
+    """A trial as a flat row."""
+    result, started, finished = trial.result, trial.started, trial.finished
+    rate = result.samples_per_second if result is not None else None
+    return {
+        "number": trial.number,
+        "purpose": trial.purpose.value,
+        "repeat": trial.repeat,
+        "outcome": trial.outcome.value if trial.outcome is not None else None,
+        "samples_per_second": rate.mean if rate is not None else None,
+        "samples_per_second_low": rate.low if rate is not None else None,
+        "samples_per_second_high": rate.high if rate is not None else None,
+        "peak_memory_bytes": result.peak_memory_bytes if result is not None else None,
+        "seconds": (finished - started).total_seconds() if started is not None and finished is not None else None,
+        "message": result.message if result is not None else "",
+        **trial.config.every_value(),
+    }
 
 
 @accepts_old_names
@@ -61,7 +119,7 @@ def tune(
     cluster: str | None = None,
     ranks: int | None = None,
     space: str = "zero",
-    trials: int = 20,
+    trials: int | None = None,
     strategy: str = STRATEGIES[0],
     objective: str = "throughput",
     seed: int = 0,
@@ -81,6 +139,10 @@ def tune(
     python_path: Sequence[str] = (),
     listener: LoopListener | None = None,
     failures: Mapping[str, Any] | str | Path | None = None,
+    name: str | None = None,
+    tags: Sequence[str] = (),
+    note: str | None = None,
+    progress: bool | None = None,
     **further: Any,
 ) -> TuneResult:
     """Find the fastest configuration for a model by real trial runs; `autotune sweep` from Python.
@@ -88,6 +150,7 @@ def tune(
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or `module:factory`. Not needed with `resume`.
         cluster: None: `local`, or, where a Ray address is given or in the environment, `ray`.
+        trials: search trials at most; None: 20, or with `resume` as many as the job has.
         memory_limit: bytes per rank, or text with a unit such as "40GB".
         max_seconds, trial_timeout: seconds.
         ray_address: of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
@@ -95,8 +158,11 @@ def tune(
         failures: rows of the failure table by name, or the path of a file that holds them.
         out: where the best configuration is written; None: nowhere.
         database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
-        resume: a job's id (or the beginning of one): goes on with its own request, and ignores all fields but `out` and
-            `ray_address`.
+        resume: a job's id, the beginning of one, or `latest`: goes on with its own request, and ignores all fields but `out`,
+            `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs a
+            larger one than it had.
+        name, tags, note: what the job is called, words to find it by, and what is to be known about it.
+        progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
         further: other fields of `autotune.jobs.request.JobRequest`.
 
     Raises:
@@ -110,15 +176,25 @@ def tune(
         seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
         pins=dict(pins or {}), max_seconds=max_seconds, trial_timeout=trial_timeout,
         data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
-        ray_address=ray_address, python_path=tuple(python_path), failures=_failure_rows(failures), **further,
+        ray_address=ray_address, python_path=tuple(python_path), failures=_failure_rows(failures), name=name, tags=tuple(tags),
+        note=note, **further,
     )  # fmt: skip
     if resume is None:
         session = prepare(request_from_fields(with_address({k: v for k, v in fields.items() if v is not None})))
-        return run_new_job(session, database or default_database_url(), out=out, listener=listener)
+        return run_new_job(
+            session, database or default_database_url(), out=out, listener=_listener(session, listener, progress)
+        )
+    budget = {key: value for key, value in (("trials", trials), ("max_seconds", max_seconds)) if value is not None}
     with open_store(database or default_database_url()) as store:
-        job, session = resume_job(store, resume, ray_address)
+        job, session = resume_job(store, resume, ray_address, budget)
         with make_runner(session) as made:
-            return finish(session, store, job.id, made, out=out, listener=listener)
+            return finish(session, store, job.id, made, out=out, listener=_listener(session, listener, progress))
+
+
+def _listener(session: Session, listener: LoopListener | None, progress: bool | None) -> LoopListener | None:
+    """The caller's, with a progress bar before it where one is shown."""
+    shown = shows_progress(progress) if listener is None or progress is not None else False
+    return ProgressBar(session, listener) if shown else listener
 
 
 def run_new_job(
@@ -143,23 +219,37 @@ def open_job(store: Store, session: Session) -> JobRecord:
     return store.create_job(request_to_row(session.request))
 
 
-def resume_job(store: Store, job_id: str | None, ray_address: str | None = None) -> tuple[JobRecord, Session]:
-    """Find a job that can go on; None: the latest. `ray_address`: where its cluster is now; None: where it was.
+def resume_job(
+    store: Store, job_id: str | None, ray_address: str | None = None, budget: Mapping[str, Any] | None = None
+) -> tuple[JobRecord, Session]:
+    """Find a job that can go on, and make it ready for this process.
+
+    Args:
+        store: has the job.
+        job_id: None or `latest`: the latest.
+        ray_address: where its cluster is now; None: where it was.
+        budget: `trials` or `max_seconds` in all, from now on; a job that has succeeded goes on with a larger one.
 
     Raises:
         UnknownJobError: there is none.
-        JobNotResumableError: it has ended, or this version cannot read it.
+        JobNotResumableError: it was cancelled or has spent its budget, or this version cannot read it.
         RequestError: its data or its devices are not here.
     """
     job = store.job(job_id)
-    if job.state in OVER:
-        raise JobNotResumableError(job.id, f"has ended ({job.state})", "start a new sweep, or look at it with `autotune show`")
+    if job.state in OVER and not budget and job.reason != StopReason.STOPPED:
+        larger = f"give it more than its {job.request.get('trials')} trials (--trials, or trials= in Python)"
+        remedy = larger if job.state is JobState.SUCCEEDED else "start a new sweep, or look at it with `autotune show`"
+        raise JobNotResumableError(job.id, f"has ended ({job.state})", remedy)
     session = session_of(job)
+    if budget:
+        dataclasses.replace(session.request, **budget)  # which refuses what is no budget
     if ray_address is not None:
         request = dataclasses.replace(session.request, ray_address=ray_address)
         session = dataclasses.replace(session, request=request)
     require_startable(session)
-    return job, session
+    if budget or job.state in OVER:
+        job = store.ask(job.id, Ask.RESUME, budget, for_worker=False)
+    return job, with_changes_of(session, job)
 
 
 def finish(
@@ -182,6 +272,7 @@ def finish(
 
 def result_of(session: Session, book: Book) -> TuneResult:
     """What a job's rows say it found."""
+    session = with_changes_of(session, book.job)  # a budget or a label may have changed while it ran
     try:
         document: dict[str, Any] | None = build_best_config(session, book)
     except NoBestError:
@@ -195,6 +286,7 @@ def result_of(session: Session, book: Book) -> TuneResult:
         best_config=document,
         gain=_gain(document),
         traceback=_traceback(book) if book.job.state is JobState.FAILED else None,
+        trials=tuple(book.trials),
     )
 
 

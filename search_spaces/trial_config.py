@@ -15,7 +15,7 @@ SCRIPT = "script"
 """The knob that holds what a user's own script is told beside the other knobs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrialConfig:
     """A value for every knob. `search_spaces.knobs` states each one's unit, domain and condition.
 
@@ -86,6 +86,10 @@ class TrialConfig:
     fused_kernels: str = "none"
     cuda_graphs: bool = False
 
+    def __repr__(self) -> str:
+        """What makes this point again: the knobs that have another value than their default, in the order of the fields."""
+        return f"TrialConfig({', '.join(f'{name}={value!r}' for name, value in self.differences(_DEFAULTS).items())})"
+
     @property
     def model_parallel_size(self) -> int:
         """Ranks that one replica of the model takes: TP x PP x CP."""
@@ -147,6 +151,7 @@ class TrialConfig:
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
 
 
+_DEFAULTS = TrialConfig()
 KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
 """The names of all knobs, in the order in which they are shown."""
 LATER = frozenset({

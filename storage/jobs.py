@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
@@ -15,7 +15,7 @@ from storage.attempts import abandon
 from storage.codec import clean, job_record, owner_of
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import tell
-from storage.records import ASKED, EventKind, JobRecord, Lease, Owner
+from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
 from storage.tables import JobRow
 from storage.webhooks import announce
 from storage.workers import charge
@@ -58,7 +58,7 @@ def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
 
 def find_job(session: Session, job_id: str | None) -> JobRow:
     """Return a job's row by id or prefix, or the newest one. See `Store.job`."""
-    if job_id is None:
+    if job_id in (None, LATEST):
         newest = session.scalars(select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(1)).first()
         if newest is None:
             raise UnknownJobError("there is no job yet; start one with `autotune sweep`, or name another database with --db")
@@ -82,7 +82,12 @@ def exact_jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRecor
 
 
 def jobs(
-    session: Session, limit: int, before: str | None, states: Collection[JobState] = (), submitter: str | None = None
+    session: Session,
+    limit: int,
+    before: str | None,
+    states: Collection[JobState] = (),
+    submitter: str | None = None,
+    tags: Collection[str] = (),
 ) -> list[JobRecord]:
     """See `Store.jobs`."""
     query = select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
@@ -93,6 +98,10 @@ def jobs(
         query = query.where(JobRow.state.in_(states))
     if submitter is not None:
         query = query.where(JobRow.submitter == submitter)
+    for tag in tags:
+        # The list as JSON text has the tag in quotation marks. `replace` compares case in both databases, LIKE does not.
+        listed = JobRow.request["tags"].as_string()
+        query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
     return [job_record(row) for row in session.scalars(query)]
 
 

@@ -14,7 +14,7 @@ from storage.attempts import abandon
 from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
-from storage.records import ASKED, HELD, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
 from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
@@ -79,16 +79,18 @@ def _rows_beside(now: datetime, job: JobRow, submission: Submission) -> list[Eve
     return [created, named]
 
 
-def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
+def ask(session: Session, now: datetime, job_id: str, wanted: Ask, budget: Mapping[str, Any], for_worker: bool) -> JobRecord:
     """See `Store.ask`."""
     job = leases.locked(session, job_id)
     before = job.state
-    job.state = _after(job, now, wanted)
-    if job.state is before and (wanted is not Ask.RESUME or job.queued is not None or before is not JobState.QUEUED):
+    job.state = _after(job, now, wanted, budget)
+    _change(session, now, job, budget)
+    queues = for_worker and job.queued is None
+    if job.state is before and (wanted is not Ask.RESUME or not queues or before is not JobState.QUEUED):
         return job_record(job)
     job.reason = job.message = ""
     if wanted is Ask.RESUME:
-        job.queued = now
+        job.queued = now if for_worker else None
     elif job.state not in HELD:
         abandon(session, now, job)
         leases.free(job)
@@ -101,16 +103,21 @@ def ask(session: Session, now: datetime, job_id: str, wanted: Ask) -> JobRecord:
 def change_request(session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
     """See `Store.change_request`."""
     job = leases.locked(session, job_id)
-    if job.state in OVER:
-        raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; clone it")
+    if job.state in OVER and not changes.keys() <= {*LABELS}:
+        remedy = "resume it with a larger budget" if job.state is JobState.SUCCEEDED else "clone it"
+        raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; {remedy}")
     if version is not None and version != job.event_count:
         raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
-    plain = to_plain(changes)
-    if all(job.request.get(name) == value for name, value in plain.items()):
-        return job_record(job)
-    job.request = {**job.request, **plain}
-    tell(session, now, job, EventKind.JOB_CHANGED, plain)
+    _change(session, now, job, changes)
     return job_record(job)
+
+
+def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, Any]) -> None:
+    """Set fields of the job's request; nothing is written where they have these values already."""
+    plain = to_plain(changes)
+    if any(job.request.get(name) != value for name, value in plain.items()):
+        job.request = {**job.request, **plain}
+        tell(session, now, job, EventKind.JOB_CHANGED, plain)
 
 
 def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits: QueueLimits) -> Lease | None:
@@ -158,7 +165,7 @@ def _held(row: Any, now: datetime) -> ColumnElement[bool]:
     return held
 
 
-def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
+def _after(job: JobRow, now: datetime, wanted: Ask, budget: Mapping[str, Any]) -> JobState:
     """The state that follows at once.
 
     Raises:
@@ -166,11 +173,14 @@ def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
     """
     state = job.state
     if wanted is Ask.RESUME:
-        if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED):
+        if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED) or _has_more(job, budget):
             return JobState.QUEUED
         if state is JobState.RUNNING:
             return state
-        raise _misfit(job, wanted, "only a paused or failed job can be resumed")
+        if state is JobState.SUCCEEDED:
+            had = [f"{name} above {job.request[name]:g}" for name in BUDGET if job.request.get(name) is not None]
+            raise _misfit(job, wanted, f"give it a larger budget ({' or '.join(had)}), or clone it")
+        raise _misfit(job, wanted, "only a paused, failed or succeeded job can be resumed")
     if state in HELD:
         if leases.is_held(now, job):
             return max(state, _LATER[wanted], key=_STRENGTH.index)
@@ -180,6 +190,12 @@ def _after(job: JobRow, now: datetime, wanted: Ask) -> JobState:
     if (state is JobState.CANCELLED and wanted is Ask.CANCEL) or (job.reason == StopReason.STOPPED and wanted is Ask.STOP):
         return state  # done already
     raise _misfit(job, wanted, "it has ended")
+
+
+def _has_more(job: JobRow, budget: Mapping[str, Any]) -> bool:
+    """Whether a job that has succeeded has trials or seconds left: its budget is raised, or a person had stopped it."""
+    raised = any(job.request.get(name) is not None and value > job.request[name] for name, value in budget.items())
+    return job.state is JobState.SUCCEEDED and (raised or job.reason == StopReason.STOPPED)
 
 
 def _misfit(job: JobRow, wanted: Ask, why: str) -> JobStateError:

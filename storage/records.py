@@ -90,9 +90,16 @@ class Ask(StrEnum):
 HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """States of a job that a process holds, or held when it died."""
 OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
-"""States of a job that will not go on."""
+"""States of a job that does not go on by itself, or by being resumed alone: SUCCEEDED needs a larger budget."""
 ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
+
+LATEST = "latest"
+"""Names the job that was created last wherever a job's id may be given. Ids begin with a digit."""
+BUDGET = ("trials", "max_seconds")
+"""Fields of a request that may change until the job has ended, and that are raised to go on with one that SUCCEEDED."""
+LABELS = ("name", "tags", "note")
+"""Fields of a request that describe the job to people. They may change in every state."""
 
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),

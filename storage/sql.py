@@ -115,16 +115,17 @@ class SqlStore(Store):
         before: str | None = None,
         states: Collection[JobState] = (),
         submitter: str | None = None,
+        tags: Collection[str] = (),
     ) -> list[JobRecord]:
-        return self._read(jobs.jobs, limit, before, states, submitter)
+        return self._read(jobs.jobs, limit, before, states, submitter, tags)
 
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
     ) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
         return self._write(queue.submit_all, submissions)
 
-    def ask(self, job_id: str, wanted: Ask) -> JobRecord:
-        return self._write(queue.ask, job_id, wanted)
+    def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
+        return self._write(queue.ask, job_id, wanted, budget or {}, for_worker)
 
     def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
         return self._write(queue.change_request, job_id, version, changes)

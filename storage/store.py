@@ -55,7 +55,7 @@ class Store(ABC):
 
     @abstractmethod
     def job(self, job_id: str | None = None) -> JobRecord:
-        """Return a job by its id, or by a prefix of it that only one job has; None: the one created last.
+        """Return a job by its id, or by a prefix of it that only one job has; None or LATEST: the one created last.
 
         Raises:
             UnknownJobError: there is none, or the prefix fits several.
@@ -72,10 +72,12 @@ class Store(ABC):
         before: str | None = None,
         states: Collection[JobState] = (),
         submitter: str | None = None,
+        tags: Collection[str] = (),
     ) -> list[JobRecord]:
         """The newest jobs first; `before` is the id of the last job of the previous page.
 
-        With `states` or `submitter` those alone that are in one of these states, or were submitted by this one.
+        With `states`, `submitter` or `tags` only those that are in one of these states, were submitted by this one, or have
+        all of these tags.
         """
 
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
@@ -103,11 +105,18 @@ class Store(ABC):
         """Submit several jobs in one transaction. Each has what `submit` would return, or raise, one after another."""
 
     @abstractmethod
-    def ask(self, job_id: str, wanted: Ask) -> JobRecord:
+    def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
         """Ask for a change. What nobody holds changes at once; a holder learns of it by the state in its lease.
 
         Asking for what is under way or done already changes nothing; of two things asked of a running job the stronger holds
         (cancel over stop over pause).
+
+        Args:
+            job_id: the job.
+            wanted: what is asked for.
+            budget: with RESUME, `trials` or `max_seconds` in all, which the request has from now on. A job that SUCCEEDED goes
+                on where one of them is larger than before, or where it was stopped by a person.
+            for_worker: with RESUME, whether a worker may take the job; else it waits for a process that names it.
 
         Raises:
             UnknownJobError: there is none.
@@ -120,7 +129,7 @@ class Store(ABC):
 
         Raises:
             UnknownJobError: there is none.
-            JobStateError: the job has ended, or has changed since that version.
+            JobStateError: the job has ended and a field is not one of LABELS, or it has changed since that version.
         """
 
     @abstractmethod

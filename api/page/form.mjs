@@ -1,7 +1,7 @@
 /** A new job: its fields, held against the service as they are entered, and what it may find and cost before anything runs. */
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
-import { ALL, entered, GOAL, MACHINE, SEARCH, sent, WORKLOAD } from "./form/fields.mjs";
+import { ALL, entered, GOAL, LABELS, MACHINE, SEARCH, sent, WORKLOAD } from "./form/fields.mjs";
 import { problemsByField, useSubmissionKey, useVerdict } from "./form/draft.mjs";
 import { Entry, Labelled, Select } from "./form/inputs.mjs";
 import { enteredModel, ModelEntry, sentModel } from "./form/model.mjs";
@@ -68,6 +68,7 @@ function Form({ from, choices, knobs, start }) {
             knobs=${knobs} rows=${state.pins} problems=${problems} onChange=${(pins) => put({ pins })} />
         <//>
         <${Group} legend="Goal and budget"><${Entries} fields=${GOAL} ...${shared} /><//>
+        <${Group} legend="To find it again"><${Entries} fields=${LABELS} ...${shared} /><//>
         <details class="card group more" open=${SEARCH.some(({ name }) => problems[name])}>
           <summary>How it searches, and more</summary>
           <div class="entries"><${Entries} fields=${SEARCH} ...${shared} /></div>

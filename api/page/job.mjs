@@ -18,7 +18,7 @@ import { Running } from "./running.mjs";
 import { say, useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
 import { Heading, Unusable, Waiting } from "./states.mjs";
-import { StateBadge, Summary } from "./summary.mjs";
+import { StateBadge, Summary, Tags } from "./summary.mjs";
 import { Trials } from "./trials.mjs";
 
 export default function Job({ route }) {
@@ -29,7 +29,7 @@ export default function Job({ route }) {
     return () => live.close();
   }, [live]);
   const [job, points, problem] = [useSignal(live.job), useSignal(live.points), useSignal(live.problem)];
-  useTitle(job ? `${job.model} ${stateLook(job.state).label.toLowerCase()}` : "Job");
+  useTitle(job ? `${job.request.name || job.model} ${stateLook(job.state).label.toLowerCase()}` : "Job");
   useSaid(job, points);
   if (problem) return html`<${Unusable} error=${problem} />`;
   if (job === null) return html`<${Waiting} what="the job" />`;
@@ -52,8 +52,9 @@ function Top({ job, live }) {
   };
   return html`<div class="job-top">
     <div class="stack">
-      <div class="title-line"><${Heading}>${job.model}<//><${StateBadge} state=${job.state} />${isLive && !isOver(job.state) && html`<span class="badge"><span class="pulse" aria-hidden="true"></span>Live</span>`}</div>
-      <p class="soft"><span class="mono">${job.id}</span> · ${moment(job.created)}${job.submitter && ` · ${job.submitter}`}</p>
+      <div class="title-line"><${Heading}>${job.request.name || job.model}<//><${StateBadge} state=${job.state} /><${Tags} request=${job.request} />${isLive && !isOver(job.state) && html`<span class="badge"><span class="pulse" aria-hidden="true"></span>Live</span>`}</div>
+      <p class="soft"><span class="mono">${job.id}</span> · ${job.request.name && `${job.model} · `}${moment(job.created)}${job.submitter && ` · ${job.submitter}`}</p>
+      ${job.request.note && html`<p class="lines">${job.request.note}</p>`}
     </div>
     <${Actions} job=${job} onDone=${refresh} />
   </div>`;

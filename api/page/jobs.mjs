@@ -8,7 +8,7 @@ import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
 import { Heading, Unusable, Waiting } from "./states.mjs";
-import { StateBadge } from "./summary.mjs";
+import { StateBadge, Tags } from "./summary.mjs";
 
 export default function Jobs() {
   useTitle("Jobs");
@@ -26,7 +26,7 @@ export default function Jobs() {
           ${STATE_NAMES.map((name) => html`<option key=${name} value=${name} selected=${name === filter.state}>${stateLook(name).label}</option>`)}
         </select>
       </label>
-      <label>Text <input type="search" value=${filter.text} placeholder="model, id, owner" onInput=${(event) => change({ text: event.target.value })} /></label>
+      <label>Text <input type="search" value=${filter.text} placeholder="name, tag, model, id, owner" onInput=${(event) => change({ text: event.target.value })} /></label>
     </form>
     <${JobList} key=${filter.state} state=${filter.state} text=${filter.text} />
   `;
@@ -67,15 +67,15 @@ function Empty({ state }) {
 }
 
 const textOf = ({ id, model, submitter, state, message, request }) =>
-  `${id} ${model} ${submitter} ${state} ${message} ${request.space ?? ""} ${request.strategy ?? ""} ${request.cluster ?? ""}`.toLowerCase();
+  `${id} ${model} ${request.name ?? ""} ${(request.tags ?? []).join(" ")} ${submitter} ${state} ${message} ${request.space ?? ""} ${request.strategy ?? ""} ${request.cluster ?? ""}`.toLowerCase();
 
 function JobRow({ job, overview, isChosen, onChoose }) {
-  const { trials, space, strategy, cluster, ranks } = job.request;
-  const about = [space, strategy, ranks ? `${cluster}, ${counted(ranks, "rank")}` : cluster].filter(Boolean).join(" · ");
+  const { name, trials, space, strategy, cluster, ranks } = job.request;
+  const about = [name && job.model, space, strategy, ranks ? `${cluster}, ${counted(ranks, "rank")}` : cluster].filter(Boolean).join(" · ");
   return html`<li class="card job-row">
     <input type="checkbox" checked=${isChosen} aria-label=${`Compare ${job.model} ${job.id}`} onChange=${() => onChoose(job.id)} />
     <div class="job-name">
-      <a href=${jobLink(job.id)}><strong>${job.model}</strong></a> <${StateBadge} state=${job.state} />
+      <a href=${jobLink(job.id)}><strong>${name || job.model}</strong></a> <${StateBadge} state=${job.state} /> <${Tags} request=${job.request} />
       <p class="soft">${about}</p>
       <p class="soft"><span class="mono">${job.id}</span> · <time datetime=${job.created}>${ago(job.created)}</time>${job.submitter && ` · ${job.submitter}`}</p>
       ${job.state === "FAILED" && html`<p class="row-problem">${job.message}</p>`}
@@ -98,10 +98,11 @@ function Progress({ job, overview, trials }) {
 }
 
 function Best({ overview }) {
-  const { best_rate: best = null, baseline_rate: base = null } = overview ?? {};
+  const { best_rate: best = null, gain = null, keeps_baseline: keeps = false } = overview ?? {};
+  const gained = gain && (gain.of === "peak_memory_bytes" ? `, memory ${number(gain.mean)}x less` : `, gain ${share(gain.mean - 1, true)}`);
   return html`<div class="job-cell">
     <span><strong>${number(best)}</strong> <span class="unit">samples/s</span></span>
-    <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : `fastest trial${base ? `, ${share(best / base - 1, true)} over the baseline` : ""}`}</span>
+    <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
   </div>`;
 }
 

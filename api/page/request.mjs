@@ -8,10 +8,11 @@ const shown = (name, value) => {
   return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" || typeof value === "boolean" ? knob(value) : String(value);
 };
 
+const LABELS = ["name", "tags", "note"]; // at the top of the page
 const isSaid = (value) => value !== null && value !== "" && !(typeof value === "object" && Object.keys(value).length === 0);
 
 export function RequestCard({ job, points }) {
-  const fields = Object.entries(job.request).filter(([, value]) => isSaid(value));
+  const fields = Object.entries(job.request).filter(([name, value]) => isSaid(value) && !LABELS.includes(name));
   const constants = Object.entries(points.constants);
   return html`<section class="stack" aria-labelledby="request-heading">
     <h2 id="request-heading">What was asked for</h2>

@@ -11,6 +11,9 @@ export function StateBadge({ state }) {
   return html`<span class=${`badge ${kind}`}><span aria-hidden="true">${mark}</span>${label}</span>`;
 }
 
+/** A job's tags; nothing where it has none. */
+export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<span key=${tag} class="badge tag">${tag}</span>`);
+
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
   return html`

@@ -11,13 +11,14 @@ from starlette.exceptions import HTTPException
 from api.auth import Principal, Reader, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
 from api.fields import Integer
-from api.submission import JobSubmission, asked_for, body_hash
+from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for, body_hash
 from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
+from autotune.jobs.labels import MOST_TAGS, merged_labels
 from autotune.jobs.request import request_to_row
 from search_spaces.outcome import JobState
-from storage.records import OVER, Ask, JobRecord, Submission
+from storage.records import LABELS, OVER, Ask, JobRecord, Submission
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -47,6 +48,17 @@ class BudgetChange(BaseModel):
 
     trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
     max_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
+
+
+class JobChange(BudgetChange):
+    """A new budget, and what the job is called."""
+
+    name: JobName | None = None
+    """Empty: none."""
+    tags: JobTags | None = None
+    """In place of the former ones."""
+    note: JobNote | None = None
+    """Empty: none."""
 
 
 @router.post(
@@ -80,6 +92,7 @@ def list_jobs(
     submitter: Annotated[
         str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; yours, unless you are admin.")
     ] = None,
+    tag: Annotated[list[JobTag] | None, Query(max_length=MOST_TAGS, description="Tags, all of which a job has.")] = None,
 ) -> JobPage:
     """The newest jobs first."""
     if cursor is not None:
@@ -87,7 +100,7 @@ def list_jobs(
     whose = submitter if principal.sees_all else principal.owner
     if submitter is not None and submitter != whose:
         return JobPage(items=[], next=None)
-    items = store.jobs(limit + 1, cursor, state or (), whose)
+    items = store.jobs(limit + 1, cursor, state or (), whose, tag or ())
     more = len(items) > limit
     return JobPage(items=[job_view(job) for job in items[:limit]], next=items[limit - 1].id if more else None)
 
@@ -116,9 +129,11 @@ def pause_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Res
 
 
 @router.post("/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
-def resume_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
-    """Let a paused or failed job wait for a worker again."""
-    return _ask(store, principal, job_id, Ask.RESUME, response)
+def resume_job(
+    job_id: JobId, store: StoreOf, principal: Submitter, response: Response, body: BudgetChange | None = None
+) -> JobView:
+    """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget."""
+    return _ask(store, principal, job_id, Ask.RESUME, response, body)
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
@@ -143,23 +158,27 @@ def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Res
     return _located(store.submit(job.request, submission)[0], response)
 
 
-@router.patch("/{job_id}", operation_id="change_budget", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
-def change_budget(
-    job_id: JobId, body: BudgetChange, store: StoreOf, principal: Submitter, response: Response, match: IfMatch = None
+@router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
+def change_job(
+    job_id: JobId, body: JobChange, store: StoreOf, principal: Submitter, response: Response, match: IfMatch = None
 ) -> JobView:
-    """Set the budget; with `If-Match`, only if nothing has changed since. A job that has ended is to be resumed or cloned."""
+    """Set the budget, or what the job is called; with `If-Match`, only if nothing has changed since. The budget of a job that
+    has ended stays: resume it with a larger one, or clone it."""
     job = visible_job(store, principal, job_id)
-    if job.state in OVER:
-        raise HTTPException(409, f"job_id: the job has ended ({job.state}); clone it")
+    changes = body.model_dump(exclude_none=True)
+    labels = {name: changes.pop(name) for name in LABELS if name in changes}
+    if job.state in OVER and changes:
+        raise HTTPException(409, f"job_id: the job has ended ({job.state}); resume it with a larger budget, or clone it")
     version = None
     if match is not None and match.strip() != "*":
         # Several may be given; weak ones (W/) never match.
         if str(job.version) not in re.findall(r'(?<!/)"([0-9]{1,18})-[0-9]{1,18}"', match):
             raise HTTPException(412, "If-Match: the job has changed since; read it again")
         version = job.version
-    changes = body.model_dump(exclude_none=True)
+    if labels:
+        changes |= merged_labels(job.request, labels)
     if not changes:
-        raise RequestError("body", "changes nothing", "give trials or max_seconds")
+        raise RequestError("body", "changes nothing", f"give some of {', '.join(JobChange.model_fields)}")
     changed = store.change_request(job_id, version, changes)
     response.headers["ETag"] = etag(changed)
     return job_view(changed)
@@ -170,9 +189,11 @@ def etag(job: JobRecord) -> str:
     return f'"{job.version}-{int(job.active_seconds)}"'
 
 
-def _ask(store: Store, principal: Principal, job_id: str, wanted: Ask, response: Response) -> JobView:
+def _ask(
+    store: Store, principal: Principal, job_id: str, wanted: Ask, response: Response, body: BudgetChange | None = None
+) -> JobView:
     visible_job(store, principal, job_id)
-    job = store.ask(job_id, wanted)
+    job = store.ask(job_id, wanted, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
 

@@ -109,8 +109,16 @@ def sweep(
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
     environment_setting: options.EnvironmentSettings = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     config: options.Config = None,
-    resume: Annotated[str | None, typer.Option(metavar="JOB", help="Go on with a job; `latest` for the latest.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="Go on with a job; `latest` for the latest. With --trials N, also one that has succeeded."
+        ),
+    ] = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -127,6 +135,7 @@ def sweep(
         confirm_repeats=confirm_repeats, control_every=control_every, allow_unstable=allow_unstable, racing=racing,
         tune_on=tune_on, answer_for=answer_for,
         environment_settings=tuple(environment_setting) if environment_setting else None,
+        name=name, tags=tuple(tag) if tag else None, note=note,
         command=command_of(
             context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
             script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
@@ -169,6 +178,9 @@ def scale(
     runner: options.Runner = None,
     ray_address: options.RayAddress = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fastest size's configuration is written.")] = Path(
         "best-config.json"
     ),
@@ -183,6 +195,7 @@ def scale(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
         global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit, engine=engine,
         runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats,
+        name=name, tags=tuple(tag) if tag else None, note=note,
     )  # fmt: skip
     end(
         lambda: sweep_command(

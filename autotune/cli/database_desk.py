@@ -1,16 +1,17 @@
 """Jobs in a database, without a service."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.best_config import build_best_config
-from autotune.cli.desk import Desk
+from autotune.cli.desk import Desk, Standing, standing_of
 from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
 from autotune.exports import Export, exporter
 from autotune.jobs.book import read_book
+from autotune.jobs.labels import merged_labels
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import resolve, session_of
 from search_spaces.outcome import JobState
@@ -24,6 +25,8 @@ PAGE = 500
 
 class DatabaseDesk(Desk):
     """See `Desk`."""
+
+    runs_jobs = True
 
     def __init__(self, database: str | None, words: tuple[str, ...] = ()) -> None:
         self.words = words
@@ -42,13 +45,25 @@ class DatabaseDesk(Desk):
         """See `Desk.job`."""
         return self._store.job(job)
 
-    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
+    def jobs(
+        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
+    ) -> Iterator[JobRecord]:
         """See `Desk.jobs`."""
-        return iter(self._store.jobs(limit, states=states, submitter=submitter))
+        return iter(self._store.jobs(limit, states=states, submitter=submitter, tags=tags))
 
-    def ask(self, job: str, wanted: Ask) -> JobRecord:
+    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+        """See `Desk.standings`."""
+        found = self._store.overviews([job.id for job in jobs])
+        return [standing_of(job, found[job.id].searched) for job in jobs]
+
+    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """See `Desk.ask`."""
-        return self._store.ask(self._store.job(job).id, wanted)
+        return self._store.ask(self._store.job(job).id, wanted, budget)
+
+    def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
+        """See `Desk.label`."""
+        found = self._store.job(job)
+        return self._store.change_request(found.id, None, merged_labels(found.request, labels))
 
     def clone(self, job: str) -> JobRecord:
         """See `Desk.clone`."""
@@ -59,7 +74,7 @@ class DatabaseDesk(Desk):
         """See `Desk.extend`."""
         found = self._store.job(job)
         if found.state in ENDED:
-            raise RequestError("job", f"{found.id} has ended ({found.state})", "clone it")
+            raise RequestError("job", f"{found.id} has ended ({found.state})", "resume it with a larger budget, or clone it")
         budget = {"trials": trials, "max_seconds": max_seconds}
         changes = {name: value for name, value in budget.items() if value is not None}
         return self._store.change_request(found.id, None, changes)

@@ -2,21 +2,43 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports.export import Export
 from search_spaces.outcome import JobState
+from search_spaces.trial import Interval
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import Ask, EventRecord, JobRecord, TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a job is."""
+
+    searched: int
+    """Search trials that started and have an outcome."""
+    gain: Interval | None
+    """The answer over the baseline; None: one of them was not measured."""
+    keeps_baseline: bool
+    """Whether the answer is to keep the baseline."""
+
+
+def standing_of(job: JobRecord, searched: int) -> Standing:
+    """How far a job is, by its row and the number of search trials that ran."""
+    answer = job.answer or {}
+    gain = answer.get("gain")
+    known = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
+    return Standing(searched=searched, gain=known, keeps_baseline=bool(answer.get("keeps_baseline")))
 
 
 class Desk(ABC):
     """Jobs, wherever they are kept.
 
-    - A job is named by its id, or by a beginning of it that no other job has; None: the one opened last.
+    - A job is named by its id, or by a beginning of it that no other job has; None or LATEST: the one opened last.
     - A service leaves out of a record what is its own affair: the job's holder, reference losses, what its request resolved to.
 
     Raises:
@@ -28,6 +50,8 @@ class Desk(ABC):
 
     words: tuple[str, ...] = ()
     """Options with which another command finds the same jobs."""
+    runs_jobs = False
+    """Whether `autotune sweep --resume` on this machine can run a job of this place."""
 
     @abstractmethod
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
@@ -38,12 +62,23 @@ class Desk(ABC):
         """The job as it is now."""
 
     @abstractmethod
-    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
-        """The newest jobs first, in one of the states (none given: in any); None: of every submitter whom one may see."""
+    def jobs(
+        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
+    ) -> Iterator[JobRecord]:
+        """The newest jobs first, in one of the states (none given: in any) and with all of the tags; `submitter` None: of every
+        submitter whom one may see."""
 
     @abstractmethod
-    def ask(self, job: str, wanted: Ask) -> JobRecord:
-        """Ask for a change; asking for what is done already changes nothing."""
+    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+        """How far each of these jobs is."""
+
+    @abstractmethod
+    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+        """Ask for a change; what is done already changes nothing. `budget`: with RESUME, trials or seconds in all."""
+
+    @abstractmethod
+    def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
+        """Change the job's name, tags or note."""
 
     @abstractmethod
     def clone(self, job: str) -> JobRecord:

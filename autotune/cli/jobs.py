@@ -1,17 +1,21 @@
-"""`autotune jobs`, and what is asked of one job: pause, resume, stop, cancel, clone, extend."""
+"""`autotune jobs`, and what is asked of one job: pause, resume, stop, cancel, clone, extend, label."""
 
 import json
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from autotune.cli.desk import open_desk
-from autotune.cli.show import state_text
+from autotune.cli.desk import Standing, open_desk
+from autotune.cli.show import labels_text, model_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from search_spaces.outcome import JobState
+from search_spaces.plain import to_plain
 from storage.records import Ask, JobRecord
 
 _FOLLOWS = {
@@ -24,31 +28,93 @@ _FOLLOWS = {
 
 
 def list_command(
-    url: str | None, database: str | None, states: tuple[str, ...], submitter: str | None, limit: int, as_json: bool
+    url: str | None,
+    database: str | None,
+    states: tuple[str, ...],
+    submitter: str | None,
+    tags: tuple[str, ...],
+    limit: int,
+    as_json: bool,
 ) -> Status:
     """The newest jobs."""
     wanted = [_state(name) for name in states]
     with open_desk(url, database) as desk:
-        jobs = list(desk.jobs(wanted, submitter, limit))
+        jobs = list(desk.jobs(wanted, submitter, limit, tags))
+        standings = desk.standings(jobs)
     if as_json:
-        _write([job_document(job) for job in jobs])
+        _write([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])
         return Status.OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "state", "reason", "model", "submitter", "priority", "opened (UTC)"):
-        table.add_column(name, no_wrap=name != "model", overflow="fold")
-    for job in jobs:
-        table.add_row(
-            job.id, job.state.value.lower(), job.reason, str(job.request.get("model", "")), job.submitter or "-",
-            str(job.priority), f"{job.created:%Y-%m-%d %H:%M}",
-        )  # fmt: skip
-    Console().print(table, highlight=False, markup=False)
+    console = Console()
+    console.print(_table(jobs, standings), highlight=False, markup=False)
+    if any(map(_is_unproven, standings)):
+        console.print("? the interval of the gain includes 1.0: the gain is unproven", style="dim", highlight=False)
     return Status.OK
 
 
-def ask_command(wanted: str, job: str, url: str | None, database: str | None, as_json: bool) -> Status:
-    """Ask for a change of one job."""
+def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
+    """A row a job. Its id states when it was opened. What no job has is not shown, so that 80 columns are enough."""
+    further = {
+        "name": [str(job.request.get("name") or "") for job in jobs],
+        "tags": [" ".join(job.request.get("tags") or ()) for job in jobs],
+        "submitter": [job.submitter for job in jobs],
+        "priority": [str(job.priority or "") for job in jobs],
+    }
+    further = {name: values for name, values in further.items() if any(values)}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("job (UTC)", "state", "model", "trials", "gain", *further):
+        fixed = name in ("job (UTC)", "state", "trials", "gain")
+        table.add_column(name, no_wrap=fixed, overflow="fold", justify="right" if name in ("trials", "gain") else "left")
+    for job, standing, *others in zip(jobs, standings, *further.values(), strict=True):
+        trials = f"{standing.searched}/{job.request.get('trials', '?')}"
+        table.add_row(job.id, job.state.value.lower(), Text(model_text(job)), trials, _gain_text(standing), *map(Text, others))
+    return table
+
+
+def _gain_text(standing: Standing) -> str:
+    if standing.gain is None or standing.keeps_baseline:
+        return "keep" if standing.keeps_baseline else ""
+    return f"{standing.gain.mean:.2f}x{' ?' if _is_unproven(standing) else ''}"
+
+
+def _is_unproven(standing: Standing) -> bool:
+    return not standing.keeps_baseline and standing.gain is not None and standing.gain.low <= 1.0 <= standing.gain.high
+
+
+def _standing_document(standing: Standing) -> dict[str, Any]:
+    return {"searched": standing.searched, "gain": to_plain(standing.gain), "keeps_baseline": standing.keeps_baseline}
+
+
+def ask_command(
+    wanted: str,
+    job: str,
+    url: str | None,
+    database: str | None,
+    as_json: bool,
+    budget: Mapping[str, Any] | None = None,
+) -> Status:
+    """Ask for a change of one job; `budget` goes with `resume`."""
+    _require_seconds((budget or {}).get("max_seconds"))
     with open_desk(url, database) as desk:
-        return _told(desk.ask(job, Ask(wanted)), as_json)
+        changed = desk.ask(job, Ask(wanted), budget)
+        if changed.state is JobState.QUEUED and desk.runs_jobs and not as_json:
+            here = shlex.join(["autotune", "sweep", "--resume", changed.id, *desk.words])
+            _told(changed, as_json)
+            _say(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {here}")
+            return Status.OK
+        return _told(changed, as_json)
+
+
+def label_command(job: str, labels: Mapping[str, Any], url: str | None, database: str | None, as_json: bool) -> Status:
+    """Change what a job is called."""
+    if not labels:
+        raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
+    with open_desk(url, database) as desk:
+        changed = desk.label(job, labels)
+    if as_json:
+        return _told(changed, as_json)
+    request = changed.request
+    _say(f"job {changed.id}: " + (labels_text(request) or "no name, no tags, no note"))
+    return Status.OK
 
 
 def clone_command(job: str, url: str | None, database: str | None, as_json: bool) -> Status:
@@ -65,8 +131,7 @@ def extend_command(
     """Set the budget of one job."""
     if trials is None and max_seconds is None:
         raise RequestError("trials", "and --max-seconds are missing", "give one of them, or both")
-    if max_seconds is not None and not 0 < max_seconds <= 1e9:
-        raise RequestError("max_seconds", f"{max_seconds!r} is not a positive number of seconds", "give seconds above 0")
+    _require_seconds(max_seconds)
     with open_desk(url, database) as desk:
         changed = desk.extend(job, trials, max_seconds)
     if as_json:
@@ -94,7 +159,14 @@ def job_document(job: JobRecord) -> dict[str, Any]:
         "model": str(job.request.get("model", "")), "submitter": job.submitter, "priority": job.priority,
         "created": job.created.isoformat(), "updated": job.updated.isoformat(), "active_seconds": job.active_seconds,
         "trials": job.request.get("trials"), "max_seconds": job.request.get("max_seconds"),
+        "name": job.request.get("name") or "", "tags": list(job.request.get("tags") or ()),
+        "note": job.request.get("note") or "",
     }  # fmt: skip
+
+
+def _require_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds <= 1e9:
+        raise RequestError("max_seconds", f"{seconds!r} is not a positive number of seconds", "give seconds above 0")
 
 
 def _told(job: JobRecord, as_json: bool) -> Status:

@@ -63,6 +63,9 @@ def submit(
     confirm_repeats: options.ConfirmRepeats = None,
     control_every: options.ControlEvery = None,
     environment_setting: options.EnvironmentSettings = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     config: options.Config = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
@@ -81,6 +84,7 @@ def submit(
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         control_every=control_every, environment_settings=tuple(environment_setting) if environment_setting else None,
+        name=name, tags=tuple(tag) if tag else None, note=note,
         command=command_of(
             context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
             script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
@@ -103,15 +107,18 @@ def jobs(
         typer.Option("--state", metavar="NAME", help="Jobs in this state, such as running. May be repeated. [default: all]"),
     ] = None,
     submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: of all]")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: with all of them.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Jobs at most.")] = 50,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """List the newest jobs."""
+    """List the newest jobs: model, state, trials, gain over the baseline."""
     from autotune.cli.jobs import list_command
 
-    end(lambda: list_command(url, db, tuple(state or ()), submitter, limit, json))
+    end(lambda: list_command(url, db, tuple(state or ()), submitter, tuple(tag or ()), limit, json))
 
 
 @jobs_app.command()
@@ -123,11 +130,28 @@ def watch(job: Job = None, url: Url = None, db: Database = None) -> None:
 
 
 @jobs_app.command()
-def show(job: Job = None, url: Url = None, db: Database = None, json: Json = False) -> None:
+def show(
+    job: Job = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="The N best trials of the search; with --sort the first N of all. [default: all]"
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="number, samples_per_second, peak_memory_bytes, seconds, or a knob. [default: number]"
+        ),
+    ] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
     """Show a job: its state, its trials, the best configuration."""
-    from autotune.cli.show import show_command
+    from autotune.cli.show import ShowOptions, show_command
 
-    end(lambda: show_command(job, url, db, json))
+    end(lambda: show_command(ShowOptions(job=job, top=top, sort=sort, url=url, database=db, json=json)))
 
 
 @jobs_app.command()
@@ -212,11 +236,18 @@ def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False)
 
 
 @jobs_app.command()
-def resume(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Let a paused or failed job wait for a worker again."""
+def resume(
+    job: OneJob,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Let a paused or failed job, or one that gets a larger budget, wait for a worker again."""
     from autotune.cli.jobs import ask_command
 
-    end(lambda: ask_command("resume", job, url, db, json))
+    end(lambda: ask_command("resume", job, url, db, json, options.given(trials=trials, max_seconds=max_seconds)))
 
 
 @jobs_app.command()
@@ -246,13 +277,33 @@ def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False)
 @jobs_app.command()
 def extend(
     job: OneJob,
-    trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Search trials in all.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds in all.")] = None,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Set the budget of a job that has not ended; what was spent counts."""
+    """Set the budget of a job that has not ended; what was spent counts. `resume` goes on with one that has succeeded."""
     from autotune.cli.jobs import extend_command
 
     end(lambda: extend_command(job, trials, max_seconds, url, db, json))
+
+
+@jobs_app.command()
+def label(
+    job: OneJob,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="What the job is called; '' removes it.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="A tag in place of the former ones; '' removes them. May be repeated."),
+    ] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be known about the job; '' removes it.")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Change a job's name, tags or note, in any state."""
+    from autotune.cli.jobs import label_command
+
+    tags = None if tag is None else tuple(word for word in tag if word)
+    end(lambda: label_command(job, options.given(name=name, tags=tags, note=note), url, db, json))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.live_charts import LiveCharts
-from autotune.cli.rows import add_trial_row, measured_text, trial_line, trial_table
+from autotune.cli.rows import TrialRows, TrialTable, baseline_of, measured_text
 from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
@@ -32,7 +32,7 @@ class LiveTable(LoopListener):
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
-        self._knobs = [knob for knob, values in session.space.domains.items() if len(values) > 1]
+        self._lines: TrialRows | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = time.monotonic()
         self._book: Book | None = None
@@ -84,7 +84,8 @@ class LiveTable(LoopListener):
         self._book = book
         self._running.pop(trial.number, None)
         if self._live is None:
-            self._console.print(trial_line(trial, self._knobs), highlight=False, soft_wrap=True)
+            self._lines = self._lines or TrialRows(baseline_of(book.trials))
+            self._console.print(self._lines.line(trial), highlight=False, soft_wrap=True)
         self._draw()
 
     def _announce(self, book: Book) -> None:
@@ -103,11 +104,11 @@ class LiveTable(LoopListener):
 
     def _print_all(self, book: Book) -> None:
         """What stays on the screen: every trial."""
-        table = trial_table()
+        rows = TrialTable(baseline_of(book.trials))
         best = self._best(book)
         for trial in book.trials:
-            add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number, state="wanted")
-        self._console.print(table, *self._charts.lines(book), sep="\n")
+            rows.add(trial, best=best is not None and trial.number == best.number, state="wanted")
+        self._console.print(rows.table, *self._charts.lines(book), sep="\n")
 
     def _draw(self) -> None:
         if self._live is None or not self._drawing or self._book is None:
@@ -128,15 +129,15 @@ class LiveTable(LoopListener):
         """
         ended = [trial for trial in book.trials if trial.outcome is not None]
         for count in range(min(ROWS, len(ended), self._rows + 1), -1, -1):
-            table = trial_table()
+            rows = TrialTable(baseline_of(book.trials))
             for trial in ended[len(ended) - count :]:
-                add_trial_row(table, self._knobs, trial, best=best is not None and trial.number == best.number)
+                rows.add(trial, best=best is not None and trial.number == best.number)
             for trial, state in self._running.values():
-                add_trial_row(table, self._knobs, trial, state=state)
+                rows.add(trial, state=state)
             self._rows = count
-            if self._lines_of(table) <= room:
+            if self._lines_of(rows.table) <= room:
                 break
-        return table
+        return rows.table
 
     def _lines_of(self, drawn: RenderableType) -> int:
         return len(self._console.render_lines(drawn, pad=False))

@@ -18,8 +18,8 @@ Url = Annotated[
     typer.Option("--url", metavar="URL", help="A service instead of a database. Default: AUTOTUNE_URL, unless --db is given."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
-Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or the beginning of it; the latest when left out.")]
-OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id or the beginning of it.")]
+Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or the beginning of it; `latest` when left out.")]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of it, or `latest`.")]
 Pins = Annotated[
     list[str] | None,
     typer.Option("--pin", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
@@ -28,6 +28,9 @@ KnobValues = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VAL
 MemoryLimit = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
 ]
+Name = Annotated[str | None, typer.Option(metavar="TEXT", help="What the job is called.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="WORD", help="A word to find the job by. May be repeated.")]
+Note = Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be known about the job.")]
 DataPath = Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")]
 NvmePath = Annotated[
     str | None,
@@ -82,6 +85,8 @@ Space = Annotated[
     str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
 ]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
+AllTrials = Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Search trials in all.")]
+AllSeconds = Annotated[float | None, typer.Option("--max-seconds", metavar="SECONDS", help="Seconds in all.")]
 Strategy = Annotated[str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}. [default: {STRATEGIES[0]}]")]
 Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput, memory or pareto. [default: throughput]")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")]

@@ -1,6 +1,6 @@
 """Trials as rows of a table, and as lines."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 
 from rich.table import Table
 
@@ -8,72 +8,81 @@ from autotune.cli.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
 
 STYLES = {
     Outcome.OK: "green", Outcome.INFEASIBLE: "yellow", Outcome.INVALID: "yellow", Outcome.WRONG: "red", Outcome.FAILED: "red",
     Outcome.TIMEOUT: "red", Outcome.LOST: "red", Outcome.PRUNED: "cyan",
 }  # fmt: skip
+ALWAYS = ("zero_stage", "micro_batch_size")
+"""Knobs that every row has."""
 
 
-def trial_table() -> Table:
-    """An empty table of trials."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trial", justify="right")
-    table.add_column("configuration", overflow="fold", ratio=1)
-    table.add_column("samples/s [95 %]", justify="right", no_wrap=True)
-    table.add_column("peak/rank", justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    return table
+class TrialRows:
+    """Describes trials in the order in which they are shown.
+
+    A row has every knob whose value differs from the baseline's or from the row above, and always the two that everybody
+    looks for. The baseline itself, and rows without one, have what differs from the defaults.
+    """
+
+    def __init__(self, baseline: TrialConfig | None) -> None:
+        """`baseline`: the configuration of trial 0; None: the first trial that is described."""
+        self._baseline = baseline
+        self._above: TrialConfig | None = None
+
+    def describe(self, config: TrialConfig) -> str:
+        """The next row's knobs as `zero_stage=1 micro_batch_size=4 …`, in the order of the fields."""
+        baseline, above = self._baseline or config, self._above or config
+        self._baseline, self._above = baseline, config
+        reference = TrialConfig() if config == baseline else baseline
+        shown = {*ALWAYS, *config.differences(reference), *config.differences(above)}
+        return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in KNOB_NAMES if knob in shown)
+
+    def line(self, trial: TrialRecord) -> str:
+        """A trial that has its outcome, on one line."""
+        result = trial.result
+        outcome = trial.outcome.value if trial.outcome else ""
+        kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
+        told = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
+        message = result.message if result and result.message else ""
+        parts = [f"trial {trial.number}{kind}: {outcome}", told, self.describe(trial.config), message]
+        return "  ".join(part for part in parts if part)
 
 
-def add_trial_row(table: Table, knobs: Collection[str], trial: TrialRecord, best: bool = False, state: str = "") -> None:
-    """One trial, with the values of these knobs; `state` is shown while it has no outcome."""
-    result = trial.result
-    outcome = trial.outcome
-    refused = outcome is not None and trial.started is None
-    told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
-    repeat = {Purpose.CONFIRM: f" ×{trial.repeat}", Purpose.CONTROL: " again"}.get(trial.purpose, "")
-    table.add_row(
-        f"{trial.number}{repeat}",
-        describe(trial.config, knobs),
-        measured_text(result) if result else "",
-        bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
-        told,
-        style=("bold " if best else "") + (STYLES.get(outcome, "") if outcome else "dim"),
-    )
+class TrialTable:
+    """A table of trials, row by row."""
+
+    def __init__(self, baseline: TrialConfig | None) -> None:
+        """`baseline`: as in `TrialRows`."""
+        self._rows = TrialRows(baseline)
+        self.table = Table(box=None, pad_edge=False, header_style="bold")
+        self.table.add_column("trial", justify="right")
+        self.table.add_column("configuration", overflow="fold", ratio=1)
+        self.table.add_column("samples/s [95 %]", justify="right", no_wrap=True)
+        self.table.add_column("peak/rank", justify="right", no_wrap=True)
+        self.table.add_column("outcome", no_wrap=True)
+
+    def add(self, trial: TrialRecord, best: bool = False, state: str = "") -> None:
+        """Add one trial; `state` is shown while it has no outcome."""
+        result = trial.result
+        outcome = trial.outcome
+        refused = outcome is not None and trial.started is None
+        told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
+        repeat = {Purpose.CONFIRM: f" ×{trial.repeat}", Purpose.CONTROL: " again"}.get(trial.purpose, "")
+        self.table.add_row(
+            f"{trial.number}{repeat}",
+            self._rows.describe(trial.config),
+            measured_text(result) if result else "",
+            bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
+            told,
+            style=("bold " if best else "") + (STYLES.get(outcome, "") if outcome else "dim"),
+        )
 
 
-def trial_line(trial: TrialRecord, knobs: Collection[str]) -> str:
-    """A trial that has its outcome, on one line."""
-    result = trial.result
-    outcome = trial.outcome.value if trial.outcome else ""
-    kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
-    told = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
-    message = result.message if result and result.message else ""
-    parts = [f"trial {trial.number}{kind}: {outcome}", told, describe(trial.config, knobs), message]
-    return "  ".join(part for part in parts if part)
-
-
-def describe(config: TrialConfig, knobs: Collection[str]) -> str:
-    """The values of these knobs that are no defaults, and always of the two that everybody asks for, in their order."""
-    defaults = TrialConfig()
-    shown = [
-        knob
-        for knob in config.values()
-        if knob in ("zero_stage", "micro_batch_size") or (knob in knobs and getattr(config, knob) != getattr(defaults, knob))
-    ]
-    return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in shown)
-
-
-def varying_knobs(trials: Iterable[TrialRecord]) -> set[str]:
-    """The knobs in which the trials differ."""
-    values: dict[str, set[object]] = {}
-    for trial in trials:
-        for knob, value in trial.config.every_value().items():
-            values.setdefault(knob, set()).add(value)
-    return {knob for knob, found in values.items() if len(found) > 1}
+def baseline_of(trials: Sequence[TrialRecord]) -> TrialConfig | None:
+    """The configuration of trial 0, the baseline; None: it is not among them."""
+    return next((trial.config for trial in trials if trial.number == 0), None)
 
 
 def measured_text(result: TrialResult) -> str:

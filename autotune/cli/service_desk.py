@@ -1,12 +1,22 @@
 """Jobs of a service."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from autotune.cli.desk import Desk
-from autotune.client import Client, Event, Job, LogPart, NotFoundError, Progress, ServiceError, SubmissionFields, Trial
+from autotune.cli.desk import Desk, Standing, standing_of
+from autotune.client import (
+    Client,
+    Event,
+    Job,
+    LogPart,
+    NotFoundError,
+    Progress,
+    ServiceError,
+    SubmissionFields,
+    Trial,
+)
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.exports.export import Export
 from search_spaces.huggingface import is_factory_reference
@@ -16,9 +26,11 @@ from search_spaces.preset_files import preset_tables
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.log_records import LogRecord, ProgressRecord
-from storage.records import Ask, EventRecord, JobRecord, TrialRecord
+from storage.records import LATEST, Ask, EventRecord, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
+OVERVIEWS = 200
+"""Jobs that a service tells of at a time."""
 TIME_LENGTH = 15
 """Characters of an id that are the time of its opening."""
 NEWER = "use the `autotune` of the service's version"
@@ -47,15 +59,29 @@ class ServiceDesk(Desk):
         """See `Desk.job`."""
         return _job(self._found(job))
 
-    def jobs(self, states: Collection[JobState], submitter: str | None, limit: int) -> Iterator[JobRecord]:
+    def jobs(
+        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
+    ) -> Iterator[JobRecord]:
         """See `Desk.jobs`."""
-        return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit))
+        return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit, tag=[*tags]))
 
-    def ask(self, job: str, wanted: Ask) -> JobRecord:
+    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+        """See `Desk.standings`."""
+        pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
+        searched = [one.searched for page in pages for one in self._client.overviews([job.id for job in page])]
+        return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
+
+    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """See `Desk.ask`."""
         client = self._client
-        calls = {Ask.PAUSE: client.pause, Ask.RESUME: client.resume, Ask.STOP: client.stop, Ask.CANCEL: client.cancel}
+        if wanted is Ask.RESUME:
+            return _job(client.resume(self._id(job), **(budget or {})))
+        calls = {Ask.PAUSE: client.pause, Ask.STOP: client.stop, Ask.CANCEL: client.cancel}
         return _job(calls[wanted](self._id(job)))
+
+    def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
+        """See `Desk.label`."""
+        return _job(self._client.label(self._id(job), **labels))
 
     def clone(self, job: str) -> JobRecord:
         """See `Desk.clone`."""
@@ -120,7 +146,7 @@ class ServiceDesk(Desk):
 
     def _found(self, job: str | None) -> Job:
         """The job; a service knows whole ids alone, so that the beginning of one is looked for among the jobs."""
-        if job is None:
+        if job in (None, LATEST):
             newest = next(self._client.jobs(limit=1), None)
             if newest is None:
                 raise NotFoundError(f"there is no job yet at {self._client.url}; submit one with `autotune submit`")

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -10,29 +11,58 @@ from rich.console import Console
 from autotune.cli.desk import open_desk
 from autotune.cli.finite import finite
 from autotune.cli.result import print_result
-from autotune.cli.rows import add_trial_row, trial_table, varying_knobs
+from autotune.cli.rows import TrialTable, baseline_of
 from autotune.cli.sizes import duration_text
 from autotune.cli.status import Status
-from autotune.errors import NoBestError
+from autotune.errors import NoBestError, RequestError
+from autotune.jobs.request import Objective
+from autotune.objective import peak_bytes, rate
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow
+from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial_config import KNOB_NAMES
 from storage.log_records import ProgressRecord
 from storage.records import JobRecord, TrialRecord
 
+SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
+    "number": lambda trial: trial.number,
+    "samples_per_second": lambda trial: -rate(trial) if trial.outcome is Outcome.OK else None,
+    "peak_memory_bytes": lambda trial: peak_bytes(trial) if trial.outcome is Outcome.OK else None,
+    "seconds": lambda trial: (trial.finished - trial.started).total_seconds() if trial.started and trial.finished else None,
+}
+"""What trials are sorted by beside knobs, least first; None comes last. Rates are negative, so that the highest comes first."""
 
-def show_command(wanted: str | None, url: str | None, database: str | None, as_json: bool) -> Status:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """What the command line gave."""
+
+    job: str | None
+    top: int | None
+    """Trials at most; None: all."""
+    sort: str | None
+    """One of SORTS or a knob; None: by number, and with `top` the search trials by what the job searches for."""
+    url: str | None
+    database: str | None
+    json: bool
+
+
+def show_command(options: ShowOptions) -> Status:
     """State, trials and best of one job."""
-    with open_desk(url, database) as desk:
-        job = desk.job(wanted)
+    if options.sort is not None and options.sort not in (*SORTS, *KNOB_NAMES):
+        raise RequestError("sort", f"{options.sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
+    with open_desk(options.url, options.database) as desk:
+        job = desk.job(options.job)
         trials = list(desk.trials(job.id))
         running = {sign.trial_number: progress_text(sign) for sign in desk.progress(job.id)}
         try:
             best = desk.best(job.id)
         except NoBestError:
             best = None
-    if as_json:
-        sys.stdout.write(json.dumps(_document(job, trials, best), indent=2) + "\n")
+    chosen = _chosen(job, trials, options)
+    if options.json:
+        sys.stdout.write(json.dumps(_document(job, chosen, best), indent=2) + "\n")
         return Status.OK
     console = Console()
     counted = sum(trial.counted for trial in trials)
@@ -43,10 +73,12 @@ def show_command(wanted: str | None, url: str | None, database: str | None, as_j
         markup=False,
         soft_wrap=True,
     )
+    if labels := labels_text(job.request):
+        console.print(f"  {labels}", highlight=False, markup=False, soft_wrap=True)
     if job.message:
         console.print(f"  {job.message}", highlight=False, markup=False, soft_wrap=True)
-    _print_trials(trials, console, best, running)
-    _print_causes(job, trials, console)
+    _print_trials(trials, chosen, console, best, running)
+    _print_causes(job, chosen, console)
     print_result(best, console)
     return Status.OK
 
@@ -56,13 +88,25 @@ def state_text(job: JobRecord) -> str:
     return f"{job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}"
 
 
+def labels_text(request: Mapping[str, Any]) -> str:
+    """`name nightly; tags smoke a100; note …`, as far as the request has them."""
+    given = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
+    return "; ".join(f"{field} {text}" for field, text in given.items() if text)
+
+
+def model_text(job: JobRecord) -> str:
+    """The model's name; of a file that a service does not name, its path."""
+    return str((job.request.get("resolved_model") or {}).get("name") or job.request.get("model", ""))
+
+
 def place_text(job: JobRecord) -> str:
     """`llama-tiny on local with 2 ranks`, as far as the request tells."""
     request = job.request
-    model = (request.get("resolved_model") or {}).get("name") or request.get("model", "")
     cluster = request.get("resolved_cluster") or {}
     ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
-    return f"{model} on {cluster.get('name') or request.get('cluster', '')}" + (f" with {ranks} ranks" if ranks else "")
+    return f"{model_text(job)} on {cluster.get('name') or request.get('cluster', '')}" + (
+        f" with {ranks} ranks" if ranks else ""
+    )
 
 
 def progress_text(sign: ProgressRecord) -> str:
@@ -71,15 +115,38 @@ def progress_text(sign: ProgressRecord) -> str:
     return f"{sign.phase}{f' {sign.step}' if sign.step else ''}{rate}"
 
 
+def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> list[TrialRecord]:
+    """The trials that were asked for, in that order. Sorting is stable: equal ones stay in the order of their numbers."""
+    field = options.sort
+    if field is None and options.top is not None:
+        # Repeats are left out: the luckiest of many would come first.
+        trials = [trial for trial in trials if trial.purpose is Purpose.SEARCH]
+        memory = job.request.get("objective") == Objective.MEMORY
+        field = "peak_memory_bytes" if memory else "samples_per_second"
+    value = SORTS.get(field or "number")
+    if value is not None:
+        valued = sorted((trial for trial in trials if value(trial) is not None), key=lambda trial: value(trial) or 0.0)
+        trials = [*valued, *(trial for trial in trials if value(trial) is None)]
+    else:
+        trials = sorted(trials, key=lambda trial: getattr(trial.config, str(field)))
+    return trials[: options.top]
+
+
 def _print_trials(
-    trials: Sequence[TrialRecord], console: Console, best: dict[str, Any] | None, running: Mapping[int, str]
+    trials: Sequence[TrialRecord],
+    chosen: Sequence[TrialRecord],
+    console: Console,
+    best: dict[str, Any] | None,
+    running: Mapping[int, str],
 ) -> None:
     number = best["best"]["trial"] if best else None
-    table, knobs = trial_table(), varying_knobs(trials)
-    for trial in trials:
-        add_trial_row(table, knobs, trial, best=trial.number == number, state=running.get(trial.number, "wanted"))
-    console.print(table, highlight=False)
-    for trial in trials:
+    rows = TrialTable(baseline_of(trials))
+    for trial in chosen:
+        rows.add(trial, best=trial.number == number, state=running.get(trial.number, "wanted"))
+    console.print(rows.table, highlight=False)
+    if len(chosen) < len(trials):
+        console.print(f"  {len(chosen)} of {len(trials)} trials", style="dim", highlight=False)
+    for trial in chosen:
         if trial.result is not None and trial.result.message:
             told = f"  trial {trial.number}: {trial.result.message}"
             console.print(told, highlight=False, markup=False, soft_wrap=True)

@@ -29,14 +29,14 @@ from autotune.runners import make_runner
 from autotune.tuning import TuneResult, finish, open_job, resume_job
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
-from storage.records import JobRecord
+from storage.records import BUDGET, JobRecord
 from storage.sql import default_database_url, open_store
 from storage.store import Store
 
 TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before they take the devices."""
 DEFAULT_OUT = Path("best-config.json")
-_RESUMED = "leave out MODEL and all options but --out, --db and --ray-address"
+_RESUMED = "leave out MODEL and all options but --trials, --max-seconds, --out, --db and --ray-address"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +100,12 @@ def run_new(session: Session, options: SweepOptions, console: Console, out: Path
 def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     fields = {**options.fields}
     ray_address = fields.pop("ray_address", None)
+    budget = {name: fields.pop(name) for name in BUDGET if name in fields}
     given = (fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
     if any(given):
         raise RequestError("resume", "a job goes on with its own request", _RESUMED)
     with open_store(options.database or default_database_url()) as store:
-        job, session = resume_job(store, _wanted_job(options), ray_address)
+        job, session = resume_job(store, options.resume, ray_address, budget)
         with _start(session, console, options, job) as runner:
             return _run(session, store, job, runner, options, console, options.out)
 
@@ -116,10 +117,6 @@ def _run(
     # After the runner, since Ray puts a handler of its own on SIGTERM.
     with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
         return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
-
-
-def _wanted_job(options: SweepOptions) -> str | None:
-    return None if options.resume == "latest" else options.resume
 
 
 def _start(session: Session, console: Console, options: SweepOptions, job: JobRecord | None) -> Runner:

@@ -8,7 +8,7 @@ from rich.status import Status as StatusLine
 
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
-from autotune.cli.rows import measured_text, trial_line
+from autotune.cli.rows import TrialRows, measured_text
 from autotune.cli.show import place_text, progress_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
@@ -62,9 +62,7 @@ class Watch:
         )
         self._read: dict[int, TrialRecord] = {}
         """Trials that were read before their events came."""
-        self._first: TrialRecord | None = None
-        self._knobs: set[str] = set()
-        """In which the trials have differed so far."""
+        self._rows = TrialRows(None)
         self._spent = 0
         self._best: TrialRecord | None = None
         self._running: dict[int, str] = {}
@@ -113,13 +111,11 @@ class Watch:
 
     def _ended(self, number: int) -> str:
         trial = self._trial(number)
-        self._first = self._first or trial
-        self._knobs |= trial.config.differences(self._first.config).keys()
         self._spent += trial.counted
         better = trial.purpose is Purpose.SEARCH and self._is_best(trial)
         if better:
             self._best = trial
-        return trial_line(trial, self._knobs) + ("  ★ best so far" if better else "")
+        return self._rows.line(trial) + ("  ★ best so far" if better else "")
 
     def _is_best(self, trial: TrialRecord) -> bool:
         rivals = [trial] if self._best is None else [self._best, trial]

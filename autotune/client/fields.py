@@ -71,6 +71,12 @@ class SubmissionFields(TypedDict, total=False):
     """Whether a trial whose measurement did not settle may win."""
     racing: bool | None
     """Whether a search trial ends as soon as it can no longer reach the best samples/s so far."""
+    name: str | None
+    """What the job is called."""
+    tags: Sequence[str] | None
+    """Words to find the job by."""
+    note: str | None
+    """What is to be known about the job."""
     priority: int
     """Higher ones go first; between -100 and 100."""
 

@@ -38,8 +38,23 @@ class Job:
     """What it has found so far; None: nothing that may win has been measured, or the service is older than this client."""
 
     @property
+    def name(self) -> str:
+        """What it is called; empty: it has no name beside its id."""
+        return str(self.request.get("name") or "")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words to find it by."""
+        return tuple(self.request.get("tags") or ())
+
+    @property
+    def note(self) -> str:
+        """What somebody wrote down about it."""
+        return str(self.request.get("note") or "")
+
+    @property
     def ended(self) -> bool:
-        """Whether nothing happens to it any more by itself; a failed one may be resumed."""
+        """Whether nothing happens to it any more by itself; one that failed or succeeded may be resumed."""
         return self.state in ENDED
 
     @property

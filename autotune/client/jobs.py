@@ -65,7 +65,12 @@ class JobCalls:
         return self._transport.get(OverviewList, "/v1/overviews", {"job": ids}).items
 
     def jobs(
-        self, *, state: str | Sequence[str] | None = None, submitter: str | None = None, limit: int | None = None
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        submitter: str | None = None,
+        limit: int | None = None,
+        tag: str | Sequence[str] | None = None,
     ) -> Iterator[Job]:
         """The newest jobs first, page by page as they are asked for.
 
@@ -73,9 +78,11 @@ class JobCalls:
             state: one state or several; None: all.
             submitter: whose jobs; other people's for administrators alone. None: yours, or all for an administrator.
             limit: jobs at most; None: all.
+            tag: one tag or several, all of which a job has; None: any or none.
         """
-        states = [state] if isinstance(state, str) else list(state or ())
-        found = self._pages({"state": states, **({} if submitter is None else {"submitter": submitter})}, limit)
+        states, tags = ([given] if isinstance(given, str) else list(given or ()) for given in (state, tag))
+        of = {} if submitter is None else {"submitter": submitter}
+        found = self._pages({"state": states, "tag": tags, **of}, limit)
         return itertools.islice(found, limit)
 
     def pause(self, job: str | Job) -> Job:
@@ -86,13 +93,35 @@ class JobCalls:
         """
         return self._ask(job, "pause")
 
-    def resume(self, job: str | Job) -> Job:
-        """Let a paused or failed job wait for a worker again.
+    def resume(self, job: str | Job, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
+        """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget.
+
+        Args:
+            job: the job.
+            trials: search trials in all; None: as it is.
+            max_seconds: seconds of active time in all; None: as it is.
 
         Raises:
-            ConflictError: the job is neither paused nor failed.
+            ConflictError: the job was cancelled, or has succeeded and its budget is no larger than before.
         """
-        return self._ask(job, "resume")
+        return self._transport.post(Job, f"{job_path(job)}/resume", _given(trials=trials, max_seconds=max_seconds) or None)
+
+    def label(
+        self, job: str | Job, *, name: str | None = None, tags: Sequence[str] | None = None, note: str | None = None
+    ) -> Job:
+        """Change what a job is called, in any state.
+
+        Args:
+            job: the job.
+            name: empty: none; None: as it is.
+            tags: in place of the former ones; None: as they are.
+            note: empty: none; None: as it is.
+
+        Raises:
+            InvalidRequestError: one of them is refused.
+        """
+        body = _given(name=name, tags=None if tags is None else list(tags), note=note)
+        return self._transport.patch(Job, job_path(job), body, {}, repeatable=True)
 
     def stop(self, job: str | Job) -> Job:
         """Let running trials end, and be content with the best so far.
@@ -125,8 +154,7 @@ class JobCalls:
         Raises:
             ConflictError: the job has ended, or has changed since it was read.
         """
-        given = {"trials": trials, "max_seconds": max_seconds}
-        body = {name: value for name, value in given.items() if value is not None}
+        body = _given(trials=trials, max_seconds=max_seconds)
         headers = {"If-Match": job.etag} if isinstance(job, Job) else {}
         # A change of one version, sent twice, would be refused the second time.
         return self._transport.patch(Job, job_path(job), body, headers, repeatable=not headers)
@@ -186,6 +214,11 @@ def job_path(job: str | Job) -> str:
     if re.fullmatch(r"[A-Za-z0-9-]{1,100}", text) is None:
         raise RequestError("job", f"{told(text)!r} is no id of a job", "give a whole id, such as 20300131-120000-abcd")
     return f"{JOBS}/{text}"
+
+
+def _given(**fields: object) -> dict[str, object]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _key(key: str | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from autotune.errors import JobNotResumableError, RequestError
 from autotune.jobs.command_field import with_command
 from autotune.jobs.earlier import EarlierTrial
 from autotune.jobs.failures_field import with_failures
+from autotune.jobs.labels import require_labels
 from autotune.jobs.shape import parse_shape
 from autotune.sizes import parse_size
 from autotune.strategies.names import FORESEEING, STRATEGIES
@@ -128,6 +129,12 @@ class JobRequest:
     """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
     answer_for: str | None = None
     """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
+    name: str = ""
+    """What the job is called; empty: it has no name beside its id."""
+    tags: tuple[str, ...] = ()
+    """Words to find the job by."""
+    note: str = ""
+    """What somebody wrote down about the job."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None
@@ -142,6 +149,7 @@ class JobRequest:
     """Trials from outside of the database, of the same model, batch and hardware, that predictions learn from."""
 
     def __post_init__(self) -> None:
+        require_labels(self.name, self.tags, self.note)
         self._require_text("model", "cluster", "space", "strategy", "engine", "runner")
         self._require_choice("objective", tuple(Objective))
         object.__setattr__(self, "objective", Objective(self.objective))
@@ -321,8 +329,9 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
     fields = with_failures(with_command(fields))
-    if isinstance(fields.get(ENVIRONMENT_SETTINGS), str):  # a lone one, of which a tuple would be made letter by letter
-        fields = {**fields, ENVIRONMENT_SETTINGS: (fields[ENVIRONMENT_SETTINGS],)}
+    for name in (ENVIRONMENT_SETTINGS, "tags"):
+        if isinstance(fields.get(name), str):  # a lone one, of which a tuple would be made letter by letter
+            fields = {**fields, name: (fields[name],)}
     fidelity = fields.get("fidelity", {})
     known = [item.name for item in dataclasses.fields(Fidelity)]
     if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):

@@ -20,7 +20,7 @@ KEPT_SECONDS = 60.0
 """How long `local` is taken to be the machine that it was."""
 INDEPENDENT = (
     "objective", "strategy", "seed", "trials", "max_seconds", "trial_timeout", "headroom", "runner", "confirm_repeats",
-    "control_every", "fidelity", "allow_unstable", "racing", "stop_at_first",
+    "control_every", "fidelity", "allow_unstable", "racing", "stop_at_first", "name", "tags", "note",
 )  # fmt: skip
 """Fields on which nothing that is resolved depends. The request itself checks them."""
 RESOLVED = tuple(item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_"))

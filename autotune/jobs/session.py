@@ -34,7 +34,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import SCRIPT, TrialConfig, Value
-from storage.records import JobRecord, Lease
+from storage.records import BUDGET, LABELS, JobRecord, Lease
 from storage.store import Store
 
 if TYPE_CHECKING:
@@ -305,12 +305,13 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
     return session
 
 
-def with_budget_of(session: Session, job: JobRecord) -> Session:
-    """The session with the budget that the job's row states now."""
-    budget = {name: job.request.get(name, getattr(session.request, name)) for name in ("trials", "max_seconds")}
-    if all(getattr(session.request, name) == value for name, value in budget.items()):
+def with_changes_of(session: Session, job: JobRecord) -> Session:
+    """The session with the budget and the labels that the job's row states now."""
+    stated = {name: job.request.get(name, getattr(session.request, name)) for name in (*BUDGET, *LABELS)}
+    stated["tags"] = tuple(stated["tags"])
+    if all(getattr(session.request, name) == value for name, value in stated.items()):
         return session
-    return dataclasses.replace(session, request=dataclasses.replace(session.request, **budget))
+    return dataclasses.replace(session, request=dataclasses.replace(session.request, **stated))
 
 
 def on_ray(session: Session, address: str | None) -> Session:

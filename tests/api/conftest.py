@@ -103,6 +103,10 @@ def measure(store: Store, job_id: str, trials: int = 2) -> None:
             samples_per_second=Interval(mean=rate, low=rate, high=rate), peak_memory_bytes=1_000_000,
         )  # fmt: skip
         store.finish_attempt(lease, result)
+    # As the loop does after every trial.
+    session = session_of(store.job(job_id))
+    verdict = decide(read_book(store, job_id), session.ranking, session.prior, session.baselines)
+    store.set_answer(lease, None if verdict is None else answer_summary(verdict))
     store.release(lease, JobState.PAUSED, "paused", "")
 
 

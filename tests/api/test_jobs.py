@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 from autotune.exports import EXPORTERS
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
+from storage.records import Ask
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit
 
@@ -211,3 +212,30 @@ def test_a_space_is_counted_and_a_configuration_judged(client: TestClient) -> No
 def test_every_answer_tells_the_version(client: TestClient) -> None:
     for path in ("/livez", "/v1/jobs", "/nowhere"):
         assert client.get(path).headers["autotune-api-version"] == "1"
+
+
+def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    measure(store, job_id, trials=3)
+    store.release(store.acquire(job_id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
+    for body in (None, {"trials": 3}):
+        refused = problem_of(client.post(f"/v1/jobs/{job_id}/resume", json=body), 409)
+        assert "give it a larger budget (trials above 3), or clone it" in refused["detail"]
+    problem_of(client.patch(f"/v1/jobs/{job_id}", json={"trials": 30}), 409)
+    job = client.post(f"/v1/jobs/{job_id}/resume", json={"trials": 30}).json()
+    assert (job["state"], job["request"]["trials"]) == ("QUEUED", 30)
+
+
+def test_labels_are_set_changed_and_searched_for(client: TestClient, store: Store) -> None:
+    job = submit(client, name="nightly", tags=["a100", "smoke"], note="first\nrun")
+    plain = submit(client)
+    assert [job["request"][field] for field in ("name", "tags", "note")] == ["nightly", ["a100", "smoke"], "first\nrun"]
+    ids = [item["id"] for item in client.get("/v1/jobs", params={"tag": ["smoke", "a100"]}).json()["items"]]
+    assert ids == [job["id"]]
+    assert client.get("/v1/jobs", params={"tag": ["smoke", "other"]}).json()["items"] == []
+    store.ask(plain["id"], Ask.CANCEL)
+    changed = client.patch(f"/v1/jobs/{plain['id']}", json={"tags": ["smoke"], "note": "kept"}).json()
+    assert (changed["state"], changed["request"]["tags"], changed["request"]["note"]) == ("CANCELLED", ["smoke"], "kept")
+    for body in ({"tags": ["two words"]}, {"tags": ["a", "a"]}, {"name": "x" * 101}, {"name": "a\nb"}, {"note": "\u009b"}):
+        problem_of(client.patch(f"/v1/jobs/{plain['id']}", json=body), 422)
+    assert len(client.get("/v1/jobs", params={"tag": "smoke"}).json()["items"]) == 2

@@ -14,8 +14,9 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     one, other = submit(client)["id"], submit(client)["id"]
     measure(store, one, trials=3)
     answer = client.get("/v1/overviews", params={"job": [other, one, other]})
-    nothing = {"outcomes": {}, "searched": 0, "running": 0, "best_rate": None, "baseline_rate": None}
-    found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, "best_rate": 102.0, "baseline_rate": 100.0}
+    nothing = {"outcomes": {}, "searched": 0, "running": 0, "best_rate": None, "baseline_rate": None, "gain": None}
+    gain = client.get(f"/v1/jobs/{one}/best").json()["baseline"]["gain"]
+    found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, "best_rate": 102.0, "baseline_rate": 100.0, "gain": gain}
     told = [{name: value for name, value in item.items() if name != "version"} for item in answer.json()["items"]]
     assert told == [{"job": other, **nothing}, {"job": one, **found}]
 

@@ -49,7 +49,7 @@ EXPECTED = [
     # There may be no such trial: 404.
     (("list_logs", "read_log", "stream_logs"), ["404"]),
     # An If-Match of another version (412); a change of nothing (422).
-    (("change_budget",), ["404", "409", "412", "422"]),
+    (("change_job",), ["404", "409", "412", "422"]),
 ]
 
 

@@ -12,8 +12,11 @@ import table
 import autotune
 from autotune import tuning
 from autotune.errors import JobNotResumableError, NothingFeasibleError, OutputError, RequestError
+from autotune.jobs.book import Book
+from autotune.jobs.listener import LoopListener
 from autotune.output import require_writable, write_whole
 from search_spaces.outcome import JobState
+from storage.records import TrialRecord
 from storage.sql import open_store
 
 
@@ -40,6 +43,34 @@ def test_tune_resumes(tmp_path: Path) -> None:
     autotune.tune(**arguments(tmp_path))
     with pytest.raises(JobNotResumableError, match="has ended"):
         autotune.tune(resume="2", database=str(tmp_path / "db"))
+
+
+def test_a_job_that_has_succeeded_goes_on_with_more_trials(tmp_path: Path) -> None:
+    database = str(tmp_path / "db")
+    first = autotune.tune(**arguments(tmp_path, trials=3, name="nightly", tags=["smoke"]))
+    with pytest.raises(JobNotResumableError, match=r"has ended \(SUCCEEDED\); give it more than its 3 trials"):
+        autotune.tune(resume="latest", database=database)
+    with pytest.raises(RequestError, match="trials"):
+        autotune.tune(resume="latest", trials=-1, database=database)
+    again = autotune.tune(resume="latest", trials=5, database=database)
+    assert (again.job_id, again.state, again.message) == (first.job_id, JobState.SUCCEEDED, "5 of 5 trials are spent")
+    assert again.best_config is not None
+    request = again.best_config["job"]["request"]
+    assert (request["trials"], request["name"], request["tags"]) == (5, "nightly", ["smoke"])
+
+
+def test_what_is_changed_while_a_job_runs_is_in_its_document(tmp_path: Path) -> None:
+    database = str(tmp_path / "db")
+
+    class Labelling(LoopListener):
+        def on_trial(self, trial: TrialRecord, book: Book) -> None:
+            with open_store(database) as store:
+                store.change_request(trial.job_id, None, {"name": "changed", "tags": ("b",), "trials": 4})
+
+    result = autotune.tune(**arguments(tmp_path, trials=3, tags=["a"], listener=Labelling()))
+    assert result.best_config is not None
+    request = result.best_config["job"]["request"]
+    assert (request["name"], request["tags"], request["trials"]) == ("changed", ["b"], 4)
 
 
 def test_an_output_that_cannot_be_written_is_found_before_anything(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_trials_are_filtered_and_sorted(finished: str, open_page: Open) -> None:
     expect(rows).not_to_have_count(0)
 
 
+def test_a_job_shows_what_it_is_called(place: Place, open_page: Open) -> None:
+    job = place.submit(trials=2, name="nightly", tags=["smoke"], note="after the upgrade")
+    page = open_page(f"#/jobs/{job}")
+    expect(page.locator("main h1")).to_contain_text("nightly")
+    expect(page.get_by_text("smoke", exact=True)).to_be_visible()
+    expect(page.get_by_text("after the upgrade")).to_be_visible()
+    page.goto("/#/jobs?text=smoke")
+    row = page.get_by_role("listitem").filter(has_text=job)
+    expect(row.get_by_role("link", name="nightly")).to_be_visible()
+    expect(row).to_contain_text("smoke")
+
+
 def test_chosen_trials_stand_beside_each_other(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     for number in (0, 2):

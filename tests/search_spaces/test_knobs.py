@@ -116,3 +116,11 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
         return
     assert check_value(name, value) == value
     assert dataclasses.replace(TrialConfig(), **{name: value})
+
+
+def test_a_configuration_prints_what_differs_from_the_defaults_and_is_made_again_by_it() -> None:
+    config = TrialConfig(zero_stage=3, micro_batch_size=4, pipeline_schedule="gpipe", compile_blocks=True)
+    printed = str(config)
+    assert printed == "TrialConfig(zero_stage=3, micro_batch_size=4, pipeline_schedule='gpipe', compile_blocks=True)"
+    assert eval(printed) == config
+    assert repr(TrialConfig()) == "TrialConfig()"

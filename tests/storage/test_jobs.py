@@ -37,6 +37,21 @@ class TestJobs:
 
         assert store.job() == latest
 
+    def test_latest_names_the_job_that_was_created_last(self, store: Store, clock) -> None:
+        store.create_job({})
+        clock.advance(1)
+        newest = store.create_job({})
+        assert store.job("latest") == store.job() == newest
+
+    def test_tags_narrow_the_list_to_jobs_that_have_all_of_them(self, store: Store, clock) -> None:
+        ids = []
+        for tags in (("a", "b_c"), ("a",), ("A", "bxc"), ("ab",), ()):
+            ids.append(store.create_job({"tags": tags}).id)
+            clock.advance(1)
+        store.create_job({})
+        found = {tags: [job.id for job in store.jobs(tags=tags)] for tags in (("a",), ("a", "b_c"), ("A",), ("b_c",), ("c",))}
+        assert list(found.values()) == [[ids[1], ids[0]], [ids[0]], [ids[2]], [ids[0]], []]
+
     def test_a_prefix_names_a_job_that_only_it_fits(self, store: Store, clock) -> None:
         first = store.create_job({})
         clock.advance(3600)

@@ -219,6 +219,30 @@ class TestAsking:
         store.ask(lease.job_id, Ask.RESUME)
         assert claimed(store).job_id == lease.job_id
 
+    def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(self, store: Store) -> None:
+        job_id = store.submit({"model": "m", "trials": 5}, Submission())[0].id
+        store.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "5 of 5 trials are spent")
+        for budget in (None, {"trials": 5}, {"max_seconds": 60.0}):
+            with pytest.raises(JobStateError, match=r"give it a larger budget \(trials above 5\), or clone it"):
+                store.ask(job_id, Ask.RESUME, budget)
+        assert store.job(job_id).request["trials"] == 5
+        job = store.ask(job_id, Ask.RESUME, {"trials": 9})
+        assert (job.state, job.reason, job.message, job.request["trials"]) == (JobState.QUEUED, "", "", 9)
+        assert [event.kind for event in store.events(job_id)][-2:] == ["job_changed", "job_asked"]
+        assert claimed(store).job_id == job_id
+
+    def test_a_job_that_goes_on_in_this_process_is_left_alone_by_workers(self, store: Store) -> None:
+        job_id = store.submit({"model": "m", "trials": 5}, Submission())[0].id
+        store.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "")
+        assert store.ask(job_id, Ask.RESUME, {"trials": 9}, for_worker=False).state is JobState.QUEUED
+        assert store.claim(HERE) is None
+        assert store.acquire(job_id, HERE).state is JobState.RUNNING
+
+    def test_what_a_person_stopped_goes_on_with_its_own_budget(self, store: Store) -> None:
+        job_id = submit(store)
+        store.ask(job_id, Ask.STOP)
+        assert store.ask(job_id, Ask.RESUME).state is JobState.QUEUED
+
     @pytest.mark.parametrize("wanted", [Ask.PAUSE, Ask.STOP, Ask.CANCEL])
     def test_asking_again_changes_nothing(self, store: Store, wanted: Ask) -> None:
         job_id = submit(store)
@@ -253,13 +277,16 @@ class TestChanging:
             store.change_request(job_id, version, {"trials": 8})
         assert store.job(job_id).request["trials"] == 7
 
-    @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.CANCELLED])
-    def test_the_request_of_a_job_that_has_ended_stays(self, store: Store, state: JobState) -> None:
+    @pytest.mark.parametrize(
+        ("state", "remedy"), [(JobState.SUCCEEDED, "resume it with a larger budget"), (JobState.CANCELLED, "clone it")]
+    )
+    def test_the_request_of_a_job_that_has_ended_stays(self, store: Store, state: JobState, remedy: str) -> None:
         job_id = submit(store)
         store.release(claimed(store), state, "", "")
-        with pytest.raises(JobStateError, match="cannot be changed; clone it"):
-            store.change_request(job_id, None, {"trials": 7})
-        assert "trials" not in store.job(job_id).request
+        with pytest.raises(JobStateError, match=f"cannot be changed; {remedy}"):
+            store.change_request(job_id, None, {"trials": 7, "name": "n"})
+        assert store.job(job_id).request == {"model": "m"}
+        assert store.change_request(job_id, None, {"name": "n", "tags": ("a",)}).request["tags"] == ["a"]
 
     def test_a_holder_cannot_end_a_job_on_a_request_that_has_changed(self, store: Store) -> None:
         job_id = submit(store)

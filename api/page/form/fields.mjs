@@ -4,7 +4,7 @@
  * @typedef {object} Field
  * @property {string} name - in the request
  * @property {string} label
- * @property {"number" | "choice" | "switch" | "bytes" | "percent" | "texts"} kind
+ * @property {"number" | "choice" | "switch" | "bytes" | "percent" | "text" | "texts" | "words"} kind
  * @property {string} [unit]
  * @property {string} [hint]
  * @property {(choices: object) => {value: string, label: string}[]} [options]
@@ -59,13 +59,20 @@ export const SEARCH = [
   { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100; higher ones go first." },
 ];
 
-export const ALL = [...WORKLOAD, ...MACHINE, ...GOAL, ...SEARCH];
+export const LABELS = [
+  { name: "name", label: "Name", kind: "text", hint: "What the job is called." },
+  { name: "tags", label: "Tags", kind: "words", hint: "Words to find it by." },
+  { name: "note", label: "Note", kind: "text" },
+];
+
+export const ALL = [...WORKLOAD, ...MACHINE, ...GOAL, ...SEARCH, ...LABELS];
 
 /** What is sent of an entry; what is not a number is sent as it is, such as bytes with a unit: the service reads it, or says what is wrong. */
 export function sent(field, entry) {
   const text = String(entry).trim();
   if (field.kind === "switch") return entry === true || entry === "true";
-  if (field.kind === "choice") return text;
+  if (field.kind === "choice" || field.kind === "text") return text;
+  if (field.kind === "words") return text.split(/[\s,]+/).filter(Boolean);
   if (field.kind === "texts") return text.split("|").map((part) => part.trim()).filter(Boolean);
   const value = Number(text);
   if (!Number.isFinite(value)) return text;
@@ -77,6 +84,7 @@ export function entered(field, value) {
   if (value === null || value === undefined) return "";
   if (field.kind === "switch") return Boolean(value);
   if (field.kind === "texts") return value.join(" | ");
+  if (field.kind === "words") return value.join(" ");
   if (field.kind === "percent") return String(Number((100 * value).toPrecision(12)));
   if (field.kind !== "bytes") return String(value);
   for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {

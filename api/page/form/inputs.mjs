@@ -42,7 +42,7 @@ export function Entry({ field, choices, values, problems, onChange }) {
   }
   const shownUnit = kind === "percent" ? "%" : kind === "bytes" ? "such as 16 GiB" : unit;
   return html`<${Labelled} ...${more} unit=${shownUnit}>${(attributes) => html`<input type="text" ...${attributes}
-    inputmode=${kind === "bytes" || kind === "texts" ? "text" : "decimal"} autocomplete="off" value=${value} placeholder=${String(standard)}
+    inputmode=${["bytes", "text", "texts", "words"].includes(kind) ? "text" : "decimal"} autocomplete="off" value=${value} placeholder=${String(standard)}
     onInput=${(event) => onChange(name, event.target.value)} />`}<//>`;
 }
 

@@ -14,7 +14,7 @@ SWEEPS = (
     "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "validate", "bench-search", "dry-run",
     "predict", "plan", "capacity", "calibrate", "lint", "cluster", "doctor", "clean",
 )  # fmt: skip
-JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend")
+JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")
 SERVICE = ("serve", "worker", "keys", "db", "study")
 
 

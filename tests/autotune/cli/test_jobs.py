@@ -147,12 +147,13 @@ def test_steering(command: Command) -> None:
     assert good(command("extend", job, "--trials", 9, "--max-seconds", 90)).err == (
         f"job {job}: paused (paused); its budget is 9 trials, 90 s\n"
     )
-    assert good(command("resume", job[:-1])).err == f"job {job}: queued, waits for a worker\n"
+    assert good(command("resume", job[:-1])).err.startswith(f"job {job}: queued, waits for a worker\n")
     assert json.loads(good(command("stop", job, "--json")).out)["reason"] == "STOPPED"
     (clone,) = good(command("clone", job)).out.split()
     assert good(command("cancel", clone)).err == f"job {clone}: cancelled (cancelled)\n"
     table = good(command("jobs", "--state", "cancelled", "--state", "paused")).out
-    assert table.splitlines()[1].split()[:3] == [clone, "cancelled", "cancelled"]
+    assert table.splitlines()[1].split()[:2] == [clone, "cancelled"]
+    assert "  0/9" in table.splitlines()[1]
     assert job not in table
     assert job not in good(command("jobs", "--limit", 1)).out
     watched = command("watch", clone)
@@ -316,3 +317,70 @@ def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
             )  # fmt: skip
             assert answer.returncode == 0, answer.stderr
             assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_list_has_model_and_gain_in_80_columns(command: Command, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (job,) = good(
+        command(*SUBMIT, "--set", "zero_stage=0,1", "--name", "nightly run", "--tag", "smoke", "--tag", "a100")
+    ).out.split()
+    with working(kept):
+        good(command("watch", job))
+    (clone,) = good(command("clone", job)).out.split()
+    lines = good(command("jobs")).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    gain = json.loads(good(command("show", job, "--json")).out)["best_config"]["baseline"]["gain"]["mean"]
+    assert lines[0].split() == ["job", "(UTC)", "state", "model", "trials", "gain", "name", "tags"]
+    row = next(line for line in lines if line.startswith(job))
+    assert row.startswith(f"{job}  succeeded  test_a_")  # the folder of config.json
+    assert row.split()[3:5] == ["3/3", f"{gain:.2f}x"]
+    listed = {item["id"]: item for item in json.loads(good(command("jobs", "--tag", "smoke", "--json")).out)}
+    assert listed[job]["gain"]["mean"] == gain
+    assert (listed[clone]["gain"], listed[clone]["searched"]) == (None, 0)
+    assert json.loads(good(command("jobs", "--tag", "smoke", "--tag", "other", "--json")).out) == []
+
+
+@pytest.mark.usefixtures("place")
+def test_labels_may_change_in_every_state(command: Command) -> None:
+    (job,) = good(command(*SUBMIT, "--note", "first")).out.split()
+    good(command("cancel", "latest"))
+    told = good(command("label", "latest", "--name", "nightly", "--tag", "smoke")).err
+    assert told == f"job {job}: name nightly; tags smoke; note first\n"
+    assert "  name nightly; tags smoke; note first\n" in good(command("show")).out
+    assert good(command("label", job, "--name", "", "--tag", "", "--note", "")).err == f"job {job}: no name, no tags, no note\n"
+    assert command("label", job).status == 2
+    refused = command("label", job, "--tag", "two words")
+    assert refused.status == 2
+    assert "tags" in refused.err
+
+
+@pytest.mark.usefixtures("place")
+def test_a_job_that_has_succeeded_goes_on_with_more_trials(command: Command, kept: Store) -> None:
+    (job,) = good(command(*SUBMIT)).out.split()
+    with working(kept):
+        good(command("watch", "latest"))
+        refused = command("resume", "latest")
+        assert (refused.status, "give it a larger budget (trials above 3)" in refused.err) == (2, True)
+        told = good(command("resume", "latest", "--trials", 5)).err
+        assert told.startswith(f"job {job}: queued, waits for a worker\n")
+        watched = good(command("watch", "latest")).err
+    assert watched.splitlines()[-1] == "succeeded: 5 of 5 trials are spent"
+    assert len(json.loads(good(command("show", "--json")).out)["trials"]) == 5
+
+
+def test_show_has_the_best_trials_or_sorts_them(command: Command, kept: Store) -> None:
+    (job,) = good(command(*SUBMIT, "--set", "zero_stage=0,1")).out.split()
+    with working(kept):
+        good(command("watch", job))
+    numbers = [trial["number"] for trial in json.loads(good(command("show", "--top", 2, "--json")).out)["trials"]]
+    every = json.loads(good(command("show", "--sort", "micro_batch_size", "--json")).out)["trials"]
+    rates = {trial["number"]: trial["result"]["samples_per_second"]["mean"] for trial in every}
+    assert numbers == sorted(rates, key=lambda number: -rates[number])[:2]
+    sizes = [trial["config"]["micro_batch_size"] for trial in every]
+    assert sizes == sorted(sizes)
+    shown = good(command("show", "--top", 2)).out
+    assert "  2 of 3 trials\n" in shown
+    refused = command("show", "--sort", "rate")
+    assert refused.status == 2
+    fields = "number, samples_per_second, peak_memory_bytes, seconds"
+    assert refused.err == f"autotune: sort: 'rate' is not a field; use {fields}, or the name of a knob\n"

@@ -99,11 +99,33 @@ def test_a_budget_is_extended_if_nothing_has_happened_since(client: Client) -> N
         client.extend(job, max_seconds=5.0)
     assert client.extend(longer, max_seconds=5.0).request["max_seconds"] == 5.0
     assert client.extend(job.id, trials=2).request["trials"] == 2
-    with pytest.raises(InvalidRequestError, match="body: changes nothing; give trials or max_seconds"):
+    with pytest.raises(InvalidRequestError, match="body: changes nothing; give some of trials, max_seconds, name, tags, note"):
         client.extend(job.id)
     client.cancel(job)
     with pytest.raises(ConflictError, match="has ended"):
         client.extend(job.id, trials=5)
+
+
+def test_a_job_has_labels_that_may_change(client: Client) -> None:
+    job = submit(client, name="nightly", tags=("a100", "smoke"), note="first")
+    assert (job.name, job.tags, job.note) == ("nightly", ("a100", "smoke"), "first")
+    submit(client)
+    assert [found.id for found in client.jobs(tag="smoke")] == [job.id]
+    client.cancel(job)
+    changed = client.label(job, tags=["smoke"], note="")
+    assert (changed.state, changed.name, changed.tags, changed.note) == ("CANCELLED", "nightly", ("smoke",), "")
+    assert list(client.jobs(tag=("a100", "smoke"))) == []
+    with pytest.raises(InvalidRequestError, match="tags"):
+        client.label(job, tags=["two words"])
+
+
+def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: Client, store: Store) -> None:
+    job = submit(client)
+    client.stop(job)
+    store.release(store.acquire(job.id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
+    with pytest.raises(ConflictError, match="give it a larger budget"):
+        client.resume(job)
+    assert (client.resume(job, trials=30).state, client.job(job).request["trials"]) == ("QUEUED", 30)
 
 
 def test_results(client: Client, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ FIELDS: dict[str, Any] = {
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
     "environment_settings": ["MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive"],
-    "failures": {"killed": {"retries": 1}},
+    "failures": {"killed": {"retries": 1}}, "name": "nightly", "tags": ["a100", "smoke"], "note": "after the upgrade",
     "command": {"arguments": ["python", "train.py", "{micro_batch_size}"], "folder": "/srv", "script_knobs": {"a": ["1"]}},
 }  # fmt: skip
 ASKED: dict[str, Any] = {
@@ -58,11 +58,11 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_overviews": lambda client: client.overviews([JOB]),
     "get_job": lambda client: client.job(JOB),
     "pause_job": lambda client: client.pause(JOB),
-    "resume_job": lambda client: client.resume(JOB),
+    "resume_job": lambda client: client.resume(JOB, trials=30),
     "stop_job": lambda client: client.stop(JOB),
     "cancel_job": lambda client: client.cancel(JOB),
     "clone_job": lambda client: client.clone(JOB),
-    "change_budget": lambda client: client.extend(sample(job_views.Job), trials=5, max_seconds=7.5),
+    "change_job": lambda client: client.extend(sample(job_views.Job), trials=5, max_seconds=7.5),
     "list_trials": lambda client: list(client.trials(JOB, first=3)),
     "list_attempts": lambda client: client.attempts(JOB, 2),
     "list_points": lambda client: client.points(JOB, since=4),

@@ -40,6 +40,12 @@ def test_a_request_survives_plain_data(tmp_path: Path) -> None:
         ("max_seconds", "long"),
         ("headroom", "much"),
         ("space", None),
+        ("name", "two\nlines"),
+        ("name", None),
+        ("note", "\x1b[31m"),
+        ("tags", ("two words",)),
+        ("tags", ("same", "same")),
+        ("tags", "smoke"),
     ],
 )
 def test_a_bad_field_is_named_in_one_line_with_the_remedy(field: str, value: object) -> None:
@@ -53,6 +59,14 @@ def test_a_bad_field_is_named_in_one_line_with_the_remedy(field: str, value: obj
 def test_an_unknown_field_is_answered_with_the_nearest() -> None:
     with pytest.raises(RequestError, match="did you mean trials"):
         request_from_fields({"model": "m", "trial": 3})
+
+
+def test_labels_are_the_same_fields_in_a_file_and_in_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text('model = "m"\nname = "nightly"\ntag = ["a100", "smoke"]\nnote = """two\nlines"""\n')
+    request = request_from_fields(read_config_file(path))
+    assert (request.name, request.tags, request.note) == ("nightly", ("a100", "smoke"), "two\nlines")
+    assert request_from_fields({"model": "m", "tags": "smoke"}).tags == ("smoke",)
 
 
 def test_a_request_without_a_model_is_refused() -> None:
