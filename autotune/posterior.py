@@ -19,7 +19,7 @@ from search_spaces.trial import Interval
 
 Array = NDArray[np.float64]
 
-NOISE_WEIGHT = 1
+NOISE_WEIGHT = 1.5
 """Degrees of freedom of the noise that is assumed before a job has repeats. Few, because machines differ by a factor of five:
 with more of them a noisy machine makes wrong answers look certain (docs/decision.md)."""
 BASELINE_IS_BEST = 1 / 3
@@ -38,6 +38,8 @@ LEAST_WIDTH = 0.05
 """Least standard deviation of the broad distribution, in log rate."""
 BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
 """Variances of the machine's speed between blocks, over that of the noise."""
+DRIFTED_RATIOS = (1e4,)
+"""The same where the machine is known to have drifted: nothing is compared across blocks."""
 LEAST_WEIGHT = 0.02
 """Likelihood, over that of the likeliest, below which a hypothesis is left out."""
 _UPPER = 0.975
@@ -86,7 +88,7 @@ class Posterior:
     def probability_best(self, candidate: int, margin: float = 0.0) -> float:
         """Probability that no candidate is faster by more than the share `margin`."""
         lag = self.draws.max(axis=0) - self.draws[candidate]
-        return float(self.weights @ (lag <= math.log1p(margin)))
+        return min(float(self.weights @ (lag <= math.log1p(margin))), 1.0)
 
     def probability_slower(self, candidate: int, other: int, margin: float = 0.0) -> float:
         """Probability that the candidate is slower than the other by more than the share `margin`."""
@@ -105,7 +107,9 @@ class Posterior:
         return Interval(mean=math.exp(float(values @ self.weights)), low=math.exp(float(low)), high=math.exp(float(high)))
 
 
-def posterior_of(observations: Sequence[Observation], candidates: int, prior: Spread, baseline: int | None = None) -> Posterior:
+def posterior_of(
+    observations: Sequence[Observation], candidates: int, prior: Spread, baseline: int | None = None, drifted: bool = False
+) -> Posterior:
     """Return the posterior of the candidates' rates. The same arguments give the same draws.
 
     Args:
@@ -113,6 +117,7 @@ def posterior_of(observations: Sequence[Observation], candidates: int, prior: Sp
         candidates: how many there are.
         prior: the spread between repeats that is assumed before there are any.
         baseline: the user's own configuration; None: it is not among them.
+        drifted: whether the machine is known to have changed its speed.
 
     1. A measurement's log rate is the candidate's, plus its block's, plus noise. The speed of a block is a random effect. Each
        of `BLOCK_RATIOS` is a hypothesis of its variance, weighed by its restricted likelihood [Patterson and Thompson,
@@ -131,8 +136,9 @@ def posterior_of(observations: Sequence[Observation], candidates: int, prior: Sp
     counts = np.bincount(owner, minlength=candidates).astype(float)
     random = np.random.default_rng(0)
     parts, weights = [], []
+    ratios = DRIFTED_RATIOS if drifted else BLOCK_RATIOS
     assumed = prior.relative**2 + float(np.mean([one.within**2 for one in observations]))
-    for fit in _fits(logs, owner, np.array([one.block for one in observations]), NOISE_WEIGHT * assumed):
+    for fit in _fits(logs, owner, np.array([one.block for one in observations]), NOISE_WEIGHT * assumed, ratios):
         means = np.bincount(owner, logs - fit.effects, minlength=candidates) / counts
         for quantile in _chi_squared(fit.freedom):
             parts.append(_draws(means, fit.scale / quantile / counts, random))
@@ -182,7 +188,7 @@ class _Fit:
     weight: float
 
 
-def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float) -> list[_Fit]:
+def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, ratios: Sequence[float]) -> list[_Fit]:
     """The hypotheses that are not out of the question. `assumed`: sum of squares of the noise that the prior stands for.
 
     Only candidates that were measured more than once say something of blocks. Effects are relative to the mean of the rounds
@@ -199,7 +205,7 @@ def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float)
     reference = seen & (names > 0) if (seen & (names > 0)).any() else seen
     freedom = float(NOISE_WEIGHT + len(y) - fixed.shape[1])
     found = []
-    for ratio in BLOCK_RATIOS if seen.sum() > 1 else BLOCK_RATIOS[:1]:
+    for ratio in ratios if seen.sum() > 1 else BLOCK_RATIOS[:1]:
         covariance = np.eye(len(y)) + ratio * random @ random.T
         inverse = np.linalg.inv(covariance)
         information = fixed.T @ inverse @ fixed

@@ -149,7 +149,7 @@ def standings_of(
     own = next(
         (place for place, trial in enumerate(contenders) if baseline and trial.config_hash == baseline.config_hash), None
     )
-    posterior = posterior_of(observations, len(contenders), prior, own)
+    posterior = posterior_of(observations, len(contenders), prior, own, drift.found)
     repeats = np.bincount([one.candidate for one in observations], minlength=len(contenders))
     confirmed = frozenset(one.candidate for one in observations if one.block != SEARCH_BLOCK)
     return Standings(book, ranking, drift, baseline, contenders, posterior, tuple(repeats.tolist()), confirmed)

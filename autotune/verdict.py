@@ -183,8 +183,10 @@ def _answer(standings: Standings, candidates: list[int]) -> int:
     own = next((place for place in candidates if is_baseline(standings, place)), None)
     safe = [place for place in candidates if own is None or is_safe(standings, place)]
     best = max(safe, key=lambda place: (standings.means[place], -place))
-    if standings.ranking.objective is not Objective.MEMORY:
-        alike = [place for place in safe if _is_as_good(standings, place, best)]
+    alike = [place for place in safe if _is_as_good(standings, place, best)]
+    if standings.ranking.objective is Objective.MEMORY:
+        best = min(alike)
+    else:
         best = min(alike, key=lambda place: (peak_bytes(standings.contenders[place]), -standings.means[place]))
     plain = layout_without_environment(standings, best)
     return plain if plain in safe and standings.ranked_by.ratio(best, plain).low <= 1.0 else best

@@ -70,12 +70,17 @@ def _round(session: Session, book: Book, number: int) -> list[TrialConfig]:
         baseline = own if number == 1 or not is_safe(standings, leader) else None
         chosen = (leader, _challenger(standings, leader, others), baseline)
         finalists = [*dict.fromkeys(place for place in chosen if place is not None)][:left]
-    if len(finalists) < LEAST and standings.is_decidable(leader):
-        return []
     if len(finalists) < LEAST:
-        drifted = standings.drift.touches(trials[leader].number)
-        finalists = [leader] if own is None or not drifted else [leader, own]
+        finalists = [] if standings.is_decidable(leader) else _full_measurement(standings, leader, own)
     return [trials[place].config for place in finalists]
+
+
+def _full_measurement(standings: Standings, leader: int, own: int | None) -> list[int]:
+    """A round for a leader that may not be the answer as it is: what drifted is compared with the baseline, every leader in
+    turn, for some come out too high; of extrapolated ones the first is enough."""
+    if standings.drift.touches(standings.contenders[leader].number):
+        return [leader] if own is None else [leader, own]
+    return [] if standings.confirmed - {own} else [leader]
 
 
 def _challenger(standings: Standings, leader: int, others: list[int]) -> int | None:

@@ -43,7 +43,9 @@ def test_every_trial_with_what_was_predicted_of_it(client: TestClient, store: St
     assert all(rate > 0 and peak > 0 for rate, peak in zip(columns["predicted_rate"], columns["predicted_peak"], strict=True))
     assert columns["predicted_peak"][1] < columns["predicted_peak"][0], "a higher stage divides more"
     assert all(0 <= start <= end for start, end in zip(columns["started"], columns["finished"], strict=True))
-    assert (told["best"]["trial"], told["front"], columns["eligible"]) == (4, [4], [1] * 5)
+    assert columns["eligible"] == [1] * 5
+    # Single measurements that differ by 4 % prove nothing: the answer is to keep the baseline.
+    assert (told["best"]["trial"], told["best"]["keeps_baseline"]) == (0, True)
     stages = next(knob for knob in told["knobs"] if knob["name"] == "zero_stage")
     assert [stages["values"][code] for code in stages["codes"]] == [0, 1, 2, 3, 0]
     assert told["constants"]["tensor_parallel_size"] == 1

@@ -92,7 +92,7 @@ def test_a_pipeline_winner_says_which_rank_holds_which_layers(tmp_path: Path, st
     document = build_best_config(session, swept(session, store, answer))
     jsonschema.validate(json.loads(best_config_text(document)), schema)
     assert document["best"]["config"]["pipeline_parallel_size"] == 2
-    assert document["best"]["measured"]["hfu"] == pytest.approx(0.25)
+    assert document["best"]["measured"]["hfu"] == pytest.approx(0.25, rel=0.02)
     ranks = document["launch"]["placement"]["ranks"]
     assert [(rank["coordinates"]["tensor"], rank["coordinates"]["pipeline"]) for rank in ranks] == [
         (0, 0),

@@ -53,7 +53,7 @@ def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: in
     assert book.confirmed(verdict.best.config)
     measured = build_best_config(session, book)["best"]["measured"]
     assert measured["extrapolated"] == []
-    assert measured["samples_per_second"]["mean"] == pytest.approx(115.0)
+    assert measured["samples_per_second"]["mean"] == pytest.approx(115.0, rel=0.03)
 
 
 class Shallower(table.Recorded):

@@ -116,6 +116,7 @@ VIEWS: dict[type, str] = {
     figure_views.Mark: "MarkView", figure_views.Figure: "FigureView", figure_views.StepPart: "PartView",
     figure_views.StepParts: "PartsView",
     point_views.KnobColumn: "KnobColumn", point_views.Gain: "GainView", point_views.Verdict: "VerdictView",
+    point_views.Answer: "AnswerView", point_views.Standing: "StandingView",
     point_views.PointColumns: "PointColumns", point_views.Points: "PointsView",
 }  # fmt: skip
 

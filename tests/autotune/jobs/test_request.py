@@ -63,7 +63,7 @@ def test_an_unknown_field_is_answered_with_the_nearest() -> None:
 
 def test_labels_are_the_same_fields_in_a_file_and_in_a_request(tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
-    path.write_text('model = "m"\nname = "nightly"\ntag = ["a100", "smoke"]\nnote = """two\nlines"""\n')
+    path.write_text('model = "m"\nname = "nightly"\ntags = ["a100", "smoke"]\nnote = """two\nlines"""\n')
     request = request_from_fields(read_config_file(path))
     assert (request.name, request.tags, request.note) == ("nightly", ("a100", "smoke"), "two\nlines")
     assert request_from_fields({"model": "m", "tags": "smoke"}).tags == ("smoke",)
