@@ -76,9 +76,8 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     family = keys.text("model_type")
     reader = FAMILIES.get(family)
     if reader is None:
-        raise ModelFormatError(
-            "model_type", f"{family!r} is not a family that is read", f"use one of {', '.join(FAMILIES)}, or module:factory"
-        )
+        remedy = f"give hf:CONFIG for Hugging Face's own module of it, module:factory, or one of {', '.join(FAMILIES)}"
+        raise ModelFormatError("model_type", f"{family!r} is not a family that is read", remedy)
     return reader(keys, name)
 
 

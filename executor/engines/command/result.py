@@ -13,7 +13,7 @@ from executor.engines.command.stopwatch import FEWEST_TIMED
 from executor.engines.command.watch import FAILURES, State, Watch
 from executor.failures import failure_table
 from executor.measurement.environment import environment
-from executor.measurement.flops import CONVENTION, flops_utilization, tflops_per_device
+from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time
 from executor.trial_report import rate_of
 from executor.trial_state import Trial
@@ -165,8 +165,7 @@ def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[
     timing = step_time(told["seconds"])
     lost = _lost(trial, told)
     rate = lost or rate_of(timing, request.workload.global_batch_size)
-    known = request.model.parameter_count > 0
-    tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size) if known else None
+    tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size)
     return TrialResult(
         attempt=request.attempt,
         outcome=Outcome.PRUNED if lost else Outcome.OK,
@@ -179,7 +178,7 @@ def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[
         ranks=tuple(map(_rank, rows)),
         tflops_per_device=tflops,
         mfu=flops_utilization(tflops, request.peak_flops_per_device),
-        flops_convention=CONVENTION,
+        flops_convention=convention_of(request.model),
         unstable=lost is None and not told["settled"],
         phase_seconds=dict(trial.phase_seconds),
         environment={**environment(trial.context.device), "command": shlex.join(words)},
