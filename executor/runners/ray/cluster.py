@@ -23,7 +23,6 @@ CONNECT_SECONDS = 3.0
 """Time for the head of a cluster to accept a connection, and again to answer it."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client of HTTP/2 begins with, and an empty SETTINGS frame."""
-LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 FRAME_HEADER_BYTES, SETTINGS = 9, b"\x04"
 """A frame's type is the fourth byte of its header."""
 
@@ -114,8 +113,7 @@ def _connect(address: str | None, cores: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        with _quiet() if address is not None else contextlib.nullcontext():
-            ray.init(address=address or "local", **options)
+        ray.init(address=address or "local", **options)
         _keep_out_of_stdout()
     except Exception as error:
         # It is not initialized, but of a cluster that has refused Ray keeps a client, by which the next start hangs, and which
@@ -127,19 +125,6 @@ def _connect(address: str | None, cores: int) -> None:
         if address is not None:
             raise _no_answer(address, lines[0].strip()) from error
         raise RunnerError(f"Ray does not start on this machine: {lines[0].strip()}; use the local runner") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Ray's native code from logging each attempt to connect on standard error: what failed is told once, by the error."""
-    former = os.environ.get(LOG_LEVEL)
-    os.environ[LOG_LEVEL] = former or "error"
-    try:
-        yield
-    finally:
-        os.environ.pop(LOG_LEVEL)
-        if former is not None:
-            os.environ[LOG_LEVEL] = former
 
 
 def _keep_out_of_stdout() -> None:
