@@ -1,5 +1,6 @@
 """Trials of a user's script on two ranks: how each way to fare comes out, and that nothing is left of it."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,7 @@ def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunne
     assert result.outcome is Outcome.TIMEOUT
     assert result.traceback is not None
     assert result.traceback.count("in wait_for_ever") == 2  # on both ranks, by Python's fault handler
+    assert not re.search("Fatal Python error|Extension modules|thread 0x", result.traceback)
     assert ("after 3 reports" if how == "children" else "nothing was heard of it") in result.message
     assert are_gone(folder, 4 if how == "children" else 0)
 
