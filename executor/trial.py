@@ -321,7 +321,7 @@ def finite_remedy(request: TrialRequest, step: int) -> str:
     """What the user can change where the loss of a step is not finite. The first one does not depend on the learning rate."""
     remedies = []
     if request.config.precision not in WIDE:
-        remedies.append("use --set precision=fp32")
+        remedies.append("use --pin precision=fp32")
     if step > 0:
         remedies.append("lower lr")
     if isinstance(request.model, FactoryModel):

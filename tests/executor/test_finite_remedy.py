@@ -15,11 +15,11 @@ PRESET = resolve_model("llama-tiny")
 @pytest.mark.parametrize(
     ("model", "precision", "step", "remedy"),
     [
-        (PRESET, "bf16", 0, "use --set precision=fp32"),
-        (PRESET, "fp16", 2, "use --set precision=fp32, or lower lr"),
+        (PRESET, "bf16", 0, "use --pin precision=fp32"),
+        (PRESET, "fp16", 2, "use --pin precision=fp32, or lower lr"),
         (PRESET, "fp32", 1, "lower lr"),
         (OWN, "fp32", 0, "check the module's loss and the values of its batch"),
-        (OWN, "bf16", 0, "use --set precision=fp32, or check the module's loss and the values of its batch"),
+        (OWN, "bf16", 0, "use --pin precision=fp32, or check the module's loss and the values of its batch"),
     ],
 )
 def test_the_remedy_is_one_that_can_help_here(model: Model, precision: str, step: int, remedy: str) -> None:

@@ -165,7 +165,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "clean": ("there is no job yet",),
     "reproduce": ("missing argument 'FILE'", "see `autotune reproduce --help`"),
     "reproduce none.json": ("none.json: cannot be read", "give a best-config.json"),
-    "reproduce config.json": ("config.json: is a Hugging Face config.json, not a best-config.json; give a best-config.json", "autotune export"),
+    "reproduce config.json": (
+        "config.json: is a Hugging Face config.json, not a best-config.json; give a best-config.json",
+        "autotune export",
+    ),
     "reproduce config.json --repeats 0": ("'--repeats'", "see `autotune reproduce --help`"),
     "space": ("model: is missing; give",),
     "space module:factory": ("model: a factory has no shape", "use `autotune sweep`"),
