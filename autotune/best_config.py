@@ -17,11 +17,13 @@ from autotune.provenance import provenance
 from autotune.standings import with_whole_result
 from autotune.verdict import Verdict, answer_document, decide
 from executor.engines.command.capability import COMMAND
+from search_spaces.file_kinds import BEST_CONFIG, mistaken
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
 from storage.records import TrialRecord
 
 SCHEMA_VERSION = 1
+GIVE = "give a best-config.json: a sweep writes one (--out), and so does `autotune export JOB`"
 SCHEMA_PATH = Path(__file__).parent / "schemas" / "best-config.schema.json"
 
 
@@ -87,10 +89,13 @@ def read_best_config(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", "give a best-config.json") from error
+        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", GIVE) from error
     except ValueError as error:
-        raise BestConfigError(str(path), f"is not JSON ({error})", "give a best-config.json") from error
+        problem = mistaken(path, BEST_CONFIG) or f"is not JSON ({error})"
+        raise BestConfigError(str(path), problem, GIVE) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
+    if version is None:
+        raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", GIVE)
     if version != SCHEMA_VERSION:
         problem = f"has schema version {version}, not {SCHEMA_VERSION}"
         raise BestConfigError(str(path), problem, "write it again with `autotune export`")

@@ -1,7 +1,10 @@
 """A user's command as the search sees it: the knobs that reach the script, and the files that it reads."""
 
+import difflib
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.errors import RequestError
@@ -11,7 +14,7 @@ from autotune.jobs.session import Session
 from autotune.placement import launch_of
 from executor.engines.command.capability import command_capability
 from search_spaces.capability import Capability
-from search_spaces.command import CommandModel
+from search_spaces.command import CommandModel, program_at
 from search_spaces.deepspeed_config import offloads_a_part
 from search_spaces.knobs import KNOBS, value_text
 from search_spaces.placeholders import FILES, TELLS_BATCH, names_in, require_known, turned_by
@@ -37,6 +40,7 @@ FORMATS: Mapping[str, tuple[str, Knobs]] = {"config": ("deepspeed", DEEPSPEED), 
 """Placeholder of a file -> the export format that renders it, and what that carries."""
 TRAINER_ARGUMENT = "--per_device_train_batch_size"
 """Who takes it is a Trainer of Hugging Face, which fills in what a DeepSpeed file leaves to it, and refuses the rest."""
+_INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
 FROM_ARGUMENTS = frozenset({"micro_batch_size", "precision"})
 """Knobs that such a Trainer takes from its arguments, whatever its DeepSpeed file says."""
 
@@ -52,6 +56,29 @@ def capability_for(command: CommandModel) -> Capability:
     for name in files_read(command):
         turned |= _carried(command, name)
     return command_capability(turned | turned_by(command))
+
+
+def require_script(command: CommandModel) -> None:
+    """Refuse a command whose script is not in its folder, where that folder is one of this machine.
+
+    Raises:
+        RequestError: there is no such file; the line names the nearest.
+    """
+    words, folder = command.arguments, Path(command.folder)
+    at = program_at(words)
+    # Of another program, such as one that enters a container, it is not known what it does with its words.
+    plain = at is not None and (at == 0 or _INTERPRETER.fullmatch(PurePath(words[0]).name)) and folder.is_dir()
+    if at is None or not plain or not all(word.startswith("-") for word in words[1:at]) or "-m" in words[:at]:
+        return
+    if "{" in (word := words[at]):
+        return
+    file = folder / word
+    if file.is_file():
+        return
+    there = [path.name for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, there, n=1)
+    remedy = f"did you mean {Path(word).with_name(near[0])}?" if near else "give its path from the folder of the command"
+    raise RequestError("command", f"there is no {word} in {folder}", remedy)
 
 
 def require_carried(request: JobRequest, capability: Capability) -> None:

@@ -83,7 +83,7 @@ HUGGING_FACE: Mapping[str, FactoryModel] = {
     )
     for name, count, frozen, divisor in (
         ("llama", 45_344, 0, 2), ("opt", 40_448, 0, 0), ("bert", 41_696, 0, 0), ("mixtral", 119_584, 0, 2),
-        ("lora", 47_136, 45_344, 0),
+        ("lora", 47_136, 45_344, 0), ("gemma3", 41_568, 0, 2), ("qwen2-vl", 45_600, 0, 2),
     )
 }  # fmt: skip
 """Hugging Face's own modules, tiny, from a config.json."""

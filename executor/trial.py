@@ -37,6 +37,8 @@ ENGINES: dict[str, Engine] = {
     "fsdp2": Fsdp2Engine(),
     "deepspeed": DeepSpeedEngine(),
 }
+WIDE = ("fp32", "fp64")
+"""Precisions in which nothing overflows that would not in a wider one."""
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 COUNTED_STEP = 1
@@ -301,7 +303,7 @@ def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:
     """`whole`: the step had the whole global batch. Others have other losses, which no reference holds."""
     for name, value in (("loss", loss), ("gradient norm", norm)):
         if value != value or value in (float("inf"), float("-inf")):
-            raise WrongResultError(f"{name} is {value} at step {trial.step}; lower the learning rate or use a wider precision")
+            raise WrongResultError(f"{name} is {value} at step {trial.step}; {finite_remedy(trial.request, trial.step)}")
     if trial.step >= REFERENCE_STEPS or not whole:
         return
     trial.losses.append(loss)
@@ -313,6 +315,18 @@ def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:
             f"loss {loss:.6g} at step {trial.step} is off the job's reference {reference[trial.step]:.6g} by more than "
             f"{bound:g} of it on the same seed and data: this configuration does not compute the same training step"
         )
+
+
+def finite_remedy(request: TrialRequest, step: int) -> str:
+    """What the user can change where the loss of a step is not finite. The first one does not depend on the learning rate."""
+    remedies = []
+    if request.config.precision not in WIDE:
+        remedies.append("use --pin precision=fp32")
+    if step > 0:
+        remedies.append("lower lr")
+    if isinstance(request.model, FactoryModel):
+        remedies.append("check the module's loss and the values of its batch")
+    return ", or ".join(remedies) or "the others are measured without it"
 
 
 def _build_bytes(request: TrialRequest) -> int:

@@ -6,7 +6,7 @@ from executor.measurement.agreement import gather_plain
 from executor.measurement.device import read_device
 from executor.measurement.environment import environment
 from executor.measurement.fewer import Line
-from executor.measurement.flops import CONVENTION, flops_utilization, hardware_tflops_per_device, tflops_per_device
+from executor.measurement.flops import convention_of, flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.measurement.memory import MemoryAccount, peak_resident_set
 from executor.measurement.meter import Costs
 from executor.measurement.racing import HOPELESS
@@ -59,7 +59,7 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
         mfu=flops_utilization(tflops, request.peak_flops_per_device),
         hardware_tflops_per_device=executed,
         hfu=flops_utilization(executed, request.peak_flops_per_device),
-        flops_convention=CONVENTION,
+        flops_convention=convention_of(model),
         extrapolated=(MICRO_BATCHES,) if window.line else (),
         unstable=window.lost is None and (retried or not window.settled),
         phase_seconds=dict(trial.phase_seconds),

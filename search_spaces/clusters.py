@@ -1,5 +1,6 @@
 """Clusters by name: this machine, presets from public data sheets, so many cards, a user's TOML file, a live Ray cluster."""
 
+import math
 import os
 import re
 import tomllib
@@ -11,10 +12,13 @@ from typing import Any
 from search_spaces.cards import CARDS, machine_of_cards
 from search_spaces.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.errors import ClusterFormatError
+from search_spaces.file_kinds import CLUSTER_FILE, mistaken
 from search_spaces.fused_kernels import PACKAGES, installed_kernels
 from search_spaces.numa import numa_nodes
 from search_spaces.preset_files import preset_tables, unknown_name
+from search_spaces.quantities import Quantity, read_quantity
 
+GIVE = "give the path of a TOML file, local, or NAME:NODES"
 RANKS_PER_CORE = 4
 """Ranks that `local` puts on a core at most: more only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
@@ -124,9 +128,13 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ClusterFormatError(str(file), reason, "give the path of a TOML file, local, or NAME:NODES") from None
+        raise ClusterFormatError(str(file), reason, GIVE) from None
     except ValueError as error:
+        if other := mistaken(file, CLUSTER_FILE):
+            raise ClusterFormatError(str(file), other, GIVE) from None
         raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
+    if "devices_per_node" not in table and (other := mistaken(file, CLUSTER_FILE)):
+        raise ClusterFormatError(str(file), other, GIVE)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
@@ -183,9 +191,9 @@ def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
     return NodeGroup(
         nodes=_count(table, "count"),
         device=_stated_device(name, table),
-        intra_node_bandwidth=_number(table, "intra_node_bandwidth"),
-        inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
-        host_memory_bytes=_count(table, "host_memory_bytes"),
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
         cores_per_node=_count(table, "cores_per_node"),
         ray_resource=str(table.get("ray_resource", "")),
     )
@@ -204,9 +212,9 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
         nodes=_count({"nodes": nodes}, "nodes"),
         devices_per_node=_count(table, "devices_per_node"),
         device=_stated_device(name, table),
-        intra_node_bandwidth=_number(table, "intra_node_bandwidth"),
-        inter_node_bandwidth=_number(table, "inter_node_bandwidth"),
-        host_memory_bytes=_count(table, "host_memory_bytes"),
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
         cores_per_node=_count(table, "cores_per_node"),
         numa_nodes=_count(table, "numa_nodes") if "numa_nodes" in table else None,
         kernel_packages=_packages(table),
@@ -220,9 +228,9 @@ def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     return DeviceSpec(
         name=name,
         kind=str(table.get("kind", "cuda")),
-        memory_bytes=_count(table, "memory_bytes"),
-        peak_flops={str(precision): _number(flops, precision) for precision in flops},
-        memory_bandwidth=_number(table, "memory_bandwidth") if "memory_bandwidth" in table else None,
+        memory_bytes=_count(table, "memory_bytes", Quantity.BYTES),
+        peak_flops={str(precision): _number(flops, precision, Quantity.FLOPS) for precision in flops},
+        memory_bandwidth=_number(table, "memory_bandwidth", Quantity.RATE) if "memory_bandwidth" in table else None,
         source=str(table.get("source", "")),
     )
 
@@ -241,16 +249,21 @@ def _missing(key: str) -> Any:
     raise ClusterFormatError(key, "is missing", "add this key")
 
 
-def _number(table: Mapping[str, Any], key: str) -> float:
+def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> float:
+    """The number at `key`; one of a quantity may be a text with its unit."""
     value = table[key] if key in table else _missing(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, str) and quantity is not None:
+        if (read := read_quantity(quantity, value)) is None:
+            raise ClusterFormatError(key, f"{value!r} has no known unit", f"write {quantity}")
+        value = read
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
     return float(value)
 
 
-def _count(table: Mapping[str, Any], key: str) -> int:
-    value = _number(table, key)
-    if not value.is_integer():
+def _count(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> int:
+    value = _number(table, key, quantity)
+    if not value.is_integer() and not isinstance(table[key], str):
         raise ClusterFormatError(key, f"{value!r} is not a whole number", "give a positive integer")
     return int(value)
 

@@ -46,7 +46,8 @@ class CommandModel:
     folder: str = ""
     """Where it runs, the same on every node; empty: where the ranks run."""
     parameter_count: int = 0
-    """As the user states it; 0: not known, so that no FLOPs are told. The search begins with a model of this size in mind."""
+    """As the user states it; 0: not known. FLOPs are reported where it is known and `has_sequences`. The search begins with a
+    model of this size in mind."""
     pattern: str | None = None
     """A regular expression that is looked for in each line of the output, with named groups of `READINGS`; None: the script
     reports (`autotune.report`)."""
@@ -95,9 +96,10 @@ class CommandModel:
         combinations = itertools.product(*own.values())
         return tuple(" ".join(f"{name}={value}" for name, value in zip(own, row, strict=True)) for row in combinations)
 
-    def flops_per_token(self, sequence_length: int) -> float:  # noqa: ARG002  the shape inside is not known
-        """6 FLOPs a parameter and token, by the parameters that are stated."""
-        return 6.0 * self.parameter_count
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sample is known to be a sequence: the command names its length, or the pattern reads tokens."""
+        return any("{sequence_length}" in word for word in self.arguments) or "?P<tokens_per_second" in (self.pattern or "")
 
     def _own_knobs(self) -> Values:
         return {**self.script_knobs, **self.environment_knobs}

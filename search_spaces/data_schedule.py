@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass
 
 from search_spaces.documents import mean_flops, rows_share
-from search_spaces.model import Model, ModelSpec
+from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -109,7 +109,7 @@ def useful_samples(config: TrialConfig, workload: Workload) -> float:
     return workload.global_batch_size * useful_share(config, workload)
 
 
-def flops_per_sample(model: Model, config: TrialConfig, workload: Workload) -> float:
+def flops_per_sample(model: ModelSpec, config: TrialConfig, workload: Workload) -> float:
     """FLOPs that the model needs for a whole sample's worth of useful tokens, what is recomputed not counted: on the mean of
     the job, or at the point where the workload stands.
 
@@ -117,7 +117,7 @@ def flops_per_sample(model: Model, config: TrialConfig, workload: Workload) -> f
     """
     if workload.document_lengths:
         return mean_flops(model, workload)
-    if not is_scheduled(config) or not isinstance(model, ModelSpec):
+    if not is_scheduled(config):
         return model.flops_per_token(workload.sequence_length) * workload.sequence_length
     place = workload.schedule_step
     if place is None:

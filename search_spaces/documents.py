@@ -7,7 +7,7 @@ with it, as many documents as first-fit decreasing puts there.
 import functools
 from collections.abc import Callable
 
-from search_spaces.model import Model
+from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -58,7 +58,7 @@ def rows_share(config: TrialConfig, workload: Workload) -> float:
     return sum(lengths) / (len(rows_of(config, workload)) * workload.sequence_length) if lengths else 1.0
 
 
-def mean_flops(model: Model, workload: Workload) -> float:
+def mean_flops(model: ModelSpec, workload: Workload) -> float:
     """FLOPs that the model needs for a whole sample's worth of tokens of documents, each of which looks at its own alone."""
     return _over_tokens(workload.document_lengths, lambda length: model.flops_per_token(length)) * workload.sequence_length
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from search_spaces.config_keys import ConfigKeys
 from search_spaces.errors import ModelFormatError
+from search_spaces.file_kinds import MODEL_CONFIG, mistaken
 from search_spaces.model import ModelSpec, Norm, Position
 from search_spaces.preset_files import preset_tables, unknown_name
 
@@ -60,9 +61,12 @@ def read_model_config(path: str | Path) -> ModelSpec:
         reason = (error.strerror or "cannot be read").lower()
         raise ModelFormatError(str(file), reason, "give the path of a Hugging Face config.json") from None
     except ValueError as error:
-        raise ModelFormatError(str(file), f"is not JSON ({error})", "give a Hugging Face config.json") from None
+        problem = mistaken(file, MODEL_CONFIG) or f"is not JSON ({error})"
+        raise ModelFormatError(str(file), problem, "give a Hugging Face config.json") from None
     if not isinstance(config, dict):
         raise ModelFormatError(str(file), "holds no JSON object", "give a Hugging Face config.json")
+    if "model_type" not in config and (other := mistaken(file, MODEL_CONFIG)):
+        raise ModelFormatError(str(file), other, "give a Hugging Face config.json as MODEL")
     return model_spec_from_config(config, _display_name(config, file))
 
 
@@ -76,9 +80,8 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     family = keys.text("model_type")
     reader = FAMILIES.get(family)
     if reader is None:
-        raise ModelFormatError(
-            "model_type", f"{family!r} is not a family that is read", f"use one of {', '.join(FAMILIES)}, or module:factory"
-        )
+        remedy = f"give hf:CONFIG for Hugging Face's own module of it, module:factory, or one of {', '.join(FAMILIES)}"
+        raise ModelFormatError("model_type", f"{family!r} is not a family that is read", remedy)
     return reader(keys, name)
 
 

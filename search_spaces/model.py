@@ -320,15 +320,13 @@ class FactoryModel:
     """The most stages that the module can be cut into."""
     no_stages: str = ""
     """Why it is but one, in a clause."""
+    flops_per_sample: float | None = None
+    """FLOPs of a sample, forward and backward, counted on the module; None: it was not counted."""
 
     @property
     def name(self) -> str:
         """The reference: what the user calls the model."""
         return self.reference
-
-    def flops_per_token(self, sequence_length: int) -> float:  # noqa: ARG002  the shape inside is not known
-        """6 FLOPs a parameter and token: the matrix products alone, since the module's attention is not known."""
-        return 6.0 * self.parameter_count
 
 
 Model = ModelSpec | FactoryModel | CommandModel

@@ -68,9 +68,12 @@ def _world_divides(config: TrialConfig, context: SpaceContext) -> str | None:
 def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     replicas = max(config.data_parallel_size(context.world_size), 1)
     batch = context.workload.global_batch_size
-    if batch % (config.micro_batch_size * replicas) == 0:
+    step = config.micro_batch_size * replicas
+    if batch % step == 0:
         return None
-    return f"a global batch of {batch} is no multiple of {config.micro_batch_size} samples on each of {replicas} replicas"
+    nearest = max((2 * batch + step) // (2 * step), 1) * step
+    parts = f"micro_batch_size {config.micro_batch_size} on each of {replicas} replicas"
+    return f"a global batch of {batch} is no multiple of {step} ({parts}), the nearest is {nearest}"
 
 
 def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:

@@ -11,6 +11,7 @@ from search_spaces.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
+from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
 from search_spaces.knobs import KNOBS, knob
 from search_spaces.model import Model
@@ -179,17 +180,21 @@ def _read(path: Path) -> dict[str, Any]:
             str(path), reason, f"give the path of a TOML file, or {', '.join(space_preset_names())}"
         ) from None
     except ValueError as error:
+        if other := mistaken(path, SPACE_FILE):
+            raise SpaceFormatError(str(path), other, f"give a TOML file, or {', '.join(space_preset_names())}") from None
         raise SpaceFormatError(str(path), f"is not TOML ({error})", "correct the file") from None
 
 
 def _check_file(path: Path, table: Mapping[str, Any], context: SpaceContext) -> None:
     """Everything that can be wrong with a user's file, told with the file's name and the knob's."""
+    presets = space_preset_names()
     unknown = set(table) - {"description", "extends", "domains"}
+    if unknown and (other := mistaken(path, SPACE_FILE)):
+        raise SpaceFormatError(str(path), other, f"give a TOML file of a space, or {', '.join(presets)}")
     if unknown:
         name = min(unknown)
         raise SpaceFormatError(f"{path}: {name}", "is no key of a space", "use description, extends and [domains]")
     extends, domains = table.get("extends", []), table.get("domains", {})
-    presets = space_preset_names()
     if not isinstance(extends, list) or not set(map(str, extends)) <= set(presets):
         raise SpaceFormatError(f"{path}: extends", f"{extends!r} is no list of spaces", f"list some of {', '.join(presets)}")
     if not isinstance(domains, Mapping):

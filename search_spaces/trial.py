@@ -204,9 +204,9 @@ class TrialResult:
     """The highest rank's peak."""
     ranks: tuple[RankMeasurement, ...] = ()
     tflops_per_device: float | None = None
-    """Useful work of the model alone, what is recomputed not counted; by `flops_convention`."""
+    """Useful work of the model alone, what is recomputed not counted; by `flops_convention`; None: not known."""
     mfu: float | None = None
-    """`tflops_per_device` as a share of the peak; None: the peak is not stated."""
+    """`tflops_per_device` as a share of the peak; None: one of them is not known."""
     hardware_tflops_per_device: float | None = None
     """All work that is really done, what checkpointing computes again included; None: not counted."""
     hfu: float | None = None

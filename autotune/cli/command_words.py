@@ -35,8 +35,6 @@ def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
             name = next(iter(given))
             raise RequestError(name, "belongs to a command", "write the command after --, as in -- python train.py")
         return None
-    if "parameter_count" in given:
-        given["parameter_count"] = _count(given["parameter_count"])
     for name in ("script_knobs", "environment_knobs"):
         if name in given:
             given[name] = dict(_values(name, text) for text in given[name])
@@ -48,15 +46,3 @@ def _values(field: str, text: str) -> tuple[str, list[str]]:
     if not (name and equals and values):
         raise RequestError(f"command.{field}", f"{text!r} is no NAME=VALUES", "write for example num_workers=0,2,4")
     return name.strip(), [value.strip() for value in values.split(",")]
-
-
-def _count(text: str) -> int:
-    factors = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-    number, factor = (text[:-1], factors[text[-1].upper()]) if text[-1:].upper() in factors else (text, 1.0)
-    try:
-        count = float(number.replace("_", "")) * factor
-        if not 1 <= count < 1e16:
-            raise ValueError
-    except ValueError:
-        raise RequestError("command.parameter_count", f"{text!r} is no number of parameters", "write 125M or 7B") from None
-    return round(count)

@@ -12,6 +12,7 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError, UnknownFormatError
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed_rules import Effect, Finding, findings
+from search_spaces.file_kinds import DEEPSPEED, kind_of
 from search_spaces.plain import to_plain
 
 CHECKED_VERSION = "0.19.8"
@@ -52,4 +53,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise RequestError("file", f"{path} cannot be read as JSON ({error})", "give a DeepSpeed configuration") from error
     if not isinstance(content, dict):
         raise RequestError("file", f"{path} holds no JSON object", "give a DeepSpeed configuration")
+    if (kind := kind_of(content)) not in ("", DEEPSPEED):
+        raise RequestError("file", f"{path} is {kind}", "give a DeepSpeed configuration")
     return content

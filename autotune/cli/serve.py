@@ -1,9 +1,11 @@
 """`autotune serve`, `autotune worker`, `autotune keys`: the service, who runs its jobs, and who may use it."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -105,7 +107,12 @@ def serve_command(options: ServeOptions) -> Status:
         }
     )  # fmt: skip
     set_up_logs(options.log_format)
-    with traces("autotune-api"), _worker(url, options) if options.worker else contextlib.nullcontext():
+    # Bound before a worker starts and anything is printed, because the port may be in use.
+    with (
+        traces("autotune-api"),
+        _bound(options.host, options.port) as listener,
+        _worker(url, options) if options.worker else contextlib.nullcontext(),
+    ):
         config = uvicorn.Config(
             "api.server:make_app", factory=True, host=options.host, port=options.port, access_log=False,
             timeout_graceful_shutdown=5, server_header=False, log_level="warning", log_config=None,
@@ -118,8 +125,26 @@ def serve_command(options: ServeOptions) -> Status:
         # When it has shut down it raises the signal once more, by which this process would die before its worker has ended.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        server.run()
+        server.run(sockets=[listener])
     return Status.OK if server.started else Status.FAILURE
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        RequestError: the port is in use, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                "port", f"{port} of {host} is in use", "end what listens there, or give another --port"
+            ) from None
+        why = (error.strerror or str(error)).lower()
+        raise RequestError("host", f"cannot listen on {host}:{port} ({why})", "give an address of this machine") from None
 
 
 @contextlib.contextmanager

@@ -10,5 +10,6 @@ def waiting_notes(evidence: Evidence) -> list[str]:
     if result is None or not result.step_seconds:
         return []
     waited = max((rank.data_wait_seconds or 0.0 for rank in result.ranks), default=0.0)
-    text = waiting_text(waited * len(result.step_seconds) / sum(result.step_seconds), "the winner ")
+    share = waited * len(result.step_seconds) / sum(result.step_seconds)
+    text = waiting_text(share, evidence.session.model, "the winner ")
     return [text] if text else []

@@ -12,6 +12,7 @@ from autotune.imports.accelerate import from_accelerate
 from autotune.imports.best_config import from_best_config
 from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported
+from search_spaces.file_kinds import kind_of
 
 ACCELERATE = frozenset({"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"})
 DEEPSPEED = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
@@ -32,7 +33,9 @@ def read_imported(path: Path) -> Imported:
         return from_accelerate(content, path, read_table)
     if DEEPSPEED & content.keys():
         return from_deepspeed(content, path.name)
-    raise RequestError("from", f"{path} has none of the keys of DeepSpeed or Accelerate", REMEDY)
+    kind = kind_of(content)
+    problem = f"{path} is {kind}" if kind else f"{path} has none of the keys of DeepSpeed or Accelerate"
+    raise RequestError("from", problem, REMEDY)
 
 
 def read_table(path: Path) -> Mapping[str, Any]:

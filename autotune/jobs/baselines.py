@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RequestError
-from search_spaces.knobs import check_value
+from search_spaces.file_kinds import DEEPSPEED, kind_of
+from search_spaces.knobs import KNOBS, check_value
 from search_spaces.space import SearchSpace
 from search_spaces.states import states_lower_bound_bytes
 from search_spaces.trial_config import TrialConfig, Value
 
 if TYPE_CHECKING:
     from autotune.extrapolation import Extrapolation
+
+
+GIVE = "give a JSON object {knob: value}, or a best-config.json"
 
 
 def read_baseline(path: Path) -> dict[str, Value]:
@@ -24,11 +28,14 @@ def read_baseline(path: Path) -> dict[str, Value]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RequestError("baseline", f"{path} cannot be read as JSON ({error})", "give {knob: value}") from error
+        raise RequestError("baseline", f"{path} cannot be read as JSON ({error})", GIVE) from error
     if isinstance(content, Mapping) and isinstance(content.get("best"), Mapping):
         content = content["best"].get("config")
     if not isinstance(content, Mapping):
-        raise RequestError("baseline", f"{path} holds no object", "give {knob: value}, or a best-config.json")
+        raise RequestError("baseline", f"{path} holds no object", GIVE)
+    if not set(content) & set(KNOBS) and (kind := kind_of(content)):
+        remedy = "start from it with --from" if kind == DEEPSPEED else GIVE
+        raise RequestError("baseline", f"{path} is {kind}, not values of knobs", remedy)
     return {str(name): check_value(str(name), value) for name, value in content.items()}
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from autotune.errors import RequestError
 from search_spaces.command import CommandModel
+from search_spaces.quantities import Quantity, read_quantity
 
+MOST_PARAMETERS = 1e16
+"""More than any model has."""
 FIELDS = tuple(item.name for item in dataclasses.fields(CommandModel))
 
 
@@ -68,6 +71,11 @@ def _table(given: Any) -> dict[str, Any]:
             ) from error
     if not isinstance(words, list | tuple):
         raise RequestError("command.arguments", f"{words!r} is no list of words", "give its words as a list")
+    if isinstance(count := given.get("parameter_count"), str):
+        known = read_quantity(Quantity.COUNT, count)
+        if known is None or not 1 <= known < MOST_PARAMETERS:
+            raise RequestError("command.parameter_count", f"{count!r} is no number of parameters", "write 125M or 7B")
+        given = {**given, "parameter_count": round(known)}
     for name in ("script_knobs", "environment_knobs"):
         if not isinstance(given.get(name, {}), Mapping):
             raise RequestError(f"command.{name}", f"{given[name]!r} is no table", "give {NAME: [values]}")

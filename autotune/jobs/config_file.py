@@ -10,6 +10,7 @@ from autotune.jobs.documents_field import read_lengths
 from autotune.jobs.failures_field import read_failures
 from autotune.jobs.request import FIELDS, nearest_field
 from autotune.vocabulary import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
+from search_spaces.file_kinds import REQUEST_FILE, mistaken
 
 READERS: Mapping[str, Callable[[str, Path], Any]] = {
     "failures": lambda name, folder: read_failures(folder / name),
@@ -34,6 +35,8 @@ def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> d
     except OSError as error:
         raise RequestError("config", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if other := mistaken(path, REQUEST_FILE):
+            raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request") from error
         raise RequestError("config", f"{path} is not TOML ({error})", "correct the file") from error
     given: dict[str, Any] = {}
     for key, value in content.items():
@@ -45,6 +48,8 @@ def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> d
         given, None if note is None else lambda line: note(f"{path}: {line}"), OLD_NAMES | OLD_OPTION_NAMES
     )
     for name, value in fields.items():
+        if name not in FIELDS and (other := mistaken(path, REQUEST_FILE)):
+            raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request")
         if name not in FIELDS:
             raise RequestError(name, f"is not a field of a request ({path})", nearest_field(name))
         if name in READERS and isinstance(value, str):

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.errors import RequestError
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow, rows_from
+from search_spaces.file_kinds import mistaken
 from search_spaces.plain import to_plain
 
 
@@ -23,7 +24,8 @@ def read_failures(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RequestError("failures", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError("failures", f"{path} is not TOML ({error})", "correct the file; docs/failures.md has one") from error
+        told = mistaken(path, "a failure table") or f"is not TOML ({error})"
+        raise RequestError("failures", f"{path} {told}", "correct the file; docs/failures.md has one") from error
     rows_from(tables, failure_table())
     return tables
 

@@ -13,7 +13,7 @@ def nothing_legal(space: SearchSpace) -> RequestError:
     """Why the space is empty: the rule that refuses most, on an example."""
     rule = next(iter(space.census().refused), "")
     example = space.refused_example(rule)
-    found = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else []
+    found = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else space.check(space.base)
     why = f": {found[0].message}" if found else ""
     remedy = f"{found[0].remedy}; `autotune space` tells what refuses each" if found else "give it other values"
     return RequestError("space", f"{space.name} has no legal configuration{why}", remedy)

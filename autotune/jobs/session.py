@@ -174,6 +174,10 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         require_usable(request.engine)
     require_positions(session.model, request.sequence_length)
     require_fit(session.space)
+    if request.command is not None:
+        from autotune.command import require_script
+
+        require_script(request.command)
     if request.fidelity.most_layers is not None:
         # NumPy and the equations: loaded for those who ask for it alone.
         from autotune.depth import require_same_order

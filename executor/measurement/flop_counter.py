@@ -1,5 +1,6 @@
 """FLOPs that this process really executes, counted operator by operator while they run."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -22,6 +23,10 @@ _ATTENTION = (
 """torch has no formula for the CPU's, and not every version counts grouped queries."""
 
 
+_RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
+"""Elsewhere recurrent layers are matrix products."""
+
+
 def attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
     """Scores and mixed values of [batch, heads, tokens, width]; what a mask hides is counted too."""
     batch, heads, rows, width = query.shape
@@ -34,14 +39,31 @@ def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tenso
     return 2 * batch * heads * rows * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
+def recurrent_flops(x: Tensor, *weights: object, **__: object) -> int:
+    """Layers of an LSTM, GRU or RNN in one operator, for x of […, inputs]: each matrix once for every row of x.
+
+    `weights` are the further arguments of oneDNN's operator, its matrices among the first four, or of cuDNN's, where they are
+    one list.
+    """
+    given = weights[0] if isinstance(weights[0], list | tuple) else weights[:4]
+    matrices = sum(weight.numel() for weight in given if isinstance(weight, Tensor) and weight.dim() > 1)
+    return 2 * (x.numel() // x.shape[-1]) * matrices
+
+
+def recurrent_backward_flops(x: Tensor, *weights: object, **__: object) -> int:
+    """The gradients of the matrices and of the rows."""
+    return 2 * recurrent_flops(x, *weights)
+
+
 def _formulas() -> dict[Any, Formula]:
-    """Operator -> formula: torch's for matrix products and convolutions, ours for attention."""
+    """Operator -> formula: torch's for matrix products and convolutions, ours for attention and recurrent layers."""
     aten = torch.ops.aten
     ours: dict[Any, Formula] = {}
-    for name in _ATTENTION:
-        for suffix, formula in (("", attention_flops), ("_backward", attention_backward_flops)):
+    attention, recurrent = (attention_flops, attention_backward_flops), (recurrent_flops, recurrent_backward_flops)
+    for names, formulas in ((_ATTENTION, attention), (_RECURRENT, recurrent)):
+        for name, suffix in itertools.product(names, ("", "_backward")):
             if hasattr(aten, name + suffix):
-                ours[getattr(aten, name + suffix)] = formula
+                ours[getattr(aten, name + suffix)] = formulas[bool(suffix)]
     return {**flop_registry, **ours}
 
 
@@ -53,8 +75,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     1. Every operator comes here on its way to its kernel, also from the threads in which autograd runs backward on a device:
        autograd takes the modes of the thread that called `backward` along [ATen/ThreadLocalState.h].
-    2. Matrix products, convolutions and fused attention count, by the shapes that this rank computes. Element-wise work does
-       not: it is bound by memory, not by FLOPs.
+    2. Matrix products, convolutions, fused attention and recurrent layers count, by the shapes that this rank computes.
+       Element-wise work does not: it is bound by memory, not by FLOPs.
     3. Tensors that wrap others (DTensor) are passed by: what they hold comes as operators of its own, in local shapes.
 
     `observe` is told the FLOPs of each operator, in the thread that runs it. Results are the same with a counter as without;

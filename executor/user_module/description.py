@@ -1,11 +1,16 @@
 """What the search must know of a user's module before the first trial."""
 
+import copy
+from collections.abc import Mapping
 from dataclasses import replace
+
+from torch import Tensor, nn
 
 from executor.data import FactoryData
 from executor.engines.native.tensor_plan import tensor_divisor
+from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import UndividedError, survey
+from executor.user_module.survey import LARGEST_RUN, UndividedError, loss_of, on_meta, survey
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Workload
 
@@ -20,8 +25,9 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
         FactoryError: the factory does not keep the Protocol, or raises; so does its batch function.
     """
     user = load_factory(reference, workload)
+    batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
     parameters = list(user.module.parameters())
-    stages, why = _stages(user, workload)
+    stages, why = _stages(user, batch)
     return FactoryModel(
         reference=reference,
         parameter_count=sum(parameter.numel() for parameter in parameters),
@@ -29,12 +35,39 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
         tensor_divisor=tensor_divisor(user),
         pipeline_stages=stages,
         no_stages=why,
+        flops_per_sample=flops_per_sample(user.module, batch),
     )
 
 
-def _stages(user: UserModule, workload: Workload) -> tuple[int, str]:
+def flops_per_sample(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
+    """FLOPs of a forward and backward of each sample of `batch`; None where they cannot be counted here.
+
+    The module runs on the meta device, where nothing is computed; a small one that cannot runs on the CPU. It stays as it is.
+    """
+    try:
+        return _counted(on_meta(module), {name: value.to("meta") for name, value in batch.items()})
+    except Exception:
+        # Some modules look at values, which a meta tensor has none of.
+        if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
+            return None
+    try:
+        return _counted(copy.deepcopy(module), batch)
+    except Exception:
+        # Some run on an accelerator alone. The first trial reports what is wrong with a module.
+        return None
+
+
+def _counted(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
+    with FlopCounter() as counter:
+        loss = loss_of(module(**batch))
+        if loss is None:
+            return None
+        loss.backward()  # type: ignore[no-untyped-call]
+    return counter.total / LEAST_SAMPLES if counter.total else None
+
+
+def _stages(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[int, str]:
     """The most stages of a pipeline, and where there is but one, why."""
-    batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
     try:
         found = survey(user.module, batch, user.plan)
     except UndividedError as error:

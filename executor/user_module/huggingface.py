@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from executor.data import BatchFunction, long_text
 from executor.errors import FactoryError
+from executor.user_module.plan import Style
 from search_spaces.huggingface import BUILT
 from search_spaces.trial import Workload
 
@@ -25,7 +27,8 @@ IGNORED = -100
 def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, BatchFunction]:
     """The model of `hf:FOLDER` or `hf:FOLDER/config.json`, with the adapters of an adapter_config.json beside it.
 
-    It is trained on bytes of text: to predict the next one (`…ForCausalLM`), or masked ones (`…ForMaskedLM`).
+    It is trained on bytes of text: to predict the next one (`…ForCausalLM`), or masked ones (`…ForMaskedLM`). Of a
+    `…ForConditionalGeneration` with a `text_config` this is the text tower: no image or sound is drawn.
 
     Raises:
         FactoryError: there is no such file, a package is missing, or the architecture is trained otherwise.
@@ -36,18 +39,49 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     config = transformers.AutoConfig.from_pretrained(str(file))
     named = (config.architectures or ["AutoModelForCausalLM"])[0]
     kind = getattr(transformers, named, None)
-    if kind is None or not named.endswith(("ForCausalLM", "ForMaskedLM")):
+    text = getattr(config, "text_config", None)
+    if text is not None and named.endswith("ForConditionalGeneration"):
+        model = _text_tower(transformers, config)
+    elif kind is not None and named.endswith(("ForCausalLM", "ForMaskedLM")):
+        model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
+    else:
         raise FactoryError(
             f"{reference}: architectures {named!r} is no …ForCausalLM or …ForMaskedLM of transformers "
-            f"{transformers.__version__}; write a factory that returns the model and its batches"
+            f"{transformers.__version__}, nor has it a text_config; write a factory that returns the model and its batches"
         )
-    model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # of keys and values, for generation alone
     adapter = file.parent / ADAPTER
     if adapter.is_file():
         model = _with_adapters(model, adapter, reference)
-    return model, _Text(workload, config.vocab_size, masked=named.endswith("ForMaskedLM")).draw
+    return model, _Text(workload, (text or config).vocab_size, masked=named.endswith("ForMaskedLM")).draw
+
+
+def _text_tower(transformers: Any, config: Any) -> Any:
+    """The language model of `config.text_config`: its …ForCausalLM, or where it has none, its layers with a head on them."""
+    if type(config.text_config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM.from_config(config.text_config)
+    model = transformers.AutoModel.from_config(config.text_config)
+    return _TextTower(model, tied=getattr(config, "tie_word_embeddings", False))
+
+
+class _TextTower(nn.Module):
+    """A text model without a head, such as Qwen2-VL's, as a causal language model."""
+
+    def __init__(self, model: Any, tied: bool) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        table = model.get_input_embeddings()
+        self.lm_head = nn.Linear(table.embedding_dim, table.num_embeddings, bias=False, dtype=table.weight.dtype)
+        if tied:
+            self.lm_head.weight = table.weight
+        said = getattr(model, "tp_plan", None) or {}
+        self.tp_plan = {**{f"model.{name}": style for name, style in said.items()}, "lm_head": Style.COLWISE_GATHER.value}
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of each next token; `input_ids` and `labels` are [size, tokens]."""
+        logits = self.lm_head(self.model(input_ids=input_ids).last_hidden_state)
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 class _Text:

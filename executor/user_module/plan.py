@@ -96,19 +96,35 @@ def require_modules(plan: ParallelPlan, module: nn.Module, reference: str) -> No
 def own_plan(module: nn.Module) -> ParallelPlan:
     """What a Hugging Face model says of itself (`tp_plan`); empty for any other module.
 
-    What stands beside a style that is not divided here stays whole too: its neighbours may rely on it.
+    What cannot be divided here stays whole: an unknown style, or a module that is not plain (`is_plain`). So does what stands
+    beside it, because a neighbour may rely on a divided result. Nothing relies on an Embedding's, which is whole either way.
     """
     said = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
     if not isinstance(said, Mapping):
         return ParallelPlan()
-    foreign = {name for name, style in said.items() if style not in _SAME}
+    foreign: set[str] = set()
+    lookups: set[str] = set()
+    for name, style in said.items():
+        inners = [inner for path, inner in module.named_modules() if fits(name, path)]
+        if style in _SAME and (_SAME[style] is Style.SUMMAND or all(is_plain(inner, _SAME[style]) for inner in inners)):
+            continue
+        is_lookup = style in _SAME and all(isinstance(inner, nn.Embedding) for inner in inners)
+        (lookups if is_lookup else foreign).add(name)
     owners = {name.rpartition(".")[0] for name in foreign} | foreign
-    skipped = {name for name in said if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
-    kept = {name: _SAME[style] for name, style in said.items() if name not in skipped | foreign}
+    beside = {name for name in said if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
+    skipped = foreign | lookups | beside
+    kept = {name: _SAME[style] for name, style in said.items() if name not in skipped}
     config = getattr(module, "config", None)
     heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     divides = tuple(number for number in heads if isinstance(number, int))
-    return ParallelPlan(tensor=kept, divides=divides, skipped=tuple(sorted(skipped | foreign)))
+    return ParallelPlan(tensor=kept, divides=divides, skipped=tuple(sorted(skipped)))
+
+
+def is_plain(inner: nn.Module, style: Style) -> bool:
+    """Whether a slice of the module computes a slice of its result: a Linear, or rowwise an Embedding, with torch's forward."""
+    forward = type(inner).forward
+    plain = forward is nn.Linear.forward or (forward is nn.Embedding.forward and style is Style.ROWWISE)
+    return plain and getattr(inner, "max_norm", None) is None
 
 
 def matched(module: nn.Module, plan: ParallelPlan) -> Iterator[tuple[str, nn.Module, Style]]:

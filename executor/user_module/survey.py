@@ -58,7 +58,7 @@ def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -
     names = block_names(module, plan)
     if len(names) < 2:
         raise UndividedError("no blocks repeat in a ModuleList or Sequential of it")
-    run = _Run(_on_meta(module), names)
+    run = _Run(on_meta(module), names)
     try:
         return run.follow({name: value.to("meta") for name, value in batch.items()}, plan)
     except UndividedError:
@@ -231,11 +231,12 @@ def _starts(names: Sequence[str], plan: ParallelPlan) -> tuple[int, ...]:
     return tuple(sorted({0, *(names.index(name) for name in points)}))
 
 
-def _on_meta(module: nn.Module) -> nn.Module:
-    """A copy without memory; tied parameters stay tied."""
+def on_meta(module: nn.Module) -> nn.Module:
+    """A copy without memory; tied parameters stay tied, frozen ones frozen."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(module, memo)

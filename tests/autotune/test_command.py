@@ -9,7 +9,7 @@ import pytest
 from autotune.command import notes_of
 from autotune.errors import RequestError
 from autotune.jobs.request import request_from_fields, request_from_row, request_to_row
-from autotune.jobs.session import Session, prepare
+from autotune.jobs.session import Session, prepare, resolve
 from autotune.strategies.guided.setting import setting_of
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
@@ -20,7 +20,7 @@ TRAINER = ["python", "train.py", "--deepspeed", "{config}", "--per_device_train_
 
 
 def session(command: Any, **fields: Any) -> Session:
-    return prepare(
+    return resolve(
         request_from_fields({"command": command, "ranks": 2, "global_batch_size": 8, "strategy": "random", **fields})
     )
 
@@ -33,8 +33,14 @@ def test_what_the_placeholders_carry_is_searched_and_the_rest_stays() -> None:
     assert {config.zero_stage for config in configs} == {0}
     (note,) = notes_of(found)
     assert note.startswith("no placeholder of the command carries zero_stage, activation_checkpointing: left at zero_stage=0")
+
+
+def test_a_command_runs_in_the_current_folder_unless_it_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    found = prepare(request_from_fields({"command": "python train.py", "ranks": 2, "strategy": "random"}))
     assert isinstance(found.model, CommandModel)
-    assert found.model.folder == str(Path.cwd())
+    assert found.model.folder == str(tmp_path)
 
 
 def test_a_file_carries_what_its_format_expresses() -> None:
@@ -162,7 +168,7 @@ def test_sizes_of_a_model_that_is_not_known_are_not_clipped() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(fields: dict[str, Any], told: str) -> None:
     with pytest.raises((RequestError, SearchSpaceError)) as caught:
-        prepare(request_from_fields(fields))
+        resolve(request_from_fields(fields))
     line = str(caught.value)
     assert told in line
     assert "\n" not in line

@@ -231,3 +231,10 @@ def test_factory_references() -> None:
     assert is_factory_reference("mymodel:build")
     assert is_factory_reference("pkg.mod:Class.make")
     assert not any(map(is_factory_reference, ("llama-tiny", "dgx-a100:4", "a/b:c", ":f", "m:")))
+
+
+def test_the_refusal_of_an_unknown_family_names_what_trains_it() -> None:
+    with pytest.raises(
+        ModelFormatError, match="'gemma' is not a family that is read; give hf:CONFIG for Hugging Face's own module"
+    ):
+        spec(LLAMA, model_type="gemma")

@@ -16,6 +16,13 @@ _RANK_MARK = re.compile(r"\[rank\d+\]:\s?")
 """torch puts it before the lines of an uncaught error."""
 _PROGRESS = re.compile(r"^\s*\d+%\|")
 """A progress bar, which is drawn again and again on one line."""
+_HANDLER_WORDS = (
+    "Fatal Python error: Aborted",
+    "Extension modules: ",
+    "Current thread's C stack trace",
+    "Python runtime state",
+)
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ ")
 MOST_LINES = 60
 """Of output that is shown where it holds no traceback."""
 
@@ -51,6 +58,12 @@ def read_failure(tail: str) -> Failure:
     plain = _RANK_MARK.sub("", tail).replace("\r", "\n").replace(_TRACEBACK, f"\n{_TRACEBACK}")
     text, line = _last_traceback(plain)
     return Failure(line=line, text=text, port_taken=_PORT_TAKEN.search(text) is not None, raised=_TRACEBACK in text)
+
+
+def without_handler_words(text: str) -> str:
+    """Where a script stood, as Python's fault handler printed it, without what it says of the interpreter."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_HANDLER_WORDS)]
+    return "\n".join(_THREAD.sub(r"\1 ", line) for line in lines)
 
 
 def _last_traceback(output: str) -> tuple[str, str]:

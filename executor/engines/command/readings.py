@@ -107,9 +107,8 @@ class Readings:
     def _take_loss(self, loss: float) -> None:
         self.losses.append(loss)
         if not math.isfinite(loss) and not self.not_finite:
-            self.not_finite = (
-                f"loss is {loss} at report {len(self.losses) - 1}; lower the learning rate or use a wider precision"
-            )
+            remedy = "lower the script's learning rate or use a wider precision in it"
+            self.not_finite = f"loss is {loss} at report {len(self.losses) - 1}; {remedy}"
 
 
 _NUMBERS = frozenset({

@@ -8,17 +8,18 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from executor.engines.command.failures import read_failure
+from executor.engines.command.failures import read_failure, without_handler_words
 from executor.engines.command.stopwatch import FEWEST_TIMED
 from executor.engines.command.watch import FAILURES, State, Watch
 from executor.failures import failure_table
 from executor.measurement.environment import environment
-from executor.measurement.flops import CONVENTION, flops_utilization, tflops_per_device
+from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time
 from executor.trial_report import rate_of
 from executor.trial_state import Trial
 from search_spaces.command import CommandModel
 from search_spaces.failure import Evidence, FailureTable, Sign
+from search_spaces.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import TELLS_BATCH, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
@@ -139,7 +140,7 @@ def _hanging(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     reports = max(row["reports"] for row in rows)
     seen = f"last heard of after {reports} reports" if reports else "nothing was heard of it"
     message = f"no result within {trial.request.timeout_seconds:g} s ({seen}); the script was killed on every rank"
-    text = "\n".join(f"rank {row['rank']}:\n{row['text']}" for row in rows if row["text"])
+    text = "\n".join(f"rank {row['rank']}:\n{without_handler_words(row['text'])}" for row in rows if row["text"])
     row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.TIME_LIMIT,)))
     return dataclasses.replace(_ended(trial, row.outcome, message, text), cause=row.name)
 
@@ -165,8 +166,7 @@ def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[
     timing = step_time(told["seconds"])
     lost = _lost(trial, told)
     rate = lost or rate_of(timing, request.workload.global_batch_size)
-    known = request.model.parameter_count > 0
-    tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size) if known else None
+    tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size)
     return TrialResult(
         attempt=request.attempt,
         outcome=Outcome.PRUNED if lost else Outcome.OK,
@@ -179,7 +179,7 @@ def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[
         ranks=tuple(map(_rank, rows)),
         tflops_per_device=tflops,
         mfu=flops_utilization(tflops, request.peak_flops_per_device),
-        flops_convention=CONVENTION,
+        flops_convention=convention_of(request.model),
         unstable=lost is None and not told["settled"],
         phase_seconds=dict(trial.phase_seconds),
         environment={**environment(trial.context.device), "command": shlex.join(words)},
@@ -206,14 +206,14 @@ def _message(trial: Trial, told: Facts, rows: Sequence[Facts], lost: Interval | 
             "the script ended before its steps settled" if ended else "step times still drifted when the allowed warm-up ended"
         )
         parts.append(f"unstable: {why}")
-    parts += filter(None, (_wait_text(rows), _samples_text(trial, told)))
+    parts += filter(None, (_wait_text(rows, trial.request.model), _samples_text(trial, told)))
     return "; ".join(parts)
 
 
-def _wait_text(rows: Sequence[Facts]) -> str:
+def _wait_text(rows: Sequence[Facts], command: Model) -> str:
     """Of the rank that waits longest."""
     shares = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
-    return waiting_text(max(shares, default=0.0))
+    return waiting_text(max(shares, default=0.0), command)
 
 
 def _samples_text(trial: Trial, told: Facts) -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from executor.engines.native.tensor import TensorParallel
 from executor.errors import FactoryError
 from executor.user_module.factory import UserModule
-from executor.user_module.plan import Style, fits, matched
+from executor.user_module.plan import Style, fits, is_plain, matched
 
 OUTPUTS, INPUTS = 0, 1
 """Dimensions of a Linear's weight. An Embedding's rows are its dimension 0 too."""
@@ -75,9 +75,7 @@ def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
 
 
 def _require_plain(reference: str, name: str, inner: nn.Module, style: Style) -> None:
-    forward = type(inner).forward
-    plain = forward is nn.Linear.forward or (forward is nn.Embedding.forward and style is Style.ROWWISE)
-    if not plain or getattr(inner, "max_norm", None) is not None:
+    if not is_plain(inner, style):
         kind = "a Linear, or rowwise an Embedding without max_norm"
         raise FactoryError(f"{reference}: plan.tensor names {name}, a {type(inner).__name__}; {style} divides {kind}")
 

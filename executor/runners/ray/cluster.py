@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Messages between ranks and the runner are a few kilobytes."""
 CONNECT_SECONDS = 3.0
-"""How long the head of a cluster is knocked at."""
+"""Time for the head of a cluster to accept a connection, and again to answer it."""
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2 begins with, and an empty SETTINGS frame."""
+FRAME_HEADER_BYTES, SETTINGS = 9, b"\x04"
+"""A frame's type is the fourth byte of its header."""
 
 
 class RayCluster:
@@ -71,10 +75,13 @@ def _handlers_kept() -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """Knock before Ray does, which waits for minutes at a door that nobody opens.
+    """Connect before Ray does, which tries for minutes and logs each attempt from native code.
+
+    The head speaks gRPC, so it answers the preface of HTTP/2 with a SETTINGS frame [RFC 9113, 3.4]. Another program on that
+    port does not, nor does a head that hangs.
 
     Raises:
-        RunnerError: the address is none, or nobody listens there.
+        RunnerError: the address is none, nobody listens there, or it is no Ray that does.
     """
     if address == "auto":
         return
@@ -82,7 +89,13 @@ def _require_answer(address: str) -> None:
     if not host or not port.isdigit() or "/" in address:
         raise RunnerError(f"{address} is no address of a Ray cluster; give the head's HOST:PORT (6379 where none was chosen)")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as head:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # else it answers a TLS handshake first
+                head.sendall(HTTP2_PREFACE)
+                with head.makefile("rb") as answer:
+                    header = answer.read(FRAME_HEADER_BYTES)
+                if header[3:4] != SETTINGS:
+                    raise _no_answer(address, "what listens there is no Ray head")
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise _no_answer(address, why) from error

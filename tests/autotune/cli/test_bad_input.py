@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 import table
 from called import Command
 
-from autotune.cli import sweep
+from autotune.cli import serve, sweep
 from executor.runners import rank_process
 from storage.sql import open_store
 
@@ -51,7 +52,7 @@ def refused(command: Command, *words: object, says: tuple[str, ...], status: int
 
 MODELS = {
     "key-missing": ({k: v for k, v in CONFIG.items() if k != "hidden_size"}, ("hidden_size: is missing; add",)),
-    "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "use one of llama")),
+    "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "give hf:CONFIG")),
     "wrong-kind": (CONFIG | {"hidden_size": "wide"}, ("hidden_size:", "; ")),
     "too-large": (
         CONFIG | {"num_hidden_layers": 96, "hidden_size": 65536},
@@ -134,7 +135,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--config kind.toml": ("trials: 'x'", "give at least 1"),
     "--config words.toml": ("config: words.toml is not TOML", "correct the file"),
     "--config none.toml": ("config: none.toml cannot be read", "give the path"),
-    "config.json --baseline none.json": ("baseline: none.json cannot be read", "give {knob: value}"),
+    "config.json --baseline none.json": ("baseline: none.json cannot be read", "give a JSON object {knob: value}"),
     "config.json --baseline illegal.json": ("baseline: is refused by batch-divides", "change micro_batch_size"),
     "config.json --bogus": ("no such option: --bogus", "see `autotune sweep --help`"),
 }  # fmt: skip
@@ -164,7 +165,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "clean": ("there is no job yet",),
     "reproduce": ("missing argument 'FILE'", "see `autotune reproduce --help`"),
     "reproduce none.json": ("none.json: cannot be read", "give a best-config.json"),
-    "reproduce config.json": ("config.json: has schema version None", "autotune export"),
+    "reproduce config.json": (
+        "config.json: is a Hugging Face config.json, not a best-config.json; give a best-config.json",
+        "autotune export",
+    ),
     "reproduce config.json --repeats 0": ("'--repeats'", "see `autotune reproduce --help`"),
     "space": ("model: is missing; give",),
     "space module:factory": ("model: a factory has no shape", "use `autotune sweep`"),
@@ -232,3 +236,12 @@ def test_the_default_database_is_in_the_users_data_folder(
 @pytest.mark.parametrize(("option", "name", "known"), [("--runner", "slurm", "ray, local"), ("--device", "gpu", "cpu, cuda")])
 def test_a_worker_for_jobs_that_nobody_has(command: Command, option: str, name: str, known: str) -> None:
     refused(command, "worker", option, name, says=(f"{option[2:]}: '{name}' is not known; use some of {known}",))
+
+
+def test_a_service_on_a_port_that_is_in_use_is_refused_before_it_says_that_it_listens(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "set_up_logs", lambda _: None)  # of this process
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused(command, "serve", "--port", port, says=(f"port: {port} of 127.0.0.1 is in use; end what listens there",))

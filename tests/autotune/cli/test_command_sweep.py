@@ -42,7 +42,7 @@ def ranks() -> Iterator[Runner]:
     """What a sweep of a script starts, once for all; the scripts find `autotune` here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        asked = {"command": "python train.py", "ranks": 2, "runner": "local", "strategy": "random"}
+        asked = {"command": "python -m train", "ranks": 2, "runner": "local", "strategy": "random"}
         with make_runner(prepare(request_from_fields(asked))) as runner:
             yield runner
 

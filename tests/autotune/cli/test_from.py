@@ -14,7 +14,7 @@ from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
 from autotune.jobs.book import read_book
 from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare
+from autotune.jobs.session import Session, prepare, resolve
 from autotune.loop import run_job
 from storage.sql import open_store
 from tests.autotune.cli.test_bad_input import refused
@@ -103,14 +103,14 @@ def test_a_script_begins_with_the_file_that_it_has(tmp_path: Path) -> None:
     told: list[str] = []
     words = ["python", "train.py", "--deepspeed_config", "{config}"]
     fields = {"command": words, "ranks": 2, "strategy": "random"}
-    session = prepare(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
+    session = resolve(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
     assert told == [
         "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false reduce_dtype=bf16 precision=bf16"
     ]
     assert (session.baselines[0].zero_stage, session.baselines[0].overlap_comm) == (2, False)
     trainer = fields | {"command": ["python", "train.py", "--batch", "{micro_batch_size}"]}
     told.clear()
-    session = prepare(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
+    session = resolve(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
     left = ["zero_stage", "overlap_comm", "reduce_dtype", "precision", "the baseline is micro_batch_size"]
     assert [line.split("=")[0] for line in told] == [f"ds.json: {name}" for name in left]
     assert session.baselines[0].micro_batch_size == 4

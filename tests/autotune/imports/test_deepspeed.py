@@ -157,7 +157,11 @@ def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, change: dict[str, 
         ("list.json", "[]", "from: .*list.json holds no table"),
         ("words.json", "{words", "from: .*words.json is neither JSON nor YAML"),
         ("words.yaml", "a: [", "from: .*words.yaml is neither JSON nor YAML"),
-        ("other.json", '{"model_type": "llama"}', "from: .*other.json has none of the keys of DeepSpeed or Accelerate; give"),
+        (
+            "other.json",
+            '{"model_type": "llama"}',
+            "from: .*other.json is a Hugging Face config.json; give a DeepSpeed configuration",
+        ),
     ],
 )
 def test_a_file_that_is_neither(tmp_path: Path, name: str, text: str | None, says: str) -> None:

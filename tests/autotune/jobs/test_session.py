@@ -9,7 +9,7 @@ import table
 
 from autotune import engines
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
-from autotune.jobs.request import request_from_row, request_to_row
+from autotune.jobs.request import request_from_fields, request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare, session_of
 from search_spaces.errors import SearchSpaceError
 from storage.store import Store
@@ -103,6 +103,28 @@ def test_where_optimizers_differ_losses_are_compared_before_the_first_update(
 def test_an_illegal_baseline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="batch-divides"):
         table.session(tmp_path, baseline={"micro_batch_size": 3})
+
+
+@pytest.mark.parametrize(("batch", "nearest"), [(8, 9), (10, 9), (1, 3)])
+def test_a_batch_that_no_layout_divides_is_refused_with_the_nearest_that_does(tmp_path: Path, batch: int, nearest: int) -> None:
+    with pytest.raises(RequestError, match=rf"{batch} is no multiple of 3 .*, the nearest is {nearest}; .*the global batch"):
+        table.session(tmp_path, ranks=3, global_batch_size=batch)
+
+
+def test_a_script_that_is_not_there_is_found_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    words = "--batch {micro_batch_size}"
+
+    def begin(command: str) -> None:
+        prepare(request_from_fields({"command": f"{command} {words}", "ranks": 2, "runner": "local"}))
+
+    with pytest.raises(RequestError, match=r"command: there is no trian\.py in .*; did you mean train\.py\?"):
+        begin("python -u trian.py")
+    with pytest.raises(RequestError, match=r"command: there is no jobs/other\.sh in .*; give its path"):
+        begin("bash jobs/other.sh")
+    for right in ("python train.py", "python -m package.train", "enter-container image python /in/there.py"):
+        begin(right)
 
 
 def test_a_model_that_cannot_fit_the_host_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_ranks_stay_warm_while_jobs_need_the_same(store: Store, tmp_path: Path) 
 
     for ranks in (2, 2, 1):
         submit(store, tmp_path, ranks=ranks, trials=1)
-    script = CommandModel(arguments=("python", "train.py", "{micro_batch_size}"))
+    (tmp_path / "train.py").touch()
+    script = CommandModel(arguments=("python", "train.py", "{micro_batch_size}"), folder=str(tmp_path))
     submit(store, tmp_path, ranks=1, trials=1, model=script.name, command=script, engine="command")
     Worker(store, counted).run(StopSignal(), most_jobs=4)
     assert len(made) == 3

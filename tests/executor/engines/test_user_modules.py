@@ -1,5 +1,6 @@
 """Modules that are not ours, in every dimension: losses, norms and weights after three steps against the module alone."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,7 +60,10 @@ def test_a_module_with_a_plan_runs_in_both_at_once() -> None:
 def test_a_look_at_a_module_finds_what_the_matrix_states(model: str) -> None:
     stated = make_model(model, 3)
     assert isinstance(stated, FactoryModel)
-    assert describe(stated.reference, Workload(global_batch_size=4, sequence_length=16)) == stated
+    found = describe(stated.reference, Workload(global_batch_size=4, sequence_length=16))
+    assert dataclasses.replace(found, flops_per_sample=None) == stated
+    # Between 2 and 8 FLOPs for each parameter and token: lookups have none, attention's products have no parameters.
+    assert 2.0 < (found.flops_per_sample or 0.0) / stated.parameter_count / 16 < 8.0
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
@@ -70,7 +74,8 @@ def test_hugging_face_modules_train_as_they_do_alone(pair: Gang, model: str) -> 
         pytest.importorskip("peft", reason="needs the extra transformers")
     stated = HUGGING_FACE[model]
     found = describe(stated.reference, Workload(global_batch_size=4, sequence_length=16))
-    assert found == stated
+    assert dataclasses.replace(found, flops_per_sample=None) == stated
+    assert found.flops_per_sample
     layouts = [{}, {"zero_stage": 2, **CHECKPOINTED}, {"zero_stage": 3}, {**PIPELINE, "zero_stage": 1}]
     layouts += [{**TENSOR, "zero_stage": 3}] if stated.tensor_divisor else []
     assert wrong(pair, [case(model, **layout) for layout in layouts]) == []

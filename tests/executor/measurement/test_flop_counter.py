@@ -185,6 +185,21 @@ def test_under_inference_mode_what_is_made_of_others_counts() -> None:
     assert counter.total == 2 * 4 * 8 * 16
 
 
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_recurrent_layers_count_each_matrix_for_every_row(kind: type[nn.LSTM], gates: int) -> None:
+    """oneDNN has an LSTM's layer as one operator, in which the gradients of the samples are computed too."""
+    layers, samples, steps = kind(16, 32, num_layers=2, batch_first=True), 2, 5
+    with FlopCounter() as counter:
+        out, _ = layers(torch.ones(samples, steps, 16, requires_grad=True))
+        forward = counter.total
+        out.sum().backward()
+    matrices = gates * 32 * ((16 + 32) + (32 + 32))
+    assert forward == 2 * samples * steps * matrices
+    assert counter.total is not None
+    # The state before the first step needs no gradient: where steps are products of their own, one of them has none.
+    assert 3 * forward - 2 * 2 * samples * 2 * gates * 32 * 32 <= counter.total <= 3 * forward
+
+
 def test_a_formula_that_fails_ends_the_count_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> int:
         raise AssertionError("unforeseen")

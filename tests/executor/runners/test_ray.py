@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -81,6 +82,36 @@ def test_an_address_where_nobody_listens_is_one_clear_line(monkeypatch: pytest.M
         RunnerError, match=rf"^the Ray cluster at 127\.0\.0\.1:{port} does not answer: Connection refused; check"
     ):
         make(address=f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("says", "why"), [(None, "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is no Ray head")]
+)
+def test_an_address_where_no_ray_listens_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], says: bytes | None, why: str
+) -> None:
+    """Without asking Ray, whose native code would log its attempts for minutes."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+    monkeypatch.setattr("executor.runners.ray.cluster.CONNECT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            peer, _ = other.accept()
+            with peer:
+                if says is None:
+                    peer.recv(100)
+                    peer.recv(100)  # ends when the client has given up
+                else:
+                    peer.sendall(says)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = other.getsockname()[1]
+        with pytest.raises(RunnerError, match=rf"^the Ray cluster at 127\.0\.0\.1:{port} does not answer: {why}; check"):
+            make(address=f"127.0.0.1:{port}")
+        thread.join()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("address", ["here", "ray://head:10001", "head:"])

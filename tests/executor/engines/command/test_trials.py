@@ -1,5 +1,6 @@
 """Trials of a user's script on two ranks: how each way to fare comes out, and that nothing is left of it."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_steps_are_timed_and_the_script_is_ended(run: Run) -> None:
 def test_one_rank_that_reports_is_enough(run: Run) -> None:
     result = run("on_rank_0", command={"parameter_count": 1_000_000})
     assert result.outcome is Outcome.OK
-    assert (result.tflops_per_device or 0) > 0
+    assert result.tflops_per_device is None  # a sample of a script need not be a sequence
 
 
 def test_the_script_is_told_what_its_launcher_would_tell(run: Run, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunne
     assert result.outcome is Outcome.TIMEOUT
     assert result.traceback is not None
     assert result.traceback.count("in wait_for_ever") == 2  # on both ranks, by Python's fault handler
+    assert not re.search("Fatal Python error|Extension modules|thread 0x", result.traceback)
     assert ("after 3 reports" if how == "children" else "nothing was heard of it") in result.message
     assert are_gone(folder, 4 if how == "children" else 0)
 

@@ -1,0 +1,69 @@
+"""What a file is, by its content: so that the refusal of a file of the wrong kind can say which kind it is."""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BEST_CONFIG = "a best-config.json"
+MODEL_CONFIG = "a Hugging Face config.json"
+DEEPSPEED = "a DeepSpeed configuration"
+CLUSTER_FILE = "a description of a cluster"
+SPACE_FILE = "a description of a space"
+REQUEST_FILE = "a request (--config)"
+KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+    (BEST_CONFIG, frozenset({"schema_version", "best"})),
+    ("an adapter_config.json", frozenset({"peft_type"})),
+    (MODEL_CONFIG, frozenset({"model_type"})),
+    (MODEL_CONFIG, frozenset({"architectures"})),
+    (DEEPSPEED, frozenset({"zero_optimization"})),
+    (DEEPSPEED, frozenset({"train_batch_size"})),
+    (DEEPSPEED, frozenset({"train_micro_batch_size_per_gpu"})),
+    ("a file of `accelerate config`", frozenset({"distributed_type"})),
+    (CLUSTER_FILE, frozenset({"devices_per_node"})),
+    (SPACE_FILE, frozenset({"domains"})),
+    (SPACE_FILE, frozenset({"extends"})),
+    (REQUEST_FILE, frozenset({"model"})),
+)
+"""Kind -> keys that a file of it has; the first that fits is it."""
+ENDINGS = {".py": "Python source", ".sh": "a shell script", ".safetensors": "weights", ".bin": "weights", ".pt": "weights"}
+MOST_BYTES = 4_000_000
+"""A configuration is smaller."""
+
+
+def kind_of(content: object) -> str:
+    """What a file with this content is; empty: it is not known."""
+    if not isinstance(content, Mapping):
+        return ""
+    return next((kind for kind, keys in KINDS if keys <= {str(key).replace("-", "_") for key in content}), "")
+
+
+def kind_of_file(path: Path) -> str:
+    """What the file is; empty: it is not known, or cannot be read."""
+    if path.suffix in ENDINGS:
+        return ENDINGS[path.suffix]
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_BYTES)
+    except (OSError, ValueError):
+        return ""
+    return next(filter(None, (kind_of(content) for content in _readings(text))), "")
+
+
+def mistaken(path: Path, expected: str) -> str:
+    """`is a DeepSpeed configuration, not a best-config.json`; empty: the file is no other kind that is known."""
+    kind = kind_of_file(path)
+    return f"is {kind}, not {expected}" if kind and kind != expected else ""
+
+
+def _readings(text: str) -> list[Any]:
+    """What the text says as JSON, as TOML and, by the keys at the beginning of its lines, as YAML."""
+    found: list[Any] = []
+    for read in (json.loads, tomllib.loads):
+        try:
+            found.append(read(text))
+        except ValueError:
+            continue
+    return found or [dict.fromkeys(re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE))]

@@ -1,0 +1,46 @@
+"""Numbers with a unit as people write them, on the command line and in files: `40GB`, `100Gbit/s`, `312TFLOP/s`, `125M`."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+_SCALES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_WRITTEN = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
+
+
+class Quantity(StrEnum):
+    """What a number counts; the value says how it is written."""
+
+    BYTES = "bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB"
+    RATE = "bytes/s, or a number with GB/s, GiB/s or Gbit/s"
+    FLOPS = "FLOP/s, or a number with GFLOP/s, TFLOP/s or PFLOP/s"
+    COUNT = "a number, or one with K, M, B or T"
+
+
+def _factors(unit: str, share: float = 1) -> dict[str, float]:
+    return {f"{scale}{unit}".upper(): factor * share for scale, factor in {**_SCALES, **_BINARY}.items()}
+
+
+_BYTES = _factors("B")
+_FACTORS: Mapping[Quantity, Mapping[str, float]] = {
+    Quantity.BYTES: _BYTES,
+    Quantity.RATE: {
+        **{f"{name}/S": factor for name, factor in _BYTES.items()},
+        **{f"{name}{per}": factor for per in ("/S", "PS") for name, factor in _factors("BIT", 1 / 8).items()},
+    },
+    Quantity.FLOPS: {f"{name}{per}": factor for per in ("/S", "S") for name, factor in _factors("FLOP").items()},
+    Quantity.COUNT: {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
+}
+"""Unit in capitals -> how many of the plain unit. `Gb/s` means gigabits to some and gigabytes to others: only the latter
+where the b is a capital, the former where it is not (`read_quantity`)."""
+
+
+def read_quantity(quantity: Quantity, text: str) -> float | None:
+    """The number that a text writes, in bytes, bytes/s, FLOP/s or ones; None: it is no such number."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        return None
+    unit = re.sub(r"b(?=/s$|ps$)", "bit", found[2]) if quantity is Quantity.RATE else found[2]
+    factor = 1.0 if not unit else _FACTORS[quantity].get(unit.upper())
+    return None if factor is None else float(found[1].replace("_", "")) * factor
