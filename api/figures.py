@@ -9,12 +9,14 @@ from pydantic_core import to_json
 
 from api.figure_views import PartsView, PartView
 from autotune.explanation.evidence import question_of_job
+from autotune.explanation.explain import explain, explained
 from autotune.explanation.time_use import parts_of
 from autotune.figures.all_figures import figure_of
 from autotune.figures.source import Source
 from autotune.objective import rate
 from autotune.prediction.estimate import estimates
 from autotune.prediction.question import Question
+from autotune.reports.formats import report_text
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
 from storage.records import JobRecord
@@ -61,6 +63,24 @@ class JobFigures:
         (predicted,) = estimates(self._question, [trial.config])
         parts = [PartView(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds)]
         return PartsView(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+
+    def explanation(self) -> bytes:
+        """The `Explanation` as JSON.
+
+        Raises:
+            NoBestError: nothing has won.
+        """
+        evidence = self._source.evidence
+        told = explain(self._source.store, self._source.job.id) if evidence is None else explained(evidence)
+        return to_json(to_plain(told), inf_nan_mode="null")
+
+    def report(self, format_name: str) -> str:
+        """The report as the text of a file.
+
+        Raises:
+            UnknownFormatError: there is no such format.
+        """
+        return report_text(self._source.store, self._source.job.id, format_name)
 
     @cached_property
     def _question(self) -> Question | None:

@@ -154,7 +154,7 @@ def sweep(
                 out=out,
                 config=config,
                 resume=resume,
-                database=db,
+                database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
                 json=json,
             )
         )
@@ -209,7 +209,7 @@ def scale(
                 resume=None,
                 imported=None,
                 history=None,
-                database=db,
+                database=options.only_database("scale", db),
                 json=json,
             )
         )
@@ -391,7 +391,8 @@ def cluster(
     """Show a Ray cluster: nodes, devices, links, quarantine; what Ray reports against what a calibration measured."""
     from autotune.cli.cluster import cluster_command, release_command
 
-    end(lambda: cluster_command(ray_address, db, json) if release is None else release_command(release, db))
+    database = options.only_database("cluster", db)
+    end(lambda: cluster_command(ray_address, database, json) if release is None else release_command(release, database))
 
 
 @app.command()
@@ -419,4 +420,4 @@ def clean(
     """Remove a job, or all of them, from the database."""
     from autotune.cli.clean import clean_command
 
-    end(lambda: clean_command(job, all_, yes, db))
+    end(lambda: clean_command(job, all_, yes, options.only_database("clean", db)))

@@ -1,4 +1,4 @@
-"""Commands about jobs that others run, each on a service or on a database; what each does is in the module of its name."""
+"""Commands about jobs, each on a service or on a database; what each does is in the module of its name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -187,13 +187,14 @@ def explain(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead.")
     ] = None,
+    url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
     """Explain why a job's best configuration is the best: time, memory, each knob, what limits it, what would help."""
     from autotune.cli.explain import ExplainOptions, explain_command
 
-    end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, database=db, json=json)))
+    end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, url=url, database=db, json=json)))
 
 
 @jobs_app.command()
@@ -205,12 +206,13 @@ def report(
     format_: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's end, else html]")
     ] = None,
+    url: Url = None,
     db: Database = None,
 ) -> None:
     """Write a job as one HTML file that opens anywhere: every figure, its numbers, the explanation. Or as Markdown."""
     from autotune.cli.report import report_command
 
-    end(lambda: report_command(job, format_, out, db))
+    end(lambda: report_command(job, format_, out, url, db))
 
 
 @jobs_app.command()

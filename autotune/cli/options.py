@@ -1,11 +1,13 @@
 """Options that several commands have."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.sizes import parse_bytes
+from autotune.errors import RequestError
 from autotune.logs import LogFormat
 from autotune.strategies.names import STRATEGIES
 
@@ -224,6 +226,19 @@ LoraTargets = Annotated[
     typer.Option(metavar="NAMES", help="Matrices that carry them, with commas. [default: query,value]"),
 ]
 FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
+
+
+def only_database(command: str, database: str | None, remedy: str = "") -> str | None:
+    """The option `--db` of a command that no service offers.
+
+    Raises:
+        RequestError: AUTOTUNE_URL names a service and --db no database. The default database would be another than that of the
+            commands that follow AUTOTUNE_URL.
+    """
+    if database is None and os.environ.get("AUTOTUNE_URL"):
+        problem = "works on a database, and AUTOTUNE_URL names a service"
+        raise RequestError(command, problem, f"{remedy}give --db, or unset AUTOTUNE_URL")
+    return database
 
 
 def given(**fields: Any) -> dict[str, Any]:
