@@ -69,6 +69,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_figures": lambda client: client.figures(JOB),
     "get_figure": lambda client: client.figure(JOB, "timeline"),
     "get_parts": lambda client: client.step_parts(JOB, 3),
+    "get_explanation": lambda client: client.explanation(JOB),
+    "get_report": lambda client: client.report(JOB, "md"),
     "get_best": lambda client: client.best(JOB),
     "export_best": lambda client: client.export(JOB, "deepspeed"),
     "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),
