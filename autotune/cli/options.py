@@ -10,6 +10,7 @@ from autotune.cli.sizes import parse_bytes
 from autotune.errors import RequestError
 from autotune.logs import LogFormat
 from autotune.strategies.names import STRATEGIES
+from search_spaces.optimizers import OPTIMIZERS
 
 Database = Annotated[
     str | None,
@@ -96,6 +97,19 @@ GlobalBatchSize = Annotated[
     int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
 ]
 SequenceLength = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
+Lr = Annotated[
+    float | None,
+    typer.Option("--lr", metavar="RATE", help="Learning rate of your run, for trials and exported files."),
+]
+WeightDecay = Annotated[float | None, typer.Option(metavar="X", help="Weight decay of your run, likewise.")]
+Clip = Annotated[
+    float | None,
+    typer.Option("--clip", metavar="NORM", help="Bound of the gradient norm, likewise; 0: none."),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}; likewise."),
+]
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
 ]
