@@ -129,7 +129,9 @@ def test_transformers_trains_a_step(tmp_path: Path) -> None:
 @needs("transformers", "accelerate", "deepspeed")
 @pytest.mark.parametrize("stated", [{}, STATED], ids=["left to the Trainer", "stated"])
 def test_transformers_reads_deepspeed_arguments(tmp_path: Path, stated: dict[str, Any]) -> None:
-    best = exported.document(exported.small(tmp_path, ranks=1, **stated), zero_stage=2, micro_batch_size=2)
+    best = exported.document(
+        exported.small(tmp_path, ranks=1, **stated), zero_stage=2, micro_batch_size=2, fused_optimizer=False
+    )
     made = checked("transformers_arguments", written(tmp_path, "transformers", best), tmp_path)
     assert (made["deepspeed_stage"], made["steps"]) == (2, 1)
 
