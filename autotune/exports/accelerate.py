@@ -172,7 +172,7 @@ def _fsdp_notes(winner: Winner) -> list[str]:
         f"micro_batch_size={config.micro_batch_size}: give the DataLoader this batch_size, and "
         f"Accelerator(gradient_accumulation_steps={winner.gradient_accumulation_steps})"
     )
-    notes += unplaced_notes(winner, "give it to the optimizer that your program makes", "lr", "weight_decay")
+    notes += unplaced_notes(winner, "it belongs to the optimizer that your program makes", "lr", "weight_decay", "optimizer")
     notes += unplaced_notes(winner, "call accelerator.clip_grad_norm_ with it", "clip")
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: Accelerate knows full alone, which is switched on")

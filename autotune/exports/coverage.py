@@ -114,8 +114,10 @@ def unstated_note(winner: Winner, what: str, *names: str) -> list[str]:
 
 
 def unplaced_notes(winner: Winner, remedy: str, *names: str) -> list[str]:
-    """A line for each stated hyperparameter, of those named, that a target has no place for."""
-    return [f"{name}={value}: {remedy}" for name, value in winner.stated.values().items() if name in names]
+    """A line for each stated hyperparameter, of those named, that a target has no place for. `Target.unexpressed` has the
+    optimizer where it is not the knob's default."""
+    told = {name for name in winner.config.differences(TrialConfig()) if name == "optimizer"}
+    return [f"{name}={value}: {remedy}" for name, value in winner.stated.values().items() if name in names and name not in told]
 
 
 def marks_note(config: TrialConfig, target: str) -> list[str]:

@@ -187,9 +187,9 @@ def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:
     """DeepSpeed's strategy has notes of its own."""
     if strategy.checkpoints is Checkpoints.DEEPSPEED:
         return []
-    made = "give it to the optimizer that configure_optimizers makes"
+    made = "it belongs to the optimizer that configure_optimizers makes"
     clip = unstated_note(winner, "left out, the Trainer does not clip", "clip")
-    return [*unplaced_notes(winner, made, "lr", "weight_decay"), *clip]
+    return [*unplaced_notes(winner, made, "lr", "weight_decay", "optimizer"), *clip]
 
 
 def _shared_notes(winner: Winner) -> list[str]:

@@ -140,7 +140,7 @@ def _notes(winner: Winner) -> list[str]:
     if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
         notes.append("virtual_stages, pipeline_split: give parallelism.module_fqns_per_model_part your model's modules")
     groups = "state it in the param_groups of the OptimizersContainer.Config of your registry function"
-    notes += unplaced_notes(winner, groups, "lr", "weight_decay")
+    notes += unplaced_notes(winner, groups, "lr", "weight_decay", "optimizer")
     notes += unstated_note(winner, "left out, those of the registry hold", "lr", "weight_decay", "clip", "optimizer")
     notes += marks_note(config, "torchtitan")
     return notes + TARGET.unexpressed(config)

@@ -13,6 +13,7 @@ from autotune.errors import RequestError
 from autotune.jobs.config_file import read_config_file
 from autotune.jobs.request import JobRequest, request_from_fields, request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare, resolve
+from autotune.tuning import tune
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from storage.sql import open_store
@@ -80,6 +81,19 @@ def test_a_file_of_fields_and_the_command_line(folder: Path, command: Command) -
     assert {name: row[name] for name in STATED} == STATED
 
 
+def test_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[JobRequest] = []
+
+    def seen(request: JobRequest) -> Session:
+        asked.append(request)
+        raise InterruptedError
+
+    monkeypatch.setattr("autotune.tuning.prepare", seen)
+    with pytest.raises(InterruptedError):
+        tune("llama-tiny", **STATED)
+    assert stated(asked[0]) == (3e-4, 0.05, 0.5, "sgd")
+
+
 def imported(folder: Path, content: dict[str, Any], **fields: Any) -> tuple[Session, list[str]]:
     (folder / "ds.json").write_text(json.dumps(content))
     notes: list[str] = []
@@ -104,6 +118,8 @@ def test_a_file_that_people_have_states_them(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_no_trial_can_make_is_told(tmp_path: Path) -> None:
+    session, notes = imported(tmp_path, PRESENT | {"zero_optimization": {"stage": 0}}, engine="ddp")
+    assert session.request.optimizer == "adamw"
     lion = PRESENT | {"optimizer": {"type": "Lion", "params": {"lr": 3e-5}}}
     session, notes = imported(tmp_path, lion)
     assert (session.request.lr, session.request.optimizer) == (3e-5, None)
