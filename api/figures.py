@@ -22,6 +22,7 @@ from storage.errors import UnknownTrialError
 from storage.records import JobRecord
 from storage.store import Store
 
+EXPLANATION = "explanation"
 KEPT = 4
 """Jobs whose figures are kept until they change, or others were asked for."""
 
@@ -70,17 +71,22 @@ class JobFigures:
         Raises:
             NoBestError: nothing has won.
         """
-        evidence = self._source.evidence
-        told = explain(self._source.store, self._source.job.id) if evidence is None else explained(evidence)
-        return to_json(to_plain(told), inf_nan_mode="null")
+        if EXPLANATION not in self._made:
+            evidence = self._source.evidence
+            told = explain(self._source.store, self._source.job.id) if evidence is None else explained(evidence)
+            self._made[EXPLANATION] = to_json(to_plain(told), inf_nan_mode="null")
+        return self._made[EXPLANATION]
 
-    def report(self, format_name: str) -> str:
-        """The report as the text of a file.
+    def report(self, format_name: str) -> bytes:
+        """The report as a file's content. Kept like figures, since a client that waits for too long asks again.
 
         Raises:
             UnknownFormatError: there is no such format.
         """
-        return report_text(self._source.store, self._source.job.id, format_name)
+        name = f"report.{format_name}"
+        if name not in self._made:
+            self._made[name] = report_text(self._source.store, self._source.job.id, format_name).encode()
+        return self._made[name]
 
     @cached_property
     def _question(self) -> Question | None:

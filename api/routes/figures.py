@@ -86,9 +86,9 @@ async def get_report(
     require_format(format)
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with figures.turn, place(computing):
-        text = await run_in_threadpool(figures.report, format)
+        body = await run_in_threadpool(figures.report, format)
     # A file to save, not a page of this server.
-    return Response(text, media_type="application/octet-stream")
+    return Response(body, media_type="application/octet-stream")
 
 
 @router.get("/trials/{number}/parts", operation_id="get_parts")
