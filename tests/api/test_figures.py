@@ -49,7 +49,7 @@ def test_the_explanation_and_the_report(client: TestClient, store: Store) -> Non
     assert "has no winner to explain" in problem_of(client.get(f"/v1/jobs/{job_id}/explanation"), 404)["detail"]
     measure(store, job_id, trials=3)
     told = client.get(f"/v1/jobs/{job_id}/explanation").json()
-    assert (told["job"], told["winner"]) == (job_id, 2)
+    assert (told["job"], told["measured"]) == (job_id, 3)
     page = client.get(f"/v1/jobs/{job_id}/report")
     # A file, no page of this server: nothing in it may run here.
     assert (page.headers["content-type"], page.text.startswith("<!doctype html>")) == ("application/octet-stream", True)

@@ -185,7 +185,7 @@ def test_the_explanation_and_the_report(desk: Desk, store: Store) -> None:
     desk.submit(FIELDS, 0)
     told = desk.explain(job.id[:-1])
     assert told == explain(store, job.id)
-    assert (told.job, told.winner) == (job.id, 2)
+    assert (told.job, told.measured) == (job.id, 3)
     assert desk.report(job.id, "md") == report_text(store, job.id, "md")
     with pytest.raises((UnknownFormatError, LookupError), match="there is none named pdf; use html or md"):
         desk.report(job.id, "pdf")
