@@ -43,6 +43,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "cancel": (Place.SERVICE, [JOB]),
     "clone": (Place.SERVICE, [JOB]),
     "extend": (Place.SERVICE, [JOB, "--trials", "9"]),
+    "label": (Place.SERVICE, [JOB, "--note", "mine"]),
     "study export": (Place.SERVICE, ["--storage", "sqlite:///study.db"]),
     "reproduce": (Place.HERE, []),
     "verify": (Place.HERE, []),
