@@ -14,6 +14,7 @@ from autotune.jobs.request import JobRequest, Objective, request_to_row
 from autotune.strategies.names import FORESEEING, STRATEGIES
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
+from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables
 
 Plain = dict[str, Any]
@@ -49,6 +50,7 @@ class ChoicesView(BaseModel):
     strategies: list[str]
     foreseeing: list[str]
     """Strategies that can stop when nothing better is expected: `stop_margin` and `run_device_hours` go with them."""
+    optimizers: list[str]
     runners: list[str]
     exports: list[str]
     """Formats of `GET /v1/jobs/{id}/export`."""
@@ -72,6 +74,7 @@ def choices(settings: Settings, may_submit: bool) -> ChoicesView:
         objectives=list(Objective),
         strategies=list(STRATEGIES),
         foreseeing=sorted(FORESEEING),
+        optimizers=list(OPTIMIZERS),
         runners=list(settings.runners),
         exports=list(EXPORTERS),
         defaults=_defaults() | {"runner": settings.runners[0]},

@@ -9,17 +9,20 @@ from pydantic_core import to_json
 
 from api.figure_views import PartsView, PartView
 from autotune.explanation.evidence import question_of_job
+from autotune.explanation.explain import explain, explained
 from autotune.explanation.time_use import parts_of
 from autotune.figures.all_figures import figure_of
 from autotune.figures.source import Source
 from autotune.objective import rate
 from autotune.prediction.estimate import estimates
 from autotune.prediction.question import Question
+from autotune.reports.formats import report_text
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
 from storage.records import JobRecord
 from storage.store import Store
 
+EXPLANATION = "explanation"
 KEPT = 4
 """Jobs whose figures are kept until they change, or others were asked for."""
 
@@ -61,6 +64,29 @@ class JobFigures:
         (predicted,) = estimates(self._question, [trial.config])
         parts = [PartView(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds)]
         return PartsView(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+
+    def explanation(self) -> bytes:
+        """The `Explanation` as JSON.
+
+        Raises:
+            NoBestError: nothing has won.
+        """
+        if EXPLANATION not in self._made:
+            evidence = self._source.evidence
+            told = explain(self._source.store, self._source.job.id) if evidence is None else explained(evidence)
+            self._made[EXPLANATION] = to_json(to_plain(told), inf_nan_mode="null")
+        return self._made[EXPLANATION]
+
+    def report(self, format_name: str) -> bytes:
+        """The report as a file's content. Kept like figures, since a client that waits for too long asks again.
+
+        Raises:
+            UnknownFormatError: there is no such format.
+        """
+        name = f"report.{format_name}"
+        if name not in self._made:
+            self._made[name] = report_text(self._source.store, self._source.job.id, format_name).encode()
+        return self._made[name]
 
     @cached_property
     def _question(self) -> Question | None:

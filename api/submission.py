@@ -24,6 +24,7 @@ from search_spaces.environment import MOST_SETTINGS
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config
 from search_spaces.knobs import check_value
 from search_spaces.model import ModelSpec
+from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.trial_config import Value
 
@@ -87,6 +88,12 @@ class JobSubmission(Body):
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     document_lengths: DocumentLengths | None = None
     """Tokens of each document of a sample of the data; left out: every sample is whole."""
+    lr: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Learning rate, and with the next three what trials train with and exported files state; left out: files state none."""
+    weight_decay: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    clip: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """Bound of the gradient norm; 0: no clipping."""
+    optimizer: Annotated[Name | None, Field(description=f"One of {', '.join(OPTIMIZERS)}.")] = None
     memory_limit: Size | None = None
     """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None

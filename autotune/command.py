@@ -1,6 +1,10 @@
 """A user's command as the search sees it: the knobs that reach the script, and the files that it reads."""
 
+<<<<<<< HEAD
 import difflib
+=======
+import dataclasses
+>>>>>>> w-exports
 import json
 import re
 from collections.abc import Mapping
@@ -9,6 +13,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports import EXPORTERS
+from autotune.exports.launch import FILE_FORMATS, files_read
 from autotune.jobs.request import JobRequest, request_to_row
 from autotune.jobs.session import Session
 from autotune.placement import launch_of
@@ -36,8 +41,8 @@ FSDP: Knobs = {
     "activation_checkpointing": ("none", "full"),
 }  # fmt: skip
 """What Accelerate tells FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DistributedDataParallel."""
-FORMATS: Mapping[str, tuple[str, Knobs]] = {"config": ("deepspeed", DEEPSPEED), "accelerate": ("accelerate-fsdp", FSDP)}
-"""Placeholder of a file -> the export format that renders it, and what that carries."""
+CARRIES: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
+"""Placeholder of a file -> the knobs that its format carries."""
 TRAINER_ARGUMENT = "--per_device_train_batch_size"
 """Who takes it is a Trainer of Hugging Face, which fills in what a DeepSpeed file leaves to it, and refuses the rest."""
 _INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
@@ -95,7 +100,7 @@ def require_carried(request: JobRequest, capability: Capability) -> None:
 
 def carriers_of(name: str) -> str:
     """The placeholders that would carry a knob, as a line tells them."""
-    files = [file for file, (_, knobs) in FORMATS.items() if name in knobs]
+    files = [file for file, knobs in CARRIES.items() if name in knobs]
     return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
 
 
@@ -103,13 +108,7 @@ def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, st
     """Name and content of the files that the command reads in a trial of this configuration."""
     command = session.model
     assert isinstance(command, CommandModel)
-    return tuple((FILES[name], _rendered(session, command, config, FORMATS[name][0])) for name in files_read(command))
-
-
-def files_read(command: CommandModel) -> list[str]:
-    """The placeholders of the files that the script reads, or its launcher on its behalf."""
-    used = [name for name in names_in(command.arguments) if name in FILES]
-    return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])
+    return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
 def notes_of(session: Session) -> list[str]:
@@ -145,7 +144,7 @@ def _by_launcher(command: CommandModel) -> Knobs:
 
 def _carried(command: CommandModel, file: str) -> Knobs:
     own = FROM_ARGUMENTS if file == "config" and _is_trainer(command) else frozenset()
-    return {name: values for name, values in FORMATS[file][1].items() if name not in own}
+    return {name: values for name, values in CARRIES[file].items() if name not in own}
 
 
 def _is_trainer(command: CommandModel) -> bool:
@@ -161,7 +160,7 @@ def _rendered(session: Session, command: CommandModel, config: TrialConfig, form
         content = _with_own_optimizer(content) | _FILLED_IN
     elif command.plugin == "deepspeed":
         content = _with_own_optimizer(content)
-    elif session.cluster.device.kind == "cpu" and not offloads_a_part(config):
+    elif session.cluster.device.kind == "cpu" and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(config):
         # DeepSpeed's own AdamW is compiled where it is first used, for a minute, and needs a compiler; a part of the state is
         # offloaded by that one alone.
         content["optimizer"]["params"]["torch_adam"] = True
@@ -186,10 +185,18 @@ def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _document(session: Session, config: TrialConfig) -> dict[str, Any]:
-    """What an exporter reads of a best-config document, for a configuration that was not measured yet."""
+    """What an exporter reads of a best-config document, for a configuration that was not measured yet.
+
+    A trial's file states the hyperparameters of trials where the user states none, because the script may train by them.
+    """
+    workload = session.request.workload
+    request = dataclasses.replace(
+        session.request, lr=workload.learning_rate, weight_decay=workload.weight_decay, clip=workload.gradient_clipping,
+        optimizer=session.request.optimizer or config.optimizer,
+    )  # fmt: skip
     return {
         "schema_version": 1,
-        "job": {"id": "", "request": request_to_row(session.request)},
+        "job": {"id": "", "request": request_to_row(request)},
         "model": {
             "name": session.model.name,
             "parameter_count": session.model.parameter_count,

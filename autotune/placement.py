@@ -1,6 +1,7 @@
 """Where each rank of a configuration runs: its node, its place along each parallel dimension, its layers."""
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.jobs.session import Session
@@ -28,6 +29,13 @@ def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
 
 
+def launch_line(document: Mapping[str, Any]) -> str:
+    """The command of a best-config document's launch behind the variables that it needs, as a shell reads it."""
+    launch = document["launch"]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch["env"].items()]
+    return " ".join([*variables, launch["command"]])
+
+
 def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
     """The user's script under its own launcher, on the first node; files that it reads stand there by their names."""
     words = words_of(command, config, session.request.workload, session.world_size, FILES)
@@ -38,7 +46,21 @@ def _command_line(command: CommandModel, config: TrialConfig, session: Session, 
         "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
         "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
     }
-    return shlex.join([*launcher[command.launcher], *words[int(python) :]])
+    further = _accelerate_words(command, config, session) if command.launcher == "accelerate" else []
+    return shlex.join([*launcher[command.launcher], *further, *words[int(python) :]])
+
+
+def _accelerate_words(command: CommandModel, config: TrialConfig, session: Session) -> list[str]:
+    """What trials found in accelerate's variables. The files are the exports' own, by their names."""
+    direct = [] if command.arguments[0] in ("python", "python3") else ["--no_python"]
+    if command.plugin == "fsdp":
+        return [f"--config_file={FILES['accelerate']}", *direct]
+    steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
+    on_cpu = ["--cpu"] if session.cluster.device.kind == "cpu" else []
+    words = [f"--gradient_accumulation_steps={steps}", *on_cpu, *direct]
+    if command.plugin == "deepspeed":
+        return ["--use_deepspeed", f"--deepspeed_config_file={FILES['config']}", *words]
+    return [f"--mixed_precision={config.precision if config.precision in ('bf16', 'fp16') else 'no'}", *words]
 
 
 def _placement(config: TrialConfig, session: Session) -> dict[str, Any]:

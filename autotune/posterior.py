@@ -211,7 +211,7 @@ def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float,
         information = fixed.T @ inverse @ fixed
         error = y - fixed @ np.linalg.solve(information, fixed.T @ inverse @ y)
         effects = ratio * random.T @ inverse @ error
-        effects -= effects[reference].mean()
+        effects = np.where(seen, effects - effects[reference].mean(), 0.0)
         scale = assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
         found.append(

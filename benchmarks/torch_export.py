@@ -76,7 +76,11 @@ torchrun on gloo, each layout's losses against those of one rank.
 
 def losses(folder: Path, ranks: int, knobs: dict[str, Any], steps: int) -> list[float]:
     """What rank 0 prints."""
-    session = resolve(JobRequest(model="llama-tiny", ranks=ranks, global_batch_size=16, sequence_length=64, strategy="random"))
+    request = JobRequest(
+        model="llama-tiny", ranks=ranks, global_batch_size=16, sequence_length=64, strategy="random",
+        lr=1e-3, weight_decay=0.1, clip=1.0,
+    )  # fmt: skip
+    session = resolve(request)
     config = TrialConfig(**knobs)
     best = {
         "job": {"id": "", "request": request_to_row(session.request)},

@@ -1,6 +1,6 @@
 """What pages draw of a job."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -15,6 +15,7 @@ from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from api.views import NameList
 from autotune.figures.all_figures import NAMES
+from autotune.reports.formats import WRITERS, require_format
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])
@@ -55,6 +56,39 @@ async def get_figure(
     async with figures.turn, place(computing):
         body = await run_in_threadpool(figures.figure, name)
     return Response(body, media_type="application/json")
+
+
+@router.get(
+    "/explanation",
+    operation_id="get_explanation",
+    response_model=dict[str, Any],
+    responses={200: {"description": "What `autotune explain --json` prints; docs/explain.md says what it holds."}},
+)
+async def get_explanation(job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing) -> Response:
+    """Why the best configuration is the best: time, memory, each knob, what limits it, what would help."""
+    figures = await run_in_threadpool(_figures, request, store, principal, job_id)
+    async with figures.turn, place(computing):
+        body = await run_in_threadpool(figures.explanation)
+    return Response(body, media_type="application/json")
+
+
+@router.get(
+    "/report",
+    operation_id="get_report",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "The file, to be saved and opened."}},
+)
+async def get_report(
+    job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing,
+    format: Annotated[str, Query(max_length=40, description=f"One of {', '.join(WRITERS)}.")] = "html",
+) -> Response:  # fmt: skip
+    """The job as one file that opens anywhere: every figure, its numbers, the explanation."""
+    require_format(format)
+    figures = await run_in_threadpool(_figures, request, store, principal, job_id)
+    async with figures.turn, place(computing):
+        body = await run_in_threadpool(figures.report, format)
+    # A file to save, not a page of this server.
+    return Response(body, media_type="application/octet-stream")
 
 
 @router.get("/trials/{number}/parts", operation_id="get_parts")

@@ -70,6 +70,10 @@ def sweep(
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
     sequence_length: options.SequenceLength = None,
+    lr: options.Lr = None,
+    weight_decay: options.WeightDecay = None,
+    clip: options.Clip = None,
+    optimizer: options.Optimizer = None,
     training_steps: options.TrainingSteps = None,
     document_lengths: options.DocumentLengths = None,
     memory_limit: options.MemoryLimit = None,
@@ -128,7 +132,8 @@ def sweep(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
-        training_steps=training_steps, document_lengths=document_lengths,
+        training_steps=training_steps, document_lengths=document_lengths, lr=lr, weight_decay=weight_decay, clip=clip,
+        optimizer=optimizer,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_device_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, data_path=str(data_path) if data_path else None,
         nvme_path=nvme_path, engine=engine, runner=runner, ray_address=ray_address, failures=failures,
@@ -154,7 +159,7 @@ def sweep(
                 out=out,
                 config=config,
                 resume=resume,
-                database=db,
+                database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
                 json=json,
             )
         )
@@ -172,6 +177,10 @@ def scale(
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
     sequence_length: options.SequenceLength = None,
+    lr: options.Lr = None,
+    weight_decay: options.WeightDecay = None,
+    clip: options.Clip = None,
+    optimizer: options.Optimizer = None,
     memory_limit: options.MemoryLimit = None,
     pin: options.Pins = None,
     engine: options.Engine = None,
@@ -194,7 +203,8 @@ def scale(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,
         global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit, engine=engine,
-        runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats,
+        runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats, lr=lr, weight_decay=weight_decay, clip=clip,
+        optimizer=optimizer,
         name=name, tags=tuple(tag) if tag else None, note=note,
     )  # fmt: skip
     end(
@@ -209,7 +219,7 @@ def scale(
                 resume=None,
                 imported=None,
                 history=None,
-                database=db,
+                database=options.only_database("scale", db),
                 json=json,
             )
         )
@@ -391,7 +401,8 @@ def cluster(
     """Show a Ray cluster: nodes, devices, links, quarantine; what Ray reports against what a calibration measured."""
     from autotune.cli.cluster import cluster_command, release_command
 
-    end(lambda: cluster_command(ray_address, db, json) if release is None else release_command(release, db))
+    database = options.only_database("cluster", db)
+    end(lambda: cluster_command(ray_address, database, json) if release is None else release_command(release, database))
 
 
 @app.command()
@@ -419,4 +430,4 @@ def clean(
     """Remove a job, or all of them, from the database."""
     from autotune.cli.clean import clean_command
 
-    end(lambda: clean_command(job, all_, yes, db))
+    end(lambda: clean_command(job, all_, yes, options.only_database("clean", db)))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Job
+from autotune.cli.options import Database, Job, only_database
 from autotune.cli.status import end
 
 app = typer.Typer(help="Move jobs between databases, back up, restore, remove old logs.", no_args_is_help=True)
@@ -19,7 +19,7 @@ def export_job(job: Job = None, out: Out = None, db: Database = None) -> None:
     """Write a job with its trials, attempts, measurements and events as JSON Lines."""
     from autotune.cli.database import dump_command
 
-    end(lambda: dump_command(job, False, out, db))
+    end(lambda: dump_command(job, False, out, only_database("db export", db)))
 
 
 @app.command("import")
@@ -27,7 +27,7 @@ def import_job(file: In, db: Database = None) -> None:
     """Read a job from a file; one that had not ended waits to be resumed."""
     from autotune.cli.database import load_command
 
-    end(lambda: load_command(file, db))
+    end(lambda: load_command(file, only_database("db import", db)))
 
 
 @app.command()
@@ -35,7 +35,7 @@ def backup(out: Out = None, db: Database = None) -> None:
     """Write the whole database from one snapshot, while it is used. It holds hashes of keys, and secrets of webhooks."""
     from autotune.cli.database import dump_command
 
-    end(lambda: dump_command(None, True, out, db))
+    end(lambda: dump_command(None, True, out, only_database("db backup", db)))
 
 
 @app.command()
@@ -43,7 +43,7 @@ def restore(file: In, db: Database = None) -> None:
     """Read a backup into a database without jobs, of either kind; jobs that ran then are taken up by the next worker."""
     from autotune.cli.database import load_command
 
-    end(lambda: load_command(file, db))
+    end(lambda: load_command(file, only_database("db restore", db)))
 
 
 @app.command()
@@ -54,4 +54,4 @@ def prune(
     """Remove events, trials' output, deliveries and submission keys of jobs that ended long ago. Trials and results stay."""
     from autotune.cli.database import prune_command
 
-    end(lambda: prune_command(days, db))
+    end(lambda: prune_command(days, only_database("db prune", db)))

@@ -9,11 +9,14 @@ from autotune.best_config import build_best_config
 from autotune.cli.desk import Desk, Standing, standing_of
 from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
+from autotune.explanation.explain import explain
+from autotune.explanation.findings import Explanation
 from autotune.exports import Export, exporter
 from autotune.jobs.book import read_book
 from autotune.jobs.labels import merged_labels
 from autotune.jobs.request import request_from_fields, request_to_row
 from autotune.jobs.session import resolve, session_of
+from autotune.reports.formats import report_text
 from search_spaces.outcome import JobState
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
@@ -129,6 +132,14 @@ class DatabaseDesk(Desk):
         """See `Desk.export`."""
         make = exporter(format_name)
         return make(self.best(job))
+
+    def explain(self, job: str | None) -> Explanation:
+        """See `Desk.explain`."""
+        return explain(self._store, self._store.job(job).id)
+
+    def report(self, job: str | None, format_name: str) -> str:
+        """See `Desk.report`."""
+        return report_text(self._store, job, format_name)
 
     def close(self) -> None:
         """See `Desk.close`."""

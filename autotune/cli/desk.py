@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.explanation.findings import Explanation
 from autotune.exports.export import Export
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
@@ -121,6 +122,14 @@ class Desk(ABC):
     @abstractmethod
     def export(self, job: str | None, format_name: str) -> Export:
         """The best configuration as the file of a framework."""
+
+    @abstractmethod
+    def explain(self, job: str | None) -> Explanation:
+        """Why the best configuration is the best."""
+
+    @abstractmethod
+    def report(self, job: str | None, format_name: str) -> str:
+        """The job as one file: `html` or `md`."""
 
     @abstractmethod
     def close(self) -> None:

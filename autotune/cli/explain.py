@@ -9,15 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.desk import open_desk
 from autotune.cli.explain_markdown import markdown_of
 from autotune.cli.explain_sections import Rows, head_lines, sections_of
 from autotune.cli.finite import finite
 from autotune.cli.status import Status
-from autotune.explanation.explain import explain
 from autotune.explanation.findings import Explanation
 from autotune.output import require_writable, write_whole
 from search_spaces.plain import to_plain
-from storage.sql import default_database_url, open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +26,7 @@ class ExplainOptions:
     job: str | None
     markdown: Path | None
     """Where the report is written as Markdown, too."""
+    url: str | None
     database: str | None
     json: bool
 
@@ -35,8 +35,8 @@ def explain_command(options: ExplainOptions) -> Status:
     """Read, explain, print."""
     if options.markdown is not None:
         require_writable(options.markdown)
-    with open_store(options.database or default_database_url()) as store:
-        told = explain(store, store.job(options.job).id)
+    with open_desk(options.url, options.database) as desk:
+        told = desk.explain(options.job)
     if options.markdown is not None:
         write_whole(options.markdown, markdown_of(told))
     if options.json:

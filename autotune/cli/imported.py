@@ -8,6 +8,7 @@ from autotune.engines import capability_of
 from autotune.imports.imported import Imported
 from autotune.imports.read import read_imported
 from autotune.jobs.command_field import with_command
+from autotune.jobs.session import OPTIMIZER
 from autotune.verification import LAYOUT
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability
@@ -32,8 +33,14 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     knobs, left = _turned(found.knobs, fields)
     if "precision" in fields.get("pins", {}) or "precision" in (fields.get("baseline") or {}):
         knobs.pop("reduce_dtype", None)  # which goes with the file's own precision
-    for note in (*found.notes, *left):
+    stated, unused = _stated(found, fields)
+    if "optimizer" in fields:
+        knobs.pop("optimizer", None)
+    for note in (*found.notes, *left, *unused):
         tell(f"{path.name}: {note}")
+    if stated:
+        values = " ".join(f"{name}={value_text(value)}" for name, value in stated.items())
+        tell(f"{path.name}: trials and exported files take {values}")
     pins = dict(fields.get("pins", {}))
     changing = {name: value for name, value in knobs.items() if KNOBS[name].numerics is Numerics.CHANGES}
     for name, value in {**_carried_over(found, fields, tell), **changing}.items():
@@ -43,7 +50,21 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     baseline = {**knobs, **(fields.get("baseline") or {})}
     told = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
     tell(f"{path.name}: the baseline is {told or 'the defaults'}")
-    return _with_batch({**fields, "baseline": baseline, "pins": pins}, found, ranks, tell)
+    return _with_batch({**fields, **stated, "baseline": baseline, "pins": pins}, found, ranks, tell)
+
+
+def _stated(found: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The file's hyperparameters, where nothing else says them, and a line for an optimizer that trials cannot make."""
+    stated = {name: value for name, value in found.stated.values().items() if name not in fields}
+    capability, optimizer = _capability(fields), stated.get(OPTIMIZER)
+    if optimizer is None or capability.engine == COMMAND:  # which makes its own
+        return stated, []
+    if OPTIMIZER in fields.get("pins", {}):
+        del stated[OPTIMIZER]
+    elif not capability.honours(OPTIMIZER, optimizer):
+        del stated[OPTIMIZER]
+        return stated, [f"optimizer={optimizer}: the {capability.engine} engine has no such knob; trials train with its own"]
+    return stated, []
 
 
 def _carried_over(found: Imported, fields: Mapping[str, Any], tell: Tell) -> dict[str, Value]:

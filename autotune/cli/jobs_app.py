@@ -1,4 +1,4 @@
-"""Commands about jobs that others run, each on a service or on a database; what each does is in the module of its name."""
+"""Commands about jobs, each on a service or on a database; what each does is in the module of its name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +32,10 @@ def submit(
     seed: options.Seed = None,
     global_batch_size: options.GlobalBatchSize = None,
     sequence_length: options.SequenceLength = None,
+    lr: options.Lr = None,
+    weight_decay: options.WeightDecay = None,
+    clip: options.Clip = None,
+    optimizer: options.Optimizer = None,
     training_steps: options.TrainingSteps = None,
     document_lengths: options.DocumentLengths = None,
     memory_limit: options.MemoryLimit = None,
@@ -79,7 +83,8 @@ def submit(
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
         seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
-        training_steps=training_steps, document_lengths=document_lengths,
+        training_steps=training_steps, document_lengths=document_lengths, lr=lr, weight_decay=weight_decay, clip=clip,
+        optimizer=optimizer,
         headroom=headroom, device_hours=device_hours, run_device_hours=run_device_hours, stop_margin=stop_margin,
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
@@ -187,13 +192,14 @@ def explain(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead.")
     ] = None,
+    url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
     """Explain why a job's best configuration is the best: time, memory, each knob, what limits it, what would help."""
     from autotune.cli.explain import ExplainOptions, explain_command
 
-    end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, database=db, json=json)))
+    end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, url=url, database=db, json=json)))
 
 
 @jobs_app.command()
@@ -205,12 +211,13 @@ def report(
     format_: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's end, else html]")
     ] = None,
+    url: Url = None,
     db: Database = None,
 ) -> None:
     """Write a job as one HTML file that opens anywhere: every figure, its numbers, the explanation. Or as Markdown."""
     from autotune.cli.report import report_command
 
-    end(lambda: report_command(job, format_, out, db))
+    end(lambda: report_command(job, format_, out, url, db))
 
 
 @jobs_app.command()

@@ -1,13 +1,16 @@
 """Options that several commands have."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.sizes import parse_bytes
+from autotune.errors import RequestError
 from autotune.logs import LogFormat
 from autotune.strategies.names import STRATEGIES
+from search_spaces.optimizers import OPTIMIZERS
 
 Database = Annotated[
     str | None,
@@ -94,6 +97,19 @@ GlobalBatchSize = Annotated[
     int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
 ]
 SequenceLength = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
+Lr = Annotated[
+    float | None,
+    typer.Option("--lr", metavar="RATE", help="Learning rate of your run, for trials and exported files."),
+]
+WeightDecay = Annotated[float | None, typer.Option(metavar="X", help="Weight decay of your run, likewise.")]
+Clip = Annotated[
+    float | None,
+    typer.Option("--clip", metavar="NORM", help="Bound of the gradient norm, likewise; 0: none."),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}; likewise."),
+]
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
 ]
@@ -224,6 +240,19 @@ LoraTargets = Annotated[
     typer.Option(metavar="NAMES", help="Matrices that carry them, with commas. [default: query,value]"),
 ]
 FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
+
+
+def only_database(command: str, database: str | None, remedy: str = "") -> str | None:
+    """The option `--db` of a command that no service offers.
+
+    Raises:
+        RequestError: AUTOTUNE_URL names a service and --db no database. The default database would be another than that of the
+            commands that follow AUTOTUNE_URL.
+    """
+    if database is None and os.environ.get("AUTOTUNE_URL"):
+        problem = "works on a database, and AUTOTUNE_URL names a service"
+        raise RequestError(command, problem, f"{remedy}give --db, or unset AUTOTUNE_URL")
+    return database
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -3,30 +3,20 @@
 import sys
 from pathlib import Path
 
+from autotune.cli.desk import open_desk
 from autotune.cli.status import Status
-from autotune.errors import RequestError, UnknownFormatError
+from autotune.errors import RequestError
 from autotune.output import require_writable, write_whole
-from autotune.reports.report import report_of
-from storage.sql import default_database_url, open_store
-
-FORMATS = ("html", "md")
+from autotune.reports.formats import require_format
 
 
-def report_command(job: str | None, format_name: str | None, out: Path | None, database: str | None) -> Status:
+def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:
     """The file at `out`; Markdown on standard output where there is no such path."""
     chosen = format_of(format_name, out)
     if out is not None:
         require_writable(out)
-    with open_store(database or default_database_url()) as store:
-        report = report_of(store, job)
-    if chosen == "md":
-        from autotune.reports.markdown import markdown_of
-
-        text = markdown_of(report)
-    else:
-        from autotune.reports.page import page_of
-
-        text = page_of(report)
+    with open_desk(url, database) as desk:
+        text = desk.report(job, chosen)
     if out is None:
         sys.stdout.write(text)
     else:
@@ -43,8 +33,7 @@ def format_of(name: str | None, out: Path | None) -> str:
     """
     by_path = "md" if out is not None and out.suffix.lower() in (".md", ".markdown") else "html"
     chosen = name or by_path
-    if chosen not in FORMATS:
-        raise UnknownFormatError("format", f"there is none named {chosen}", f"use {' or '.join(FORMATS)}")
+    require_format(chosen)
     if chosen == "html" and out is None:
         raise RequestError("out", "is missing", "give --out FILE.html, or --format md for standard output")
     return chosen

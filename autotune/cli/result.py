@@ -7,8 +7,12 @@ from rich.table import Table
 
 from autotune.cli.sizes import bytes_text
 from autotune.environment_findings import environment_line
+from autotune.exports.launch import files_notes
+from autotune.exports.winner import winner_of
 from autotune.front import BEYOND, front_over_baseline
 from autotune.jobs.request import Objective
+from autotune.placement import launch_line
+from executor.engines.command.capability import COMMAND
 from search_spaces.knobs import value_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
@@ -48,6 +52,11 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         console.print(_extrapolated_text(document["extrapolated"]), highlight=False, soft_wrap=True)
     if document["objective"]["name"] == Objective.PARETO:
         console.print(_front_text(document), highlight=False, soft_wrap=True)
+    if document["engine"] == COMMAND:
+        console.print("launch:", style="bold", highlight=False)
+        console.print(f"  {launch_line(document)}", highlight=False, markup=False, soft_wrap=True)
+        for note in files_notes(winner_of(document)):
+            console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _headline(document: dict[str, Any], count: int) -> str:

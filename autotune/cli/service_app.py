@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Json, Logs, RayAddress
+from autotune.cli.options import Database, Json, Logs, RayAddress, only_database
 from autotune.cli.status import end
 from autotune.logs import LogFormat
 
@@ -121,7 +121,7 @@ def create_key(
     """Make a key; standard output has its text, this once."""
     from autotune.cli.serve import create_key_command
 
-    end(lambda: create_key_command(db, owner, tuple(scope or ()), days))
+    end(lambda: create_key_command(only_database("keys create", db), owner, tuple(scope or ()), days))
 
 
 @keys_app.command("list")
@@ -129,7 +129,7 @@ def list_keys(db: Database = None, json: Json = False) -> None:
     """Show all keys, without their secrets."""
     from autotune.cli.serve import list_keys_command
 
-    end(lambda: list_keys_command(db, json))
+    end(lambda: list_keys_command(only_database("keys list", db), json))
 
 
 @keys_app.command("revoke")
@@ -140,4 +140,4 @@ def revoke_key(
     """End a key."""
     from autotune.cli.serve import revoke_key_command
 
-    end(lambda: revoke_key_command(db, key))
+    end(lambda: revoke_key_command(only_database("keys revoke", db), key))

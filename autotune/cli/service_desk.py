@@ -18,6 +18,7 @@ from autotune.client import (
     Trial,
 )
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
+from autotune.explanation.findings import Explanation
 from autotune.exports.export import Export
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose
@@ -136,6 +137,20 @@ class ServiceDesk(Desk):
         except NotFoundError as error:
             raise _translated(error) from error
         return Export(text=made.text, notes=(made.note,) if made.note else ())
+
+    def explain(self, job: str | None) -> Explanation:
+        """See `Desk.explain`."""
+        job_id = self._id(job)
+        try:
+            return from_plain(Explanation, self._client.explanation(job_id))
+        except NotFoundError as error:
+            raise _translated(error) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ServiceError(f"explanation: of job {job_id} cannot be read ({error}); {NEWER}") from error
+
+    def report(self, job: str | None, format_name: str) -> str:
+        """See `Desk.report`."""
+        return self._client.report(self._id(job), format_name)
 
     def close(self) -> None:
         """See `Desk.close`."""

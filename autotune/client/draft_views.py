@@ -93,6 +93,7 @@ class Choices:
     strategies: tuple[str, ...]
     foreseeing: tuple[str, ...]
     """Strategies that can stop when nothing better is expected."""
+    optimizers: tuple[str, ...]
     runners: tuple[str, ...]
     exports: tuple[str, ...]
     defaults: Plain

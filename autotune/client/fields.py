@@ -51,6 +51,12 @@ class SubmissionFields(TypedDict, total=False):
     """Optimizer steps of the run, over which schedules of the data are weighed."""
     document_lengths: Sequence[int] | None
     """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
+    lr: float | None
+    """Learning rate of your run: trials train with it, and exported files state it. None: files state none."""
+    weight_decay: float | None
+    clip: float | None
+    """Bound of the gradient norm; 0: no clipping."""
+    optimizer: str | None
     memory_limit: int | str | None
     """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     headroom: float | None

@@ -77,6 +77,23 @@ class ResultCalls:
         answer = self._transport.send("GET", f"{job_path(job)}/export", params={"format": format})
         return Export(text=answer.content.decode(), note=one_line(answer.headers.get("autotune-note", "")))
 
+    def explanation(self, job: str | Job) -> dict[str, Any]:
+        """Why the best configuration is the best: the document of `autotune explain --json`.
+
+        Raises:
+            NotFoundError: nothing has won.
+        """
+        document: dict[str, Any] = self._transport.send("GET", f"{job_path(job)}/explanation").json()
+        return document
+
+    def report(self, job: str | Job, format: str = "html") -> str:
+        """The job as one file: `html`, which opens anywhere, or `md`.
+
+        Raises:
+            NotFoundError: there is no such format.
+        """
+        return self._transport.send("GET", f"{job_path(job)}/report", params={"format": format}).content.decode()
+
     def events(self, job: str | Job, after: int = 0, follow: bool = True) -> Iterator[Event]:
         """What happens to the job, each event once and in order, until it has ended.
 

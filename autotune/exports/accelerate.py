@@ -4,7 +4,7 @@ from typing import Any
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, unplaced_notes
 from autotune.exports.deepspeed import SAME, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, reduction_note, replicas
@@ -73,7 +73,11 @@ def export_accelerate_deepspeed(winner: Winner) -> Export:
     DEEPSPEED.require(winner.config)
     beside = (
         f"the knobs are in {DEEPSPEED_FILE} beside this file: `autotune export --format deepspeed --out {DEEPSPEED_FILE}`",
-        "it has the optimizer too: give accelerator.prepare an accelerate.utils.DummyOptim",
+        *(
+            ["it has the optimizer too: give accelerator.prepare an accelerate.utils.DummyOptim"]
+            if winner.stated.optimizer
+            else []
+        ),
         *_machine_notes(winner),
     )
     notes = remarks(winner, [*beside, *deepspeed_notes(winner)], Checkpoints.DEEPSPEED, SAME)
@@ -168,6 +172,8 @@ def _fsdp_notes(winner: Winner) -> list[str]:
         f"micro_batch_size={config.micro_batch_size}: give the DataLoader this batch_size, and "
         f"Accelerator(gradient_accumulation_steps={winner.gradient_accumulation_steps})"
     )
+    notes += unplaced_notes(winner, "it belongs to the optimizer that your program makes", "lr", "weight_decay", "optimizer")
+    notes += unplaced_notes(winner, "call accelerator.clip_grad_norm_ with it", "clip")
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: Accelerate knows full alone, which is switched on")
     if config.precision == "fp8":

@@ -100,6 +100,26 @@ class Target:
         return lines
 
 
+def unstated_note(winner: Winner, what: str, *names: str) -> list[str]:
+    """A line for the hyperparameters that nobody stated, of those that a target has a place for.
+
+    Args:
+        winner: what is exported.
+        what: what becomes of them there.
+        names: the target's, as fields of a request.
+    """
+    missing = winner.stated.missing(*names)
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+    return [f"not stated: {', '.join(missing)}; {what} (a sweep takes {options})"] if missing else []
+
+
+def unplaced_notes(winner: Winner, remedy: str, *names: str) -> list[str]:
+    """A line for each stated hyperparameter, of those named, that a target has no place for. `Target.unexpressed` has the
+    optimizer where it is not the knob's default."""
+    told = {name for name in winner.config.differences(TrialConfig()) if name == "optimizer"}
+    return [f"{name}={value}: {remedy}" for name, value in winner.stated.values().items() if name in names and name not in told]
+
+
 def marks_note(config: TrialConfig, target: str) -> list[str]:
     """What a target that lays out layers alone leaves out of a layout."""
     if not (marks_recomputation(config) or marks_offloading(config)):

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.exports import data_efficiency, peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
 from search_spaces.compression import INT8
@@ -63,15 +63,44 @@ def export_deepspeed(winner: Winner) -> Export:
 def deepspeed_document(winner: Winner) -> dict[str, Any]:
     """The configuration as plain data."""
     config = winner.config
-    content = deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count)
+    content = _as_stated(deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count), winner)
     if _auto_tensor_parallel(config):
         content["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return {**content, **data_efficiency.data_efficiency(winner)}
 
 
+def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
+    """The configuration of a trial without the hyperparameters that only trials have."""
+    left = {"clip": "gradient_clipping", "optimizer": "optimizer"}
+    kept = {key: value for key, value in content.items() if key not in {left[name] for name in winner.stated.missing(*left)}}
+    if "optimizer" in kept:
+        unstated = winner.stated.missing("lr", "weight_decay")
+        parameters = {name: value for name, value in kept["optimizer"]["params"].items() if name not in unstated}
+        kept["optimizer"] = {**kept["optimizer"], "params": parameters}
+    return kept
+
+
+def _stated_notes(winner: Winner) -> list[str]:
+    """What becomes of hyperparameters. DeepSpeed reads those of an optimizer beside its type alone."""
+    config, notes = winner.config, []
+    if winner.stated.optimizer is None:
+        own = "left out, hand DeepSpeed the optimizer that your program makes"
+        own += ", a DeepSpeedCPUAdam for states in main memory" if config.offload_optimizer != "none" else ""
+        notes += unstated_note(winner, own, "optimizer")
+        if not config.fused_optimizer:
+            notes.append("fused_optimizer=False: choose it where the optimizer is made")
+    if winner.stated.optimizer is None or config.optimizer == "adamw8bit":
+        yours = "DeepSpeed reads it beside a type of optimizer alone; give it to your own optimizer"
+        notes += unplaced_notes(winner, yours, "lr", "weight_decay")
+    else:
+        notes += unstated_note(winner, "left out, DeepSpeed's own defaults hold", "lr", "weight_decay")
+    return [*notes, *unstated_note(winner, "left out, DeepSpeed does not clip", "clip")]
+
+
 def deepspeed_notes(winner: Winner) -> list[str]:
     """What the configuration cannot say, or DeepSpeed does not do."""
-    config, notes = winner.config, [*peft.peft_notes(winner), *data_efficiency.data_notes(winner)]
+    config = winner.config
+    notes = [*peft.peft_notes(winner), *data_efficiency.data_notes(winner), *_stated_notes(winner)]
     if config.zero_stage == 0:
         changed, why = config.differences(TrialConfig()), "at stage 0 DeepSpeed reduces after backward, in buckets of its own"
         notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]

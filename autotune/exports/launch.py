@@ -4,12 +4,16 @@ import shlex
 
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.winner import Winner
+from search_spaces.command import CommandModel
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
+from search_spaces.placeholders import FILES, names_in
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
+FILE_FORMATS = {"config": "deepspeed", "accelerate": "accelerate-fsdp"}
+"""Placeholder of a file that a script reads -> the export that writes it."""
 VARIABLES = frozenset({"expandable_segments", ENVIRONMENT})
 """Knobs that are environment variables, and so a launcher's to set."""
 
@@ -26,7 +30,8 @@ def export_slurm(winner: Winner) -> Export:
     notes = remarks(winner, layout_notes(winner), None)
     gpus = f"#SBATCH --gpus-per-node={winner.ranks_per_node}\n" if winner.on_gpus else ""
     inner = " ".join(["exec", *torchrun_words(winner, "$SLURM_NODEID", "$MASTER_ADDR"), '"$@"'])
-    script = (
+    script = " ".join(["bash", *script_words(winner), '"$@"'])
+    text = (
         "#!/bin/bash\n"
         "#SBATCH --job-name=autotuned\n"
         f"#SBATCH --nodes={winner.nodes}\n"
@@ -34,15 +39,15 @@ def export_slurm(winner: Winner) -> Export:
         f"{gpus}"
         "#SBATCH --exclusive\n"
         "#SBATCH --distribution=block\n"
-        f"{header(winner, 'Slurm (sbatch FILE train.py …)', notes)}"
+        f"{header(winner, f'Slurm (sbatch FILE {_arguments(winner)})', notes)}"
         f"{_places(winner)}"
         "set -euo pipefail\n"
         f"{environment(winner)}"
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         "export MASTER_ADDR\n"
-        f"srun bash -c '{inner}' bash \"$@\"\n"
+        f"srun bash -c '{inner}' {script}\n"
     )
-    return Export(text=script, notes=notes)
+    return Export(text=text, notes=notes)
 
 
 def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str = "${MASTER_ADDR:-127.0.0.1}") -> list[str]:
@@ -58,14 +63,57 @@ def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str =
     ]
 
 
+def script_words(winner: Winner) -> list[str]:
+    """What torchrun starts, quoted: the user's own script with its arguments; empty: whoever starts the launcher names it."""
+    words = winner.script
+    if not words:
+        return []
+    python = words[0] in ("python", "python3")
+    return [*([] if python else ["--no-python"]), *map(shlex.quote, words[int(python) :])]
+
+
+def _arguments(winner: Winner) -> str:
+    """What is given to the launch script, as its first lines tell it."""
+    return "MORE_ARGUMENTS …" if winner.script else "train.py …"
+
+
+def files_read(command: CommandModel) -> list[str]:
+    """The placeholders of the files that the script reads, or its launcher on its behalf."""
+    used = [name for name in names_in(command.arguments) if name in FILES]
+    return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])
+
+
+def files_notes(winner: Winner) -> list[str]:
+    """What writes each file that a user's own script reads."""
+    if not isinstance(winner.model, CommandModel):
+        return []
+    names = files_read(winner.model)
+    if winner.model.plugin == "fsdp" and "accelerate" not in names:  # trials have it in variables
+        names.append("accelerate")
+    made = " ".join(["autotune export", *([winner.job] if winner.job else [])])
+    return [f"{FILES[name]}: `{made} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
+
+
 def layout_notes(winner: Winner) -> list[str]:
-    """What a launcher leaves to the program that it starts, on one line."""
+    """What a launcher leaves to the program that it starts."""
     own = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
     knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in own}
+    knobs |= winner.stated.values()
+    told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items()) or "every knob stands at its default"
+    if winner.script:
+        return [f"your script's line is filled in with the best configuration: {told}", *_script_notes(winner)]
     if not knobs:
-        return ["a launcher says where ranks run; every knob stands at its default"]
-    told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items())
+        return [f"a launcher says where ranks run; {told}"]
     return [f"a launcher says where ranks run; the knobs are the program's to set, from another export: {told}"]
+
+
+def _script_notes(winner: Winner) -> list[str]:
+    """What a user's own script needs beside its line."""
+    assert isinstance(winner.model, CommandModel)
+    notes = [*([f"start it in {winner.model.folder}"] if winner.model.folder else []), *files_notes(winner)]
+    if winner.model.launcher != "torchrun":
+        notes.append(f"it was measured under {winner.model.launcher}, whose variables it may read: {winner.launch}")
+    return notes
 
 
 def rank_places(winner: Winner) -> list[str]:
@@ -91,7 +139,7 @@ def _places(winner: Winner) -> str:
 
 
 def _usage(winner: Winner) -> str:
-    how = "NODE_RANK=0 MASTER_ADDR=first-node bash FILE train.py …" if winner.nodes > 1 else "bash FILE train.py …"
+    how = f"{'NODE_RANK=0 MASTER_ADDR=first-node ' if winner.nodes > 1 else ''}bash FILE {_arguments(winner)}"
     return f"# {how}\n{_places(winner)}"
 
 
@@ -102,10 +150,10 @@ def environment(winner: Winner) -> str:
 
 def _lines(winner: Winner) -> str:
     if winner.nodes == 1:
-        return " ".join(["exec", *torchrun_words(winner, "0"), '"$@"']) + "\n"
+        return " ".join(["exec", *torchrun_words(winner, "0"), *script_words(winner), '"$@"']) + "\n"
     address = "${MASTER_ADDR:?the first node}"
     lines = [
-        f"  {node}) " + " ".join(["exec", *torchrun_words(winner, str(node), address), '"$@"', ";;\n"])
+        f"  {node}) " + " ".join(["exec", *torchrun_words(winner, str(node), address), *script_words(winner), '"$@"', ";;\n"])
         for node in range(winner.nodes)
     ]
     return 'case "${NODE_RANK:?0 to ' + str(winner.nodes - 1) + '}" in\n' + "".join(lines) + "esac\n"

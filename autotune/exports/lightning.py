@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, remarks
@@ -63,7 +63,8 @@ class _Strategy:
 def export_lightning(winner: Winner) -> Export:
     """Return a module with `strategy`, and the arguments of the Trainer around it."""
     strategy = _strategy(winner)
-    notes = remarks(winner, [*_shared_notes(winner), *strategy.notes], strategy.checkpoints, strategy.same)
+    told = [*_shared_notes(winner), *_stated_notes(winner, strategy), *strategy.notes]
+    notes = remarks(winner, told, strategy.checkpoints, strategy.same)
     parts = [
         header(winner, "Lightning", notes),
         "\n".join(sorted(strategy.imports)) + "\n",
@@ -170,8 +171,8 @@ def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
         "precision": _precision(winner, strategy),
         "accumulate_grad_batches": winner.gradient_accumulation_steps,
     }
-    if strategy.checkpoints is not Checkpoints.DEEPSPEED:  # which clips by itself
-        trainer["gradient_clip_val"] = winner.workload.gradient_clipping
+    if strategy.checkpoints is not Checkpoints.DEEPSPEED and winner.stated.clip is not None:  # DeepSpeed clips by itself
+        trainer["gradient_clip_val"] = winner.stated.clip
     return trainer
 
 
@@ -180,6 +181,15 @@ def _precision(winner: Winner, strategy: _Strategy) -> str:
     # DeepSpeed's configuration states bf16 for fp8, whose products are the model's affair.
     by_deepspeed = precision == "fp8" and strategy.checkpoints is Checkpoints.DEEPSPEED
     return PRECISIONS["bf16" if by_deepspeed else precision]
+
+
+def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:
+    """DeepSpeed's strategy has notes of its own."""
+    if strategy.checkpoints is Checkpoints.DEEPSPEED:
+        return []
+    made = "it belongs to the optimizer that configure_optimizers makes"
+    clip = unstated_note(winner, "left out, the Trainer does not clip", "clip")
+    return [*unplaced_notes(winner, made, "lr", "weight_decay", "optimizer"), *clip]
 
 
 def _shared_notes(winner: Winner) -> list[str]:

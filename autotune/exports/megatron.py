@@ -2,7 +2,7 @@
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note
+from autotune.exports.coverage import Target, marks_note, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
@@ -73,14 +73,10 @@ def _layout(winner: Winner) -> list[str]:
         f"--micro-batch-size {config.micro_batch_size}",
         f"--global-batch-size {workload.global_batch_size}",
         f"--seq-length {workload.sequence_length}",
-        f"--lr {workload.learning_rate}",
-        f"--weight-decay {workload.weight_decay}",
-        f"--clip-grad {workload.gradient_clipping}",
+        *_stated(winner),
     ]
     if not winner.on_gpus:
         lines.append("--distributed-backend gloo")
-    if config.optimizer == "sgd":
-        lines += ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"]
     if config.gc_interval:
         lines += ["--manual-gc", f"--manual-gc-interval {config.gc_interval}"]
     if _captures(config):
@@ -88,6 +84,21 @@ def _layout(winner: Winner) -> list[str]:
     if _offloads_activations(winner) and winner.shape is not None:
         lines.append(f"--cpu-offloading-num-layers {winner.shape.num_layers - 1}")
     return [*lines, *_parallel(winner), *_sharded(winner), *_precision(config), *_recomputed(config)]
+
+
+def _stated(winner: Winner) -> list[str]:
+    """Hyperparameters. Megatron-LM does not start without a learning rate: whoever starts the script gives it."""
+    stated = winner.stated
+    lines = ['--lr "${LR:?your learning rate}"' if stated.lr is None else f"--lr {stated.lr}"]
+    if stated.weight_decay is not None:
+        lines.append(f"--weight-decay {stated.weight_decay}")
+    if stated.clip is not None:
+        lines.append(f"--clip-grad {stated.clip}")
+    if stated.optimizer is not None:
+        lines += {"sgd": ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"], "adamw": ["--optimizer adam"]}.get(
+            stated.optimizer, []
+        )
+    return lines
 
 
 def _offloads_activations(winner: Winner) -> bool:
@@ -220,6 +231,8 @@ def _kinds(shape: ModelSpec) -> list[str]:
 def _notes(winner: Winner) -> list[str]:
     config, shape = winner.config, winner.shape
     notes = ["add your data and tokenizer: --data-path, --tokenizer-type, --train-iters"]
+    notes += unstated_note(winner, "the script takes it from the variable LR, as in LR=3e-4 bash FILE", "lr")
+    notes += unstated_note(winner, "left out, Megatron-LM's own defaults hold", "weight_decay", "clip", "optimizer")
     if shape is None:
         notes.append(f"{winner.model.name}: its shape is not known; add --num-layers, --hidden-size and the rest")
     if shape is not None:

@@ -20,7 +20,7 @@ scaling = ScalingConfig(
     placement_strategy="{placement}",
 )
 layout = {layout}
-"""What your training function reads: every knob that is not at its default, and the batch."""
+"""What your training function reads: every knob that is not at its default, the batch, and what you stated."""
 environment = {environment}
 
 
@@ -66,5 +66,6 @@ def _layout(winner: Winner) -> str:
         "gradient_accumulation_steps": winner.gradient_accumulation_steps,
         "micro_batch_size": winner.config.micro_batch_size,
         **winner.config.differences(TrialConfig()),
+        **winner.stated.values(),
     }
     return python_text(values)

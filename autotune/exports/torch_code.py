@@ -4,7 +4,7 @@ import importlib.resources
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note
+from autotune.exports.coverage import Target, marks_note, unstated_note
 from autotune.exports.ddp import bucket_megabytes, sent_dtype
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
@@ -68,7 +68,8 @@ def _require_right(winner: Winner) -> None:
 
 
 def _command(winner: Winner) -> str:
-    return " ".join([*torchrun_words(winner), "FILE --steps 10"])
+    rate = " --lr YOUR_LEARNING_RATE" if winner.stated.lr is None else ""
+    return " ".join([*torchrun_words(winner), f"FILE --steps 10{rate}"])
 
 
 def _constants(winner: Winner) -> str:
@@ -101,9 +102,9 @@ def _constants(winner: Winner) -> str:
         "GLOBAL_BATCH_SIZE": workload.global_batch_size,
         "MICRO_BATCH_SIZE": config.micro_batch_size,
         "SEQUENCE_LENGTH": workload.sequence_length,
-        "LEARNING_RATE": workload.learning_rate,
-        "WEIGHT_DECAY": workload.weight_decay,
-        "GRADIENT_CLIPPING": workload.gradient_clipping,
+        "LEARNING_RATE": winner.stated.lr,
+        "WEIGHT_DECAY": winner.stated.weight_decay,
+        "GRADIENT_CLIPPING": winner.stated.clip,
         "MODEL": _model(shape),
     }
     return "\n".join(f"{name} = {python_text(value)}" for name, value in values.items())
@@ -145,6 +146,10 @@ def _model(shape: ModelSpec) -> dict[str, object]:
 def _notes(winner: Winner) -> list[str]:
     config = winner.config
     notes = fsdp2_notes(config, "reshard_after_forward=False")
+    notes += unstated_note(winner, "the script asks for it, as --lr", "lr")
+    notes += unstated_note(winner, "torch's own default holds", "weight_decay")
+    notes += unstated_note(winner, "nothing is clipped", "clip")
+    notes += unstated_note(winner, "AdamW stands in its place: put yours there", "optimizer")
     if config.reduce_dtype == INT8:
         notes.append("reduce_dtype=int8: torch sends no integers; fp32 is written")
     if config.zero_stage > 0:

@@ -1,7 +1,7 @@
 """The command line of torchtitan (checked against torchtitan 0.3.0)."""
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note
+from autotune.exports.coverage import Target, marks_note, unplaced_notes, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
@@ -61,7 +61,7 @@ def _overrides(winner: Winner) -> list[str]:
         "training.local_batch_size": local,
         "training.global_batch_size": workload.global_batch_size,
         "training.seq_len": workload.sequence_length,
-        "training.max_norm": workload.gradient_clipping,
+        **({} if winner.stated.clip is None else {"training.max_norm": winner.stated.clip}),
         "training.mixed_precision_param": "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
         "parallelism.data_parallel_replicate_degree": _replicas(winner),
         "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),
@@ -139,5 +139,8 @@ def _notes(winner: Winner) -> list[str]:
         notes.append(f"precision={config.precision}: torchtitan trains in float32 and bfloat16 alone")
     if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
         notes.append("virtual_stages, pipeline_split: give parallelism.module_fqns_per_model_part your model's modules")
+    groups = "state it in the param_groups of the OptimizersContainer.Config of your registry function"
+    notes += unplaced_notes(winner, groups, "lr", "weight_decay", "optimizer")
+    notes += unstated_note(winner, "left out, those of the registry hold", "lr", "weight_decay", "clip", "optimizer")
     notes += marks_note(config, "torchtitan")
     return notes + TARGET.unexpressed(config)

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target
+from autotune.exports.coverage import Target, unstated_note
 from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
@@ -33,7 +33,8 @@ TARGET = Target(
         "expert_parallel_size": "megatron",
     },
 )  # fmt: skip
-HERE = frozenset({"activation_checkpointing", "fused_kernels", *peft.KNOBS})
+STATED = ("lr", "weight_decay", "clip", "optimizer")
+HERE = frozenset({"activation_checkpointing", "fused_kernels", "fused_optimizer", *STATED[:3], *peft.KNOBS})
 """Knobs that a DeepSpeed configuration has no place for and TrainingArguments, or what they are given with, have."""
 
 
@@ -43,7 +44,8 @@ def export_transformers(winner: Winner) -> Export:
     TARGET.require(config)
     content = _common(winner)
     if _by_deepspeed(config):
-        content["deepspeed"] = deepspeed_document(winner)
+        # What nobody stated is filled in by the Trainer: it makes the optimizer, and clips as its other arguments say.
+        content["deepspeed"] = {"gradient_clipping": "auto", **deepspeed_document(winner)}
     else:
         content["ddp_bucket_cap_mb"] = bucket_megabytes(config)
     notes = remarks(winner, _notes(winner), Checkpoints.TRAINER, SAME if _by_deepspeed(config) else ("ddp",))
@@ -55,7 +57,7 @@ def _by_deepspeed(config: TrialConfig) -> bool:
 
 
 def _common(winner: Winner) -> dict[str, Any]:
-    config, workload = winner.config, winner.workload
+    config = winner.config
     content: dict[str, Any] = {
         "output_dir": "output",
         "per_device_train_batch_size": config.micro_batch_size,
@@ -63,10 +65,7 @@ def _common(winner: Winner) -> dict[str, Any]:
         "bf16": config.precision in ("bf16", "fp8"),
         "fp16": config.precision == "fp16",
         "gradient_checkpointing": config.activation_checkpointing != "none",
-        **_optimizer(config),
-        "learning_rate": workload.learning_rate,
-        "weight_decay": workload.weight_decay,
-        "max_grad_norm": workload.gradient_clipping,
+        **_stated(winner),
     }
     if content["gradient_checkpointing"]:
         content["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
@@ -75,6 +74,13 @@ def _common(winner: Winner) -> dict[str, Any]:
     if not winner.on_gpus and not _by_deepspeed(config):  # which it would then leave aside
         content["use_cpu"] = True
     return content
+
+
+def _stated(winner: Winner) -> dict[str, Any]:
+    stated = winner.stated
+    values = {"learning_rate": stated.lr, "weight_decay": stated.weight_decay, "max_grad_norm": stated.clip}
+    optimizer = {} if stated.optimizer is None else _optimizer(winner.config)
+    return {**optimizer, **{name: value for name, value in values.items() if value is not None}}
 
 
 def _optimizer(config: TrialConfig) -> dict[str, str]:
@@ -89,6 +95,9 @@ def _optimizer(config: TrialConfig) -> dict[str, str]:
 
 def _notes(winner: Winner) -> list[str]:
     config, notes = winner.config, peft.peft_notes(winner)
+    notes += unstated_note(winner, "left out, TrainingArguments' own defaults hold", *STATED)
+    if winner.stated.optimizer is None and not config.fused_optimizer:
+        notes.append("fused_optimizer=False: choose an optim that is not fused, such as adamw_torch")
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
     if config.fused_kernels == LIGER:
@@ -109,5 +118,5 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("zero_stage=3: make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
         told = deepspeed_notes(winner)
-        return notes + [note for note in told if note.split("=")[0] not in HERE]
+        return notes + [note for note in told if note.split("=")[0] not in HERE and not note.startswith("not stated: ")]
     return notes + TARGET.unexpressed(config)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.exports.winner import Stated
 from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed, reduces_as_it_computes
 from autotune.imports.imported import Imported, Table
 from search_spaces.trial_config import Value
@@ -67,7 +68,8 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     table.notes.append(
         'micro_batch_size: the file does not say it, so that it is 1; add --baseline FILE with {"micro_batch_size": N}'
     )
-    return table.imported(ranks=ranks)
+    clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
+    return table.imported(ranks=ranks, stated=Stated(clip=clip))
 
 
 def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
@@ -78,6 +80,7 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
         global_batch_size=inner.global_batch_size,
         samples_per_rank=inner.samples_per_rank,
         ranks=ranks,
+        stated=inner.stated,
         notes=notes,
     )
 

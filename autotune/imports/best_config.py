@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.best_config import request_of
 from autotune.errors import RequestError
+from autotune.exports.winner import stated_of
 from autotune.imports.imported import Imported
 from search_spaces.errors import KnobValueError
 from search_spaces.knobs import check_value
@@ -21,9 +22,13 @@ def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
     try:
         values, ranks, engine = content["best"]["config"], content["launch"]["world_size"], content["engine"]
         knobs = {name: check_value(name, value) for name, value in values.items()}
-        knobs = TrialConfig().replace(knobs).differences(TrialConfig())
+        config = TrialConfig().replace(knobs)
+        knobs = config.differences(TrialConfig())
     except (KeyError, TypeError) as error:
         raise RequestError("from", f"{source} lacks {error}", "write it again with `autotune export`") from error
     except KnobValueError as error:
         raise RequestError("from", f"{source}: {error}", error.remedy) from error
-    return Imported(knobs=knobs, global_batch_size=request_of(dict(content)).global_batch_size, ranks=ranks, engine=engine)
+    request = request_of(dict(content))
+    return Imported(
+        knobs=knobs, global_batch_size=request.global_batch_size, ranks=ranks, engine=engine, stated=stated_of(request, config)
+    )

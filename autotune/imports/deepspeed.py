@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.exports.winner import Stated
 from autotune.imports.imported import Imported, Table
 from search_spaces.deepspeed_config import KEEP_ALL, REDUCTION
 from search_spaces.knobs import value_text
-from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 ZERO = "zero_optimization."
@@ -30,6 +30,8 @@ DEFAULT_REUSE = 1e9
 """DeepSpeed's own `stage3_max_reuse_distance`."""
 NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
 """What DeepSpeed reads without `stage3_` too."""
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
+"""Type of an optimizer, in lower case -> ours. DeepSpeed's Adam decays weights as AdamW does."""
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
 
 
@@ -56,10 +58,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     as_deepspeed_does(table)
     _reuse(table)
     _precision(table)
-    _optimizer(table)
-    clipping = table.take("gradient_clipping")
-    if clipping is not None and clipping != Workload(global_batch_size=1, sequence_length=1).gradient_clipping:
-        table.notes.append(f"gradient_clipping={clipping}: trials clip at 1.0, which costs the same")
+    stated = _stated(table)
     steps, batch = table.whole("gradient_accumulation_steps"), table.whole("train_batch_size")
     micro = table.knobs.get("micro_batch_size")
     if micro is None and batch is not None and steps is not None:
@@ -67,7 +66,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
             "train_micro_batch_size_per_gpu is not stated: it follows from the number of ranks; the default is 1"
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
-    return table.imported(global_batch_size=batch, samples_per_rank=samples)
+    return table.imported(global_batch_size=batch, samples_per_rank=samples, stated=stated)
 
 
 def as_deepspeed_does(table: Table) -> None:
@@ -125,9 +124,23 @@ def _precision(table: Table) -> None:
     reduces_as_it_computes(table)
 
 
-def _optimizer(table: Table) -> None:
+def _stated(table: Table) -> Stated:
+    """Hyperparameters, and whether the optimizer is fused."""
     kind = table.take("optimizer.type")
-    if kind is not None and str(kind).lower() not in ("adam", "adamw"):
-        table.notes.append(f"optimizer.type={kind}: trials train with AdamW; sweep with --pin optimizer=… for another")
+    optimizer = OPTIMIZERS.get(str(kind).lower())
+    if kind is not None and optimizer is None:
+        known = ", ".join(sorted(set(OPTIMIZERS.values())))
+        table.notes.append(
+            f"optimizer.type={kind}: not among {known}; trials train with their default, and exports leave it out"
+        )
     if table.switch("optimizer.params.torch_adam"):
         table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))
+    rate = table.quantity("optimizer.params.lr")
+    if rate == 0:
+        table.notes.append("optimizer.params.lr=0: nothing would be trained; it was left out")
+    return Stated(
+        lr=rate or None,
+        weight_decay=table.quantity("optimizer.params.weight_decay"),
+        clip=table.quantity("gradient_clipping"),
+        optimizer=optimizer,
+    )

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.exports.winner import Stated
 from search_spaces.errors import KnobValueError
 from search_spaces.knobs import KNOBS, check_value, parse_value, value_text
 from search_spaces.trial_config import Value
@@ -27,6 +28,8 @@ class Imported:
     """Processes that the file is written for; None: it does not say."""
     engine: str | None = None
     """The engine of ours that measured it; None: none did."""
+    stated: Stated = field(default_factory=Stated)
+    """Hyperparameters that the file has."""
     notes: tuple[str, ...] = ()
     """What was not read as a knob, one line each."""
 
@@ -62,7 +65,12 @@ class Table:
         return int(value)
 
     def number(self, *keys: str, default: float) -> float:
-        """A number of at least 0 under the first of the keys that is there.
+        """As `quantity`, and the default where there is none."""
+        found = self.quantity(*keys)
+        return default if found is None else found
+
+    def quantity(self, *keys: str) -> float | None:
+        """A number of at least 0 under the first of the keys that is there; None: there is none.
 
         Raises:
             RequestError: it is something else.
@@ -75,10 +83,10 @@ class Table:
                 number = math.nan if isinstance(value, bool) else float(value)
             except (TypeError, ValueError):
                 number = math.nan
-            if not number >= 0:
+            if not 0 <= number < math.inf:
                 raise RequestError(key, f"{value!r} in {self.source} is no number", "give a number of at least 0")
             return number
-        return default
+        return None
 
     def switch(self, key: str) -> bool | None:
         """True or false.

@@ -25,7 +25,8 @@ def next_round(session: Session, book: Book) -> list[Want]:
     Repeats go where they decide most. This is LUCB [Kalyanakrishnan et al., ICML 2012] with bounds from the posterior of rates:
 
     1. A round measures the leader, by the mean of its rate, and the challenger: of the others, the highest upper bound. The
-       baseline is there in the first round, and in each later one as long as the leader may be worse than it.
+       baseline is there in the first round, and in each later one as long as the leader may be worse than it, or where the
+       machine drifted.
     2. Rounds end when it is `CONFIDENCE` sure that no finalist is better than the answer by more than `EQUAL`, or when as many
        measurements were made as `confirm_repeats` rounds of three have. If the seconds of the request are spent, the first
        round is the last.
@@ -67,7 +68,7 @@ def _round(session: Session, book: Book, number: int) -> list[TrialConfig]:
     left = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(book))
     finalists: list[int] = []
     if left >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, book)))):
-        baseline = own if number == 1 or not is_safe(standings, leader) else None
+        baseline = own if number == 1 or standings.drift.found or not is_safe(standings, leader) else None
         chosen = (leader, _challenger(standings, leader, others), baseline)
         finalists = [*dict.fromkeys(place for place in chosen if place is not None)][:left]
     if len(finalists) < LEAST:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,7 @@ from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
 from search_spaces.fewer import FEWEST
 from search_spaces.model import Model
+from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
@@ -91,6 +93,14 @@ class JobRequest:
     document_lengths: tuple[int, ...] = ()
     """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
     every sample is whole."""
+    lr: float | None = None
+    """Learning rate of the user's run. This field and the next three: trials train with what is stated, and exported files
+    state it. None: trials take the default of `Workload`, and exported files state none."""
+    weight_decay: float | None = None
+    clip: float | None = None
+    """Bound of the global gradient norm; 0: no clipping."""
+    optimizer: str | None = None
+    """One of `search_spaces.optimizers.OPTIMIZERS`: the knob's only value. Of a script, which makes its own, it is exported."""
     memory_limit: int | None = None
     """Allocator bytes per rank beyond which a trial is INFEASIBLE, or text with a unit (40GB); None: what the device has."""
     headroom: float = 0.05
@@ -174,6 +184,7 @@ class JobRequest:
             if getattr(self, name) is not None:
                 self._require_whole(name, 1)
         self._require_documents()
+        self._require_hyperparameters()
         self._require_positive("trial_timeout")
         for name, what in _BUDGETS.items():
             if getattr(self, name) is not None:
@@ -193,7 +204,9 @@ class JobRequest:
     @property
     def workload(self) -> Workload:
         """What every trial of the job trains on."""
+        stated: dict[str, Any] = {"learning_rate": self.lr, "weight_decay": self.weight_decay, "gradient_clipping": self.clip}
         return Workload(
+            **{name: value for name, value in stated.items() if value is not None},
             global_batch_size=self.global_batch_size,
             sequence_length=self.sequence_length,
             seed=self.seed,
@@ -231,6 +244,15 @@ class JobRequest:
         found = documents_problem(self.document_lengths, self.sequence_length)
         if found is not None:
             raise RequestError("document_lengths", *found)
+
+    def _require_hyperparameters(self) -> None:
+        for name, least in (("lr", math.ulp(0.0)), ("weight_decay", 0.0), ("clip", 0.0)):
+            value = getattr(self, name)
+            good = value is None or (_is_number(value) and least <= value < math.inf)
+            which = "a number of 0 or more" if least == 0 else "a positive number"
+            self._require(good, name, f"{value!r} is not {which}", f"give {which}")
+        if self.optimizer is not None:
+            self._require_choice("optimizer", OPTIMIZERS)
 
     def _require_positive(self, name: str, what: str = "seconds") -> None:
         value = getattr(self, name)

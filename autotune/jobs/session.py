@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.engines import capability_of, require_usable
+from autotune.errors import RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.baselines import baselines_of
 from autotune.jobs.chosen_strategy import strategy_of
@@ -27,6 +28,7 @@ from search_spaces.command import CommandModel
 from search_spaces.compression import INT8
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.huggingface import is_factory_reference, resolve_model
+from search_spaces.knobs import value_text
 from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.packing_rules import PACK
 from search_spaces.plain import from_plain, to_plain
@@ -243,7 +245,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability) -> TrialConfig:
     """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's own
     configuration."""
-    given = request.baseline or {}
+    given = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
     return device_defaults(cluster, capability).replace(
         {name: given[name] for name in (OPTIMIZER, ENVIRONMENT) if name in given}
     )
@@ -252,12 +254,27 @@ def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability) -> 
 def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
     """The request's; and all that a user's script may be told of its own knobs."""
     if request.command is None:
-        return request.pins
+        return {**request.pins, **_stated_optimizer(request, capability)}
     from autotune.command import require_carried
 
     require_carried(request, capability)
     own = {SCRIPT: request.command.variants} if request.command.variants else {}
-    return {**own, **request.pins}
+    return {**own, **request.pins, **_stated_optimizer(request, capability)}
+
+
+def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, Value]:
+    """The optimizer that the request states, where trials make it: a script makes its own, unless its command asks for it.
+
+    Raises:
+        RequestError: pins name another one, too.
+    """
+    if request.optimizer is None or (request.command is not None and OPTIMIZER not in capability.knobs):
+        return {}
+    pinned = request.pins.get(OPTIMIZER, request.optimizer)
+    if pinned not in (request.optimizer, [request.optimizer], (request.optimizer,)):
+        problem = f"is {request.optimizer}, and pins name {value_text(pinned)}"
+        raise RequestError(OPTIMIZER, problem, "leave one of them out")
+    return {OPTIMIZER: request.optimizer}
 
 
 def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:

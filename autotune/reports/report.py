@@ -1,6 +1,5 @@
 """What a report says, in the order in which it is read: the job, the answer, the figures, why, where it comes from."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from autotune.figures.figure import Figure
 from autotune.figures.source import Source
 from autotune.figures.units import bytes_text, rate_text, seconds_text, share_text
 from autotune.intervals import CONFIDENCE
+from autotune.placement import launch_line
 from search_spaces.knobs import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -176,8 +176,6 @@ def _commands(source: Source, document: Mapping[str, Any] | None) -> tuple[str, 
     job = source.job.id
     if document is None:
         return (f"autotune show {job}",)
-    launch = document["launch"]
-    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in launch["env"].items())
-    started = f"{variables} {launch['command']}".strip()
+    started = launch_line(document)
     again = "autotune reproduce best-config.json"
     return (f"autotune export {job} --out best-config.json", again, *([started] if started != again else []))

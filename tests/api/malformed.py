@@ -20,7 +20,7 @@ FULL = REQUEST | {
     "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 1, "control_every": 10, "allow_unstable": False, "racing": True,
     "environment_settings": ["MALLOC_ARENA_MAX=1"], "device_hours": 4.0, "run_device_hours": 100.0, "stop_margin": 0.02,
-    "priority": 1,
+    "priority": 1, "lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "adamw",
 }  # fmt: skip
 
 VALUES: tuple[str, ...] = (

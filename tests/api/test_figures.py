@@ -44,6 +44,19 @@ def test_figures_are_made_once_for_a_state_of_the_job(
     assert made == [job_id, job_id]
 
 
+def test_the_explanation_and_the_report(client: TestClient, store: Store) -> None:
+    job_id = submit(client)["id"]
+    assert "has no winner to explain" in problem_of(client.get(f"/v1/jobs/{job_id}/explanation"), 404)["detail"]
+    measure(store, job_id, trials=3)
+    told = client.get(f"/v1/jobs/{job_id}/explanation").json()
+    assert (told["job"], told["measured"]) == (job_id, 3)
+    page = client.get(f"/v1/jobs/{job_id}/report")
+    # A file, no page of this server: nothing in it may run here.
+    assert (page.headers["content-type"], page.text.startswith("<!doctype html>")) == ("application/octet-stream", True)
+    assert client.get(f"/v1/jobs/{job_id}/report", params={"format": "md"}).text.startswith("# ")
+    assert "use html or md" in problem_of(client.get(f"/v1/jobs/{job_id}/report", params={"format": "pdf"}), 404)["detail"]
+
+
 def test_a_figure_that_is_none(client: TestClient) -> None:
     job_id = submit(client)["id"]
     assert "did you mean timeline" in problem_of(client.get(f"/v1/jobs/{job_id}/figures/timelin"), 422)["detail"]

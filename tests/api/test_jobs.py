@@ -72,6 +72,10 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
         ({"memory_limit": 2**60}, "memory_limit"),
         ({"runner": "replay"}, "runner"),
         ({"headroom": "NaN"}, "headroom"),
+        ({"lr": 0}, "lr"),
+        ({"weight_decay": -1}, "weight_decay"),
+        ({"clip": "1"}, "clip"),
+        ({"optimizer": "adam"}, "optimizer"),
     ],
     ids=str,
 )
@@ -80,6 +84,20 @@ def test_a_bad_field_is_named_and_nothing_is_written(refusing: TestClient, chang
     fields = [error["field"] for error in problem_of(answer, 422)["errors"]]
     assert any(found.startswith(field) for found in fields), fields
     assert refusing.get("/v1/jobs").json()["items"] == []
+
+
+def test_hyperparameters_reach_the_exported_file(client: TestClient, store: Store) -> None:
+    stated = {"lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "adamw"}
+    job = submit(client, **stated)
+    assert {name: job["request"][name] for name in stated} == stated
+    measure(store, job["id"], trials=2)
+    content = client.get(f"/v1/jobs/{job['id']}/export", params={"format": "deepspeed"}).json()
+    assert content["optimizer"] == {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.05}}
+    assert content["gradient_clipping"] == 0.5
+    plain = submit(client)["id"]
+    measure(store, plain, trials=2)
+    content = client.get(f"/v1/jobs/{plain}/export", params={"format": "deepspeed"}).json()
+    assert content.keys().isdisjoint({"optimizer", "gradient_clipping"})
 
 
 def test_pages_are_newest_first_and_filtered(client: TestClient) -> None:

@@ -19,6 +19,10 @@ const foresees = ({ strategy }, { foreseeing, defaults }) => foreseeing.includes
 export const WORKLOAD = [
   { name: "global_batch_size", label: "Global batch size", kind: "number", unit: "samples", hint: "In one optimizer step, over all ranks." },
   { name: "sequence_length", label: "Sequence length", kind: "number", unit: "tokens" },
+  { name: "lr", label: "Learning rate", kind: "number", hint: "Of your run: trials train with it, and exported files state it." },
+  { name: "weight_decay", label: "Weight decay", kind: "number" },
+  { name: "clip", label: "Gradient clipping", kind: "number", hint: "Bound of the norm; 0: none." },
+  { name: "optimizer", label: "Optimizer", kind: "choice", options: ({ optimizers }) => plain(optimizers) },
 ];
 
 export const MACHINE = [

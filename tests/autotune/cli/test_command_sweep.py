@@ -77,6 +77,10 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert (best["best"]["config"]["micro_batch_size"], best["best"]["config"]["script"]) == (4, "workers=2")
     assert best["baseline"]["gain"]["mean"] > 1.5
     assert best["launch"]["command"].endswith("train.py 4 1 2")
+    assert f"launch:\n  {best['launch']['command']}\n" in answer.out
+    exported = command("export", "--format", "torchrun")
+    script = best["launch"]["command"].partition(" train.py ")[2]
+    assert exported.out.splitlines()[-1].endswith(f' train.py {script} "$@"')
     assert "train.py on local" in command("show").out
     assert "workers=2" in command("explain").out
 

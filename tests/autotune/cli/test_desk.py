@@ -15,6 +15,8 @@ import table
 
 from autotune.cli.desk import Desk, open_desk
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
+from autotune.explanation.explain import explain
+from autotune.reports.formats import report_text
 from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
 from storage.records import Ask
@@ -171,6 +173,25 @@ def test_trials_and_the_best(desk: Desk, store: Store) -> None:
     assert (exported["best"], exported["job"]) == (best["best"], best["job"])  # the provenance tells the time of each
     deepspeed = desk.export(job.id[:-1], "deepspeed")
     assert json.loads(deepspeed.text)["zero_optimization"]["stage"] == 2
+
+
+def test_the_explanation_and_the_report(desk: Desk, store: Store) -> None:
+    """Of the job that is named, not of the latest of a database that happens to be here."""
+    job = desk.submit(FIELDS, 0)
+    with pytest.raises(NoBestError, match=f"{job.id} has no winner to explain"):
+        desk.explain(job.id)
+    assert job.id in desk.report(job.id, "md")
+    measure(store, job.id, trials=3)
+    desk.submit(FIELDS, 0)
+    told = desk.explain(job.id[:-1])
+    assert told == explain(store, job.id)
+    assert (told.job, told.measured) == (job.id, 3)
+    assert desk.report(job.id, "md") == report_text(store, job.id, "md")
+    with pytest.raises((UnknownFormatError, LookupError), match="there is none named pdf; use html or md"):
+        desk.report(job.id, "pdf")
+    for call in (desk.explain, lambda unknown: desk.report(unknown, "md")):
+        with pytest.raises(LookupError, match="there is no job"):
+            call(UNKNOWN)
 
 
 def test_events_to_the_end(desk: Desk, store: Store) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from autotune.best_config import build_best_config
 from autotune.cli.result import print_result
 from autotune.jobs.book import read_book
-from autotune.jobs.request import request_to_row
+from autotune.jobs.request import request_from_fields, request_to_row
+from autotune.jobs.session import resolve
 from autotune.loop import run_job
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
@@ -47,3 +48,18 @@ def test_figures_of_ranks_that_took_turns_are_said_to_compare_within_the_job_alo
     note = "within the job only: 4 ranks took turns on 2 cores"
     assert f"  comparable {note}\n" in told(tmp_path, store, environment={COMPARABLE: note})
     assert "comparable" not in told(tmp_path, store)
+
+
+def test_a_script_comes_with_the_line_that_launches_it(tmp_path: Path, store: Store) -> None:
+    words = ["python", "train.py", "--batch", "{micro_batch_size}", "--deepspeed_config", "{config}"]
+    fields = {"command": words, "ranks": 2, "strategy": "random", "trials": 2, "confirm_repeats": 0}
+    session = resolve(request_from_fields({**fields, "pins": {"micro_batch_size": 2}, "baseline": {"micro_batch_size": 2}}))
+    job = store.create_job(request_to_row(session.request))
+    run_job(session, store, job.id, table.runner())
+    console = Console(record=True, width=60, file=(tmp_path / "told.txt").open("w"))
+    print_result(build_best_config(session, read_book(store, job.id)), console)
+    console.file.close()
+    text = console.export_text()
+    launch = "torchrun --nnodes=1 --nproc-per-node=2 train.py --batch 2 --deepspeed_config config.json"
+    assert f"launch:\n  {launch}\n" in text
+    assert f"config.json: `autotune export {job.id} --format deepspeed --out config.json` writes it\n" in text

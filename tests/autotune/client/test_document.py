@@ -34,6 +34,7 @@ JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
+    "lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "sgd",
     "training_steps": 1000, "document_lengths": [64, 17, 8],
     "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
     "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
@@ -69,6 +70,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_figures": lambda client: client.figures(JOB),
     "get_figure": lambda client: client.figure(JOB, "timeline"),
     "get_parts": lambda client: client.step_parts(JOB, 3),
+    "get_explanation": lambda client: client.explanation(JOB),
+    "get_report": lambda client: client.report(JOB, "md"),
     "get_best": lambda client: client.best(JOB),
     "export_best": lambda client: client.export(JOB, "deepspeed"),
     "list_events": lambda client: list(client.events(JOB, after=1, follow=False)),

@@ -10,11 +10,12 @@ import pytest
 from autotune.exports import EXPORTERS
 from autotune.exports.export import Export
 
-REMARKS = ("checkpoints: ", "tune ", "verified: ")
+REMARKS = ("checkpoints: ", "tune ", "verified: ", "not stated: ")
 
 
-def export(folder: Path, **knobs: Any) -> Export:
-    return EXPORTERS["deepspeed"](exported.document(exported.small(folder), **knobs))
+def export(folder: Path, stated: str | None = None, **knobs: Any) -> Export:
+    """`stated`: the optimizer that the request states."""
+    return EXPORTERS["deepspeed"](exported.document(exported.small(folder, optimizer=stated), **knobs))
 
 
 def knob_notes(made: Export) -> list[str]:
@@ -41,7 +42,7 @@ def test_stage_3(tmp_path: Path) -> None:
 
 def test_stage_2(tmp_path: Path) -> None:
     made = export(
-        tmp_path, zero_stage=2, allgather_bucket_size=10_000, overlap_comm=False, defer_gradient_reduction=True,
+        tmp_path, "adamw", zero_stage=2, allgather_bucket_size=10_000, overlap_comm=False, defer_gradient_reduction=True,
         offload_optimizer="cpu", fused_optimizer=False,
     )  # fmt: skip
     content = json.loads(made.text)
@@ -83,7 +84,7 @@ def test_stage_0_has_buckets_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "ratio"), [(2, None), (3, 0.5)])
 def test_a_part_is_offloaded_at_stage_3_alone(tmp_path: Path, stage: int, ratio: float | None) -> None:
-    made = export(tmp_path, zero_stage=stage, offload_optimizer="cpu", offload_ratio=0.5, fused_optimizer=False)
+    made = export(tmp_path, "adamw", zero_stage=stage, offload_optimizer="cpu", offload_ratio=0.5, fused_optimizer=False)
     content = json.loads(made.text)
     assert content["zero_optimization"]["offload_optimizer"].get("ratio") == ratio
     # With torch's Adam DeepSpeed would stop.
@@ -155,7 +156,7 @@ def test_fp16_is_told_how_its_loss_is_scaled(tmp_path: Path) -> None:
 def test_an_optimizer_by_the_name_that_deepspeed_has_for_it(
     tmp_path: Path, optimizer: str, kind: str | None, untested: bool
 ) -> None:
-    made = export(tmp_path, optimizer=optimizer, zero_stage=3)
+    made = export(tmp_path, optimizer, optimizer=optimizer, zero_stage=3)
     content = json.loads(made.text)
     assert content.get("optimizer", {}).get("type") == kind
     assert content.get("zero_allow_untested_optimizer", False) is untested

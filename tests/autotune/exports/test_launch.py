@@ -16,6 +16,8 @@ import pytest
 
 from autotune.errors import ExportRefusedError
 from autotune.exports import exporter
+from autotune.jobs.request import request_from_fields
+from autotune.jobs.session import resolve
 from tests.ports import free_port
 
 STEPS = 3
@@ -90,7 +92,7 @@ def test_an_environment_is_set_before_processes_start() -> None:
 def run_with(tool: str, folder: Path, **knobs: Any) -> list[float]:
     """Losses that rank 0 prints where the export `torch` is started by the export `tool`."""
     ranks = knobs.pop("ranks")
-    best = exported.document(exported.small(folder, ranks=ranks), **knobs)
+    best = exported.document(exported.small(folder, ranks=ranks, lr=1e-3), **knobs)
     (folder / "train.py").write_text(exporter("torch")(best).text)
     (folder / "start.sh").write_text(exporter(tool)(best).text.replace("29500", str(free_port())))
     environment = {**os.environ, "PATH": f"{stand_ins(folder)}:{os.environ['PATH']}"}
@@ -141,3 +143,40 @@ def test_what_torch_trains_wrong_is_refused() -> None:
 def test_context_parallelism_is_refused() -> None:
     with pytest.raises(ExportRefusedError, match=r"context_parallel_size=2.*; use torchtitan or megatron"):
         exporter("torch")(exported.document(exported.large(), context_parallel_size=2))
+
+
+def script_of(tmp_path: Path, **command: Any) -> dict[str, Any]:
+    """The best configuration of a script whose words have blanks and quotes in them."""
+    arguments = ["python", "my train.py", "--batch", "{micro_batch_size}", "--note", "it's", "--deepspeed_config", "{config}"]
+    fields = {"command": {"arguments": arguments, **command}, "ranks": 2, "strategy": "random"}
+    return exported.document(resolve(request_from_fields(fields)), micro_batch_size=4, zero_stage=2)
+
+
+@pytest.mark.parametrize("tool", ["torchrun", "slurm"])
+def test_a_script_is_started_with_its_arguments(tmp_path: Path, tool: str) -> None:
+    made = exporter(tool)(script_of(tmp_path))
+    (tmp_path / "start.sh").write_text(made.text)
+    tools = stand_ins(tmp_path)
+    (tools / "torchrun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "here"}
+    answer = subprocess.run(
+        ["bash", tmp_path / "start.sh", "--epochs", "3"], env=environment, capture_output=True, text=True, check=True
+    )
+    words = answer.stdout.splitlines()
+    assert words[0] == "--nnodes=1"
+    assert words[words.index("my train.py") :] == [
+        "my train.py", "--batch", "4", "--note", "it's", "--deepspeed_config", "config.json", "--epochs", "3",
+    ]  # fmt: skip
+    assert f"config.json: `autotune export {exported.JOB} --format deepspeed --out config.json` writes it" in made.notes
+
+
+def test_a_program_that_is_no_python_and_another_launcher(tmp_path: Path) -> None:
+    fields = {"command": ["./train.sh", "{micro_batch_size}"], "ranks": 2, "strategy": "random"}
+    text = exporter("torchrun")(exported.document(resolve(request_from_fields(fields)), micro_batch_size=4)).text
+    assert text.splitlines()[-1].endswith(' --no-python ./train.sh 4 "$@"')
+    best = script_of(tmp_path, launcher="accelerate", plugin="deepspeed")
+    notes = exporter("torchrun")(best).notes
+    assert f"it was measured under accelerate, whose variables it may read: {best['launch']['command']}" in notes
+    assert best["launch"]["command"].startswith(
+        "accelerate launch --num_machines=1 --num_processes=2 --use_deepspeed --deepspeed_config_file=config.json "
+    )

@@ -24,6 +24,7 @@ from autotune.loop import run_job
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
+STATED: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, "clip": 1.0, "optimizer": "adamw"}
 CHECKS = Path(__file__).parent / "checks"
 
 
@@ -54,7 +55,7 @@ def written(folder: Path, name: str, best: dict[str, Any], file: str = "") -> Pa
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_reads_the_configuration_and_trains_a_step(tmp_path: Path, stage: int) -> None:
     """By DeepSpeed's own class, and by `initialize` as rank 0 of 8 over a process group that sends nothing."""
-    session = exported.small(tmp_path, ranks=8, global_batch_size=32)
+    session = exported.small(tmp_path, ranks=8, global_batch_size=32, **STATED)
     best = exported.document(
         session, zero_stage=stage, micro_batch_size=2, reduce_bucket_size=20_000, prefetch_bucket_size=10_000,
         param_persistence_threshold=1_000, precision="bf16", fused_optimizer=False,
@@ -118,7 +119,7 @@ def test_accelerate_trains_a_step(tmp_path: Path) -> None:
 @needs("transformers", "accelerate")
 def test_transformers_trains_a_step(tmp_path: Path) -> None:
     best = exported.document(
-        exported.small(tmp_path, ranks=1), micro_batch_size=2, activation_checkpointing="full", fused_optimizer=False
+        exported.small(tmp_path, ranks=1, **STATED), micro_batch_size=2, activation_checkpointing="full", fused_optimizer=False
     )
     made = checked("transformers_arguments", written(tmp_path, "transformers", best), tmp_path)
     assert (made["micro_batch"], made["accumulation"], made["checkpointing"], made["optim"]) == (2, 4, True, "adamw_torch")
@@ -126,8 +127,11 @@ def test_transformers_trains_a_step(tmp_path: Path) -> None:
 
 
 @needs("transformers", "accelerate", "deepspeed")
-def test_transformers_reads_deepspeed_arguments(tmp_path: Path) -> None:
-    best = exported.document(exported.small(tmp_path, ranks=1), zero_stage=2, micro_batch_size=2, fused_optimizer=False)
+@pytest.mark.parametrize("stated", [{}, STATED], ids=["left to the Trainer", "stated"])
+def test_transformers_reads_deepspeed_arguments(tmp_path: Path, stated: dict[str, Any]) -> None:
+    best = exported.document(
+        exported.small(tmp_path, ranks=1, **stated), zero_stage=2, micro_batch_size=2, fused_optimizer=False
+    )
     made = checked("transformers_arguments", written(tmp_path, "transformers", best), tmp_path)
     assert (made["deepspeed_stage"], made["steps"]) == (2, 1)
 

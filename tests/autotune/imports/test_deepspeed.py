@@ -44,10 +44,11 @@ def test_what_is_a_knob_and_what_is_not(tmp_path: Path) -> None:
         "reshard_after_forward": True, "offload_optimizer": "cpu", "precision": "bf16", "fused_optimizer": False,
     }  # fmt: skip
     assert (found.global_batch_size, found.samples_per_rank) == (64, 8)
+    assert found.stated.values() == {"lr": 3e-5, "clip": 0.5, "optimizer": "adamw"}
     assert [note.partition(":")[0] for note in found.notes] == [
-        "zero_optimization.stage3_prefetch_bucket_size=auto", "fp16.enabled=auto", "gradient_clipping=0.5",
+        "zero_optimization.stage3_prefetch_bucket_size=auto", "fp16.enabled=auto",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save=true",
-        "zero_optimization.offload_optimizer.pin_memory=true", "optimizer.params.lr=3e-05", "steps_per_print=10",
+        "zero_optimization.offload_optimizer.pin_memory=true", "steps_per_print=10",
     ]  # fmt: skip
 
 
@@ -188,13 +189,15 @@ LAYOUTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_is_exported_comes_back(tmp_path: Path, layout: dict[str, Any]) -> None:
     """As the configuration that stands for it: a bucket that holds the whole model is as good as any larger one."""
-    session = exported.small(tmp_path)
+    stated = {"lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "adamw"}
+    session = exported.small(tmp_path, **stated)
     path = tmp_path / "ds_config.json"
     path.write_text(exporter("deepspeed")(exported.document(session, **layout)).text)
     found = read_imported(path)
     canonical = session.space.canonical
     assert canonical(TrialConfig().replace(found.knobs)) == canonical(TrialConfig(**layout))
     assert {name: found.knobs[name] for name in layout} == layout
+    assert found.stated.values() == stated
     if "tensor_parallel_size" in layout:
         assert (found.global_batch_size, found.samples_per_rank) == (None, 8)
     else:

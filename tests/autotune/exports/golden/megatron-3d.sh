@@ -1,6 +1,8 @@
 #!/bin/bash
 # Megatron-LM: the best configuration that Autotune found (job 20261121-120000-abcd).
 # add your data and tokenizer: --data-path, --tokenizer-type, --train-iters
+# not stated: lr; the script takes it from the variable LR, as in LR=3e-4 bash FILE (a sweep takes --lr)
+# not stated: weight_decay, clip, optimizer; left out, Megatron-LM's own defaults hold (a sweep takes --weight-decay, --clip, --optimizer)
 # checkpoints: tensor_parallel_size 1 -> 4, pipeline_parallel_size 1 -> 2, virtual_stages 1 -> 2, ranks that divide the states 16 -> 2: --ckpt-format torch_dist loads them unchanged, the optimizer state where --dist-ckpt-optim-fully-reshardable saved it; those of --ckpt-format torch are converted by `tools/checkpoint/convert.py --model-type GPT --loader core --saver core --target-tensor-parallel-size 4 --target-pipeline-parallel-size 2`
 # verified: native-only, measured by the engine native; measure it in this framework before you rely on it
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -12,9 +14,7 @@ ARGUMENTS=(
   --micro-batch-size 2
   --global-batch-size 64
   --seq-length 4096
-  --lr 0.001
-  --weight-decay 0.1
-  --clip-grad 1.0
+  --lr "${LR:?your learning rate}"
   --sequence-parallel
   --pipeline-model-parallel-layout 'Etttttttt|ttttttttt|ttttttttt|ttttttL'
   --ddp-bucket-size 500000000

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Megatron-LM: the best configuration that Autotune found (job 20261121-120000-abcd).
 # add your data and tokenizer: --data-path, --tokenizer-type, --train-iters
+# not stated: lr; the script takes it from the variable LR, as in LR=3e-4 bash FILE (a sweep takes --lr)
+# not stated: weight_decay, clip, optimizer; left out, Megatron-LM's own defaults hold (a sweep takes --weight-decay, --clip, --optimizer)
 # checkpoints: those of the baseline load unchanged, every rank holds what it held
 # verified: native-only, measured by the engine native; measure it in this framework before you rely on it
 ARGUMENTS=(
@@ -11,9 +13,7 @@ ARGUMENTS=(
   --micro-batch-size 2
   --global-batch-size 8
   --seq-length 64
-  --lr 0.001
-  --weight-decay 0.1
-  --clip-grad 1.0
+  --lr "${LR:?your learning rate}"
   --distributed-backend gloo
   --ddp-bucket-size 20000
   --overlap-grad-reduce

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Megatron-LM: the best configuration that Autotune found (job 20261121-120000-abcd).
 # add your data and tokenizer: --data-path, --tokenizer-type, --train-iters
+# not stated: lr; the script takes it from the variable LR, as in LR=3e-4 bash FILE (a sweep takes --lr)
+# not stated: weight_decay, clip, optimizer; left out, Megatron-LM's own defaults hold (a sweep takes --weight-decay, --clip, --optimizer)
 # prefetch_bucket_size=20000000: not part of Megatron-LM's arguments; --suggested-communication-unit-size is the nearest, for gathers and reductions together
 # param_persistence_threshold=1000000: not part of Megatron-LM's arguments; it shards every parameter
 # checkpoints: zero_stage 1 -> 3: Megatron-FSDP has a format of its own, fsdp_dtensor: convert them by tools/checkpoint/checkpoint_inspector.py
@@ -14,9 +16,7 @@ ARGUMENTS=(
   --micro-batch-size 2
   --global-batch-size 64
   --seq-length 4096
-  --lr 0.001
-  --weight-decay 0.1
-  --clip-grad 1.0
+  --lr "${LR:?your learning rate}"
   --ddp-bucket-size 100000000
   --overlap-grad-reduce
   --use-distributed-optimizer

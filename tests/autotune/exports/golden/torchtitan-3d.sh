@@ -2,6 +2,7 @@
 # torchtitan: the best configuration that Autotune found (job 20261121-120000-abcd).
 # zero_stage=1: FSDP2 shards parameters too; reshard_after_forward never is the nearest
 # activation_checkpointing=selective: torchtitan computes every second matrix product again too
+# not stated: lr, weight_decay, clip, optimizer; left out, those of the registry hold (a sweep takes --lr, --weight-decay, --clip, --optimizer)
 # checkpoints: tensor_parallel_size 1 -> 4, pipeline_parallel_size 1 -> 2, virtual_stages 1 -> 2, ranks that divide the states 16 -> 2: torch.distributed.checkpoint loads them unchanged, it divides them anew by the names of the parameters
 # verified: native-only, measured by the engine native; measure it in this framework before you rely on it
 exec torchrun \
@@ -24,7 +25,6 @@ exec torchrun \
   --training.local_batch_size 32 \
   --training.global_batch_size 64 \
   --training.seq_len 4096 \
-  --training.max_norm 1.0 \
   --training.mixed_precision_param bfloat16 \
   --parallelism.data_parallel_replicate_degree 1 \
   --parallelism.data_parallel_shard_degree 2 \

@@ -1,6 +1,7 @@
 #!/bin/bash
 # torchtitan: the best configuration that Autotune found (job 20261121-120000-abcd).
 # test_the_file_is_golden_torcht0: torchtitan has shapes by name alone; put your own registry function in the place of llama3_debugmodel
+# not stated: lr, weight_decay, clip, optimizer; left out, those of the registry hold (a sweep takes --lr, --weight-decay, --clip, --optimizer)
 # reduce_bucket_size=20000: not part of torchtitan's command line; it has no bucket of so many elements
 # checkpoints: those of the baseline load unchanged, every rank holds what it held
 # verified: native-only, measured by the engine native; measure it in this framework before you rely on it
@@ -16,7 +17,6 @@ exec torchrun \
   --training.local_batch_size 2 \
   --training.global_batch_size 8 \
   --training.seq_len 64 \
-  --training.max_norm 1.0 \
   --training.mixed_precision_param float32 \
   --parallelism.data_parallel_replicate_degree 2 \
   --parallelism.data_parallel_shard_degree 1 \

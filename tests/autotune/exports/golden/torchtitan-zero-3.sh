@@ -1,5 +1,6 @@
 #!/bin/bash
 # torchtitan: the best configuration that Autotune found (job 20261121-120000-abcd).
+# not stated: lr, weight_decay, clip, optimizer; left out, those of the registry hold (a sweep takes --lr, --weight-decay, --clip, --optimizer)
 # reduce_bucket_size=100000000: not part of torchtitan's command line; it has no bucket of so many elements
 # prefetch_bucket_size=20000000: not part of torchtitan's command line; it prefetches whole modules
 # param_persistence_threshold=1000000: not part of torchtitan's command line; it shards every parameter
@@ -18,7 +19,6 @@ exec torchrun \
   --training.local_batch_size 2 \
   --training.global_batch_size 64 \
   --training.seq_len 4096 \
-  --training.max_norm 1.0 \
   --training.mixed_precision_param bfloat16 \
   --parallelism.data_parallel_replicate_degree 1 \
   --parallelism.data_parallel_shard_degree 16 \
