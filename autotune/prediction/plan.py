@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.buckets import tuned
-from autotune.prediction.estimate import Estimate, estimates
+from autotune.prediction.buckets import Tuned, in_order, tuned
+from autotune.prediction.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.question import Question
 from autotune.prediction.reasons import Goal, Reason, reasons_of
 from autotune.prediction.room import PROBABILITY, Room, room_of
@@ -178,7 +180,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     by_memory = options.objective is PlanObjective.MEMORY
     contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders)}.values())
-    best = tuned(question, space, room, leaders, by_memory)
+    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     goal = Goal(by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes)
@@ -187,6 +189,26 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
         _plan(question, estimate, reasons_of(item, scanned.at_best, best, space.context, goal), goal, options)
         for estimate, item in zip(told, chosen, strict=False)
     ]
+
+
+def _with_lessons(question: Question, found: list[Tuned], by_memory: bool) -> list[Tuned]:
+    """The same with what earlier trials left over of predictions, the best first: what is ranked is what is shown."""
+    if not question.lessons:
+        return found
+    longer = np.ones(len(found))
+    configs = [item.config for item in found]
+    for places, cases in alike(question, configs):
+        longer[places] = learned(question, cases, [configs[place] for place in places])
+    corrected = [_slowed(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
+    return in_order(corrected, by_memory)
+
+
+def _slowed(item: Tuned, factor: float) -> Tuned:
+    settings = {
+        name: {value: dataclasses.replace(setting, seconds=setting.seconds * factor) for value, setting in values.items()}
+        for name, values in item.settings.items()
+    }
+    return dataclasses.replace(item, seconds=item.seconds * factor, settings=settings)
 
 
 def _scanned(

@@ -8,6 +8,7 @@ from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.layouts import layouts_of
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.lessons import Lesson
 from autotune.prediction.rates import rates_for
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
@@ -59,6 +60,8 @@ class Question:
     """What asking the rules may take, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
     """What is known of this cluster; None: the shipped coefficients."""
+    lessons: tuple[Lesson, ...] = ()
+    """What earlier trials on this cluster left over of predictions by `known`."""
     rests_on: str = SHIPPED
     """In words, what the coefficients rest on."""
 
