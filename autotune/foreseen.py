@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.asked_of_job import question_of_session
 from autotune.jobs.session import Session
-from autotune.prediction.calibrated import fingerprint
+from autotune.prediction.calibrated import benchmark_text, fingerprint
 from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.estimate import alike, learned
 from autotune.prediction.question import Question
@@ -76,5 +76,5 @@ def _prior(store: Store, question: Question) -> Prior:
     newest = store.calibrations(fingerprint(question.cluster), limit=1)
     if not newest:
         return Prior(rates=shipped)
-    source = f"a micro-benchmark of this cluster ({newest[0].created:%Y-%m-%d %H:%M} UTC)"
-    return Prior(rates=coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped), source=source)
+    rates = coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped)
+    return Prior(rates=rates, source=benchmark_text(newest[0]))

@@ -36,10 +36,15 @@ class Calibrated:
         """In words, for people who read a prediction."""
         parts = []
         if self.benchmark is not None:
-            parts.append(f"a micro-benchmark of this cluster ({self.benchmark.created:%Y-%m-%d %H:%M} UTC)")
+            parts.append(benchmark_text(self.benchmark))
         if self.trials:
             parts.append(f"{self.trials} trial{'s' * (self.trials > 1)} on the same hardware")
         return " and ".join(parts) or SHIPPED
+
+
+def benchmark_text(record: CalibrationRecord) -> str:
+    """A micro-benchmark in words."""
+    return f"a {'quick ' * record.quick}micro-benchmark of this cluster ({record.created:%Y-%m-%d %H:%M} UTC)"
 
 
 def calibrated(
