@@ -148,6 +148,8 @@ class PredictionView(BaseModel):
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the prediction rests on: shipped coefficients, or measurements of the cluster."""
     config: Plain
     """In canonical form."""
     predicted: PredictedView
@@ -191,6 +193,8 @@ class PlansView(BaseModel):
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the predictions rest on."""
     space: str
     objective: str
     max: MaxView | None
@@ -257,4 +261,5 @@ def _asked(question: Question) -> Plain:
         "engine": question.engine,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
+        "rests_on": question.rests_on,
     }

@@ -332,6 +332,10 @@ class Overview:
     searched: int
     """Search trials that started and have an outcome."""
     running: int
+    controls: int
+    """The baseline measured again between search trials, with an outcome."""
+    confirmations: int
+    """Finalists measured again, with an outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,8 @@ class Prediction:
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the prediction rests on."""
     config: Plain
     """In canonical form."""
     predicted: Predicted
@@ -170,6 +172,8 @@ class Plans:
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the predictions rest on."""
     space: str
     objective: str
     max: PlanMax | None

@@ -17,7 +17,9 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     nothing = {"outcomes": {}, "searched": 0, "running": 0, "best_rate": None, "baseline_rate": None, "gain": None}
     gain = client.get(f"/v1/jobs/{one}/best").json()["baseline"]["gain"]
     found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, "best_rate": 102.0, "baseline_rate": 100.0, "gain": gain}
-    told = [{name: value for name, value in item.items() if name != "version"} for item in answer.json()["items"]]
+    items = answer.json()["items"]
+    assert [item.pop("seconds_left") is None for item in items] == [True, False]
+    told = [{name: value for name, value in item.items() if name != "version"} for item in items]
     assert told == [{"job": other, **nothing}, {"job": one, **found}]
 
 
