@@ -156,20 +156,36 @@ class PredictionView(BaseModel):
 
 
 class ReasonView(BaseModel):
-    """Why a knob has its value: what the others come to."""
+    """Why a knob has its value: what that does, and what the others come to."""
 
     knob: str
     text: str
+    cause: Plain | None
+    """Another value in its place alone: the seconds that each part of the step takes more, and the bytes that it needs."""
     alternatives: list[Plain]
 
 
+class TieView(BaseModel):
+    """A configuration that the predictions cannot tell from the one that is shown."""
+
+    config: Plain
+    step_seconds: float
+    peak_memory_bytes: float
+
+
 class PlanView(BaseModel):
-    """One of the best configurations."""
+    """One of the best configurations: the simplest of those that tie with it."""
 
     world_size: int
     nodes: int
     config: Plain
+    differences: Plain
+    """Knobs that are not at the device's defaults."""
     predicted: PredictedView
+    tied: int
+    """Further configurations that tie with it."""
+    ties: list[TieView]
+    """The fastest of them."""
     cost_per_million_tokens: float | None
     reasons: list[ReasonView]
 
@@ -203,6 +219,8 @@ class PlansView(BaseModel):
     fitting: int
     bucket_settings: int
     world_sizes: list[int]
+    resolution: float
+    """Relative difference of step times up to which configurations tie."""
     seconds: float
     plans: list[PlanView]
 

@@ -29,6 +29,8 @@ class PlanCommandOptions:
     ranks: int | None
     space: str
     top: int
+    ties: bool
+    """Whether what ties with each plan is shown, too."""
     objective: str
     most: str | None
     """What is made as large as it fits; None: nothing."""
@@ -87,5 +89,5 @@ def plan_command(options: PlanCommandOptions) -> Status:
     console = Console()
     if biggest:
         print_largest(biggest, console)
-    print_plans(question, plans, wanted, console)
+    print_plans(question, plans, wanted, console, options.ties)
     return Status.OK
