@@ -60,6 +60,8 @@ class PlanRequest(Asked):
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
     ] = Field({})
+    simple: Name | None = None
+    """The framework whose export must say every plan without loss."""
     objective: PlanObjective = Field(PlanObjective.THROUGHPUT, strict=False)
     top: Annotated[Integer, Field(ge=1, le=MOST_PLANS)] = 10
     """Plans that are given."""
@@ -234,7 +236,7 @@ def predicted(body: PredictionRequest, settings: Settings, store: Store) -> Pred
 
 def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     """Rank a space, within what the settings allow. Raises what names the field and the remedy."""
-    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space))
+    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
         rate=body.rate,
@@ -248,7 +250,7 @@ def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     return PlansView(**_asked(question), space=question.space, objective=options.objective, max=told, **document)
 
 
-def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel") -> Question:
+def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None) -> Question:
     require_preset_names(body.cluster, space)
     name, uploaded = uploaded_or_named(body.model, settings)
     targets = body.lora_targets
@@ -268,6 +270,7 @@ def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel
         space=space,
         pins=pins,
         most_steps=settings.count_steps,
+        simple=simple,
     )
 
 

@@ -76,6 +76,7 @@ def plan(
     ] = "parallel",
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Plans to show.")] = 10,
     ties: Annotated[bool, typer.Option("--ties", help="Show what ties with each plan, too.")] = False,
+    simple: options.Simple = None,
     objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
     max_: Annotated[
         str | None,
@@ -119,6 +120,7 @@ def plan(
                 space=space_,
                 top=top,
                 ties=ties,
+                simple=simple,
                 objective=objective,
                 most=present_value("max", max_, print_note),
                 fit_probability=fit_probability,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.best_config import request_of
+from autotune.best_config_file import request_of
 from autotune.errors import BestConfigError
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload

@@ -210,6 +210,11 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             layouts=layouts_of(request.engine),
         )
     )
+    if request.simple is not None and request.resolved_domains is None:
+        # The exporters: loaded for those who ask for it alone.
+        from autotune.exports.lossless import expressible
+
+        space = expressible(space, request.simple, frozenset(request.pins))
     if space.is_empty():
         raise nothing_legal(space)
     extrapolation = _extrapolation(request, space, model)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
+from autotune.exports.lossless import is_lossless
 from autotune.prediction.buckets import Tuned, in_order, tuned
 from autotune.prediction.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.question import Question
@@ -223,6 +224,8 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     best = _with_lessons(question, tuned(question, space, room, leaders, by_memory), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
+    if question.simple is not None:
+        chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
     if by_memory:
         groups = [Group(first=item, ties=()) for item in chosen[: options.top]]
     else:
