@@ -32,8 +32,8 @@ NEED_NO_METHOD = {"live", "ready", "metrics"}
 
 JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
-    "cluster": "local", "ranks": 2, "space": "zero", "simple": "deepspeed", "pins": {"zero_stage": [1, 2]}, "objective": "memory",
-    "strategy": "tpe",
+    "cluster": "local", "ranks": 2, "space": "zero", "simple": "deepspeed", "pins": {"zero_stage": [1, 2]},
+    "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "training_steps": 1000, "document_lengths": [64, 17, 8],
     "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
