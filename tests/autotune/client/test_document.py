@@ -49,6 +49,7 @@ ASKED: dict[str, Any] = {
     "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
+    "simple": "megatron",
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
     "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "sequence_length",
 }  # fmt: skip
