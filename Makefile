@@ -84,6 +84,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md
 	$(BIN)/python -m benchmarks.deepspeed_engine --markdown docs/deepspeed-engine.md
 	$(BIN)/python -m benchmarks.full_space --markdown docs/full-space.md
+	$(BIN)/python -m benchmarks.plan_recipes --markdown docs/plan-recipes.md
 	$(BIN)/python -m benchmarks.transfer --markdown docs/transfer.md
 	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 

@@ -8,9 +8,8 @@ from pydantic import BaseModel
 from api.prediction import PredictedView
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission, shown_fields
-from autotune.expected import Expected, expected
+from autotune.expected import expected
 from autotune.jobs.request import request_to_row
-from autotune.jobs.session import Session
 from autotune.prediction.estimate import Estimate
 from autotune.prediction.scan import Bounds
 from storage.store import Store
@@ -61,8 +60,10 @@ class EstimateView(BaseModel):
     trial_seconds: RangeView | None
     """Of a trial on warm ranks."""
     seconds: RangeView | None
-    """Of all trials, one after another, within the budget of time."""
+    """Of the whole job: search within its budget of time, controls, confirmations, and the start of its ranks."""
     device_hours: RangeView | None
+    rests_on: str
+    """In words, what the predictions rest on; empty: nothing is predicted."""
     note: str
     """Why nothing is predicted, or not the best; empty: everything is."""
 
@@ -87,18 +88,16 @@ def estimated(body: JobSubmission, settings: Settings, store: Store) -> Estimate
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     found = expected(session, store, bounds)
     rates = [one.samples_per_second.mean for one in (found.best, found.baseline) if one is not None]
-    seconds = _seconds(session, found)
     hours = session.world_size / 3600
     return EstimateView(
         trials=found.trials,
         best=_view(found.best),
         baseline=_view(found.baseline),
         gain=rates[0] / rates[1] if len(rates) == 2 else None,
-        trial_seconds=None
-        if found.trial_seconds is None
-        else RangeView(low=found.trial_seconds[0], high=found.trial_seconds[1]),
-        seconds=seconds,
-        device_hours=None if seconds is None else RangeView(low=seconds.low * hours, high=seconds.high * hours),
+        trial_seconds=_range(found.trial_seconds),
+        seconds=_range(found.seconds),
+        device_hours=_range(found.seconds, hours),
+        rests_on=found.rests_on,
         note=found.note,
     )
 
@@ -107,13 +106,5 @@ def _view(estimate: Estimate | None) -> ConfigEstimate | None:
     return None if estimate is None else ConfigEstimate(**estimate.document())
 
 
-def _seconds(session: Session, found: Expected) -> RangeView | None:
-    """What the trials take, at most what the budget of time allows."""
-    if found.trial_seconds is None:
-        return None
-    request = session.request
-    hours = request.device_hours
-    allowed = [request.max_seconds, None if hours is None else hours * 3600 / session.world_size]
-    most = min((limit for limit in allowed if limit is not None), default=float("inf"))
-    low, high = (min(found.trials * seconds, most) for seconds in found.trial_seconds)
-    return RangeView(low=low, high=high)
+def _range(found: tuple[float, float] | None, unit: float = 1.0) -> RangeView | None:
+    return None if found is None else RangeView(low=found[0] * unit, high=found[1] * unit)

@@ -122,6 +122,8 @@ class PointsView(BaseModel):
     """The same less the headroom: more than that does not win."""
     rests_on: str | None
     """In words, what the predictions rest on; null: nothing is predicted of such a model."""
+    seconds_left: float | None
+    """At most, at the job's own pace, controls and confirmations included; null: it does not go on, or no trial has ended."""
     front: list[int]
     """Numbers of the trials that none beats in samples/s and memory at once, fastest first."""
     best: VerdictView | None

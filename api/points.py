@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from api.point_columns import Knobs, Words, columns
 from autotune.foreseen import Foreseen, foresight_of
+from autotune.job_cost import ended, job_seconds_left
 from autotune.jobs.book import Book, BookReader
 from autotune.jobs.session import session_of
 from autotune.verdict import Verdict, Verdicts, answer_document
@@ -86,6 +87,7 @@ class JobPoints:
             "limit_bytes": ranking.memory_limit_bytes,
             "capacity_bytes": None if capacity == float("inf") else int(capacity),
             "rests_on": None if self._foresight is None else self._foresight.rests_on,
+            "seconds_left": job_seconds_left(job, ended(book.trials)),
             **self._decision(book),
             "knobs": self._knobs.columns([trial.number for trial in changed]),
             "constants": self._knobs.constants(),

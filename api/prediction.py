@@ -60,6 +60,8 @@ class PlanRequest(Asked):
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
     ] = Field({})
+    simple: Name | None = None
+    """The framework whose export must say every plan without loss."""
     objective: PlanObjective = Field(PlanObjective.THROUGHPUT, strict=False)
     top: Annotated[Integer, Field(ge=1, le=MOST_PLANS)] = 10
     """Plans that are given."""
@@ -148,26 +150,44 @@ class PredictionView(BaseModel):
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the prediction rests on: shipped coefficients, or measurements of the cluster."""
     config: Plain
     """In canonical form."""
     predicted: PredictedView
 
 
 class ReasonView(BaseModel):
-    """Why a knob has its value: what the others come to."""
+    """Why a knob has its value: what that does, and what the others come to."""
 
     knob: str
     text: str
+    cause: Plain | None
+    """Another value in its place alone: the seconds that each part of the step takes more, and the bytes that it needs."""
     alternatives: list[Plain]
 
 
+class TieView(BaseModel):
+    """A configuration that the predictions cannot tell from the one that is shown."""
+
+    config: Plain
+    step_seconds: float
+    peak_memory_bytes: float
+
+
 class PlanView(BaseModel):
-    """One of the best configurations."""
+    """One of the best configurations: the simplest of those that tie with it."""
 
     world_size: int
     nodes: int
     config: Plain
+    differences: Plain
+    """Knobs that are not at the device's defaults."""
     predicted: PredictedView
+    tied: int
+    """Further configurations that tie with it."""
+    ties: list[TieView]
+    """The fastest of them."""
     cost_per_million_tokens: float | None
     reasons: list[ReasonView]
 
@@ -191,6 +211,8 @@ class PlansView(BaseModel):
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the predictions rest on."""
     space: str
     objective: str
     max: MaxView | None
@@ -199,6 +221,8 @@ class PlansView(BaseModel):
     fitting: int
     bucket_settings: int
     world_sizes: list[int]
+    resolution: float
+    """Relative difference of step times up to which configurations tie."""
     seconds: float
     plans: list[PlanView]
 
@@ -212,7 +236,7 @@ def predicted(body: PredictionRequest, settings: Settings, store: Store) -> Pred
 
 def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     """Rank a space, within what the settings allow. Raises what names the field and the remedy."""
-    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space))
+    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
         rate=body.rate,
@@ -226,7 +250,7 @@ def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     return PlansView(**_asked(question), space=question.space, objective=options.objective, max=told, **document)
 
 
-def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel") -> Question:
+def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None) -> Question:
     require_preset_names(body.cluster, space)
     name, uploaded = uploaded_or_named(body.model, settings)
     targets = body.lora_targets
@@ -246,6 +270,7 @@ def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel
         space=space,
         pins=pins,
         most_steps=settings.count_steps,
+        simple=simple,
     )
 
 
@@ -257,4 +282,5 @@ def _asked(question: Question) -> Plain:
         "engine": question.engine,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
+        "rests_on": question.rests_on,
     }

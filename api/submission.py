@@ -74,6 +74,8 @@ class JobSubmission(Body):
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
     ] = Field({})
+    simple: Name | None = None
+    """The framework whose export must say all that is searched without loss."""
     objective: Name | None = None
     strategy: Annotated[Name | None, Field(description=f"One of {', '.join(STRATEGIES)}.")] = None
     seed: Whole | None = None

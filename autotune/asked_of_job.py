@@ -15,7 +15,7 @@ def question_of_session(session: Session) -> Question | None:
     request = session.request
     return Question(
         model=session.model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
-        sequence_length=request.sequence_length, space=request.space, nvme_path=request.nvme_path,
+        sequence_length=request.sequence_length, space=request.space, simple=request.simple, nvme_path=request.nvme_path,
         training_steps=request.training_steps,
         document_lengths=request.document_lengths,
     )  # fmt: skip

@@ -1,14 +1,13 @@
-"""The best configuration as a document: made from a job's rows, written, read."""
+"""The best configuration as a document, made from a job's rows."""
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
+from autotune.best_config_file import SCHEMA_VERSION
 from autotune.environment_findings import environment_document, environment_findings
-from autotune.errors import BestConfigError, NoBestError
+from autotune.errors import NoBestError
 from autotune.jobs.book import Book
-from autotune.jobs.request import JobRequest, request_from_row, request_to_row
+from autotune.jobs.request import request_to_row
 from autotune.jobs.session import Session
 from autotune.jobs.spending import spent
 from autotune.objective import rate
@@ -17,14 +16,9 @@ from autotune.provenance import provenance
 from autotune.standings import with_whole_result
 from autotune.verdict import Verdict, answer_document, decide
 from executor.engines.command.capability import COMMAND
-from search_spaces.file_kinds import BEST_CONFIG, mistaken
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
 from storage.records import TrialRecord
-
-SCHEMA_VERSION = 1
-GIVE = "give a best-config.json: a sweep writes one (--out), and so does `autotune export JOB`"
-SCHEMA_PATH = Path(__file__).parent / "schemas" / "best-config.schema.json"
 
 
 def build_best_config(session: Session, book: Book) -> dict[str, Any]:
@@ -73,48 +67,6 @@ def build_best_config(session: Session, book: Book) -> dict[str, Any]:
         "verified": "target" if session.request.engine == COMMAND else "native-only",
         "provenance": provenance(session, book, verdict),
     }
-
-
-def best_config_text(document: dict[str, Any]) -> str:
-    """The document as it is written: keys in their order, two spaces, one line end."""
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def read_best_config(path: Path) -> dict[str, Any]:
-    """Return the document in the file.
-
-    Raises:
-        BestConfigError: it cannot be read, is no best-config, or is of another schema version.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", GIVE) from error
-    except ValueError as error:
-        problem = mistaken(path, BEST_CONFIG) or f"is not JSON ({error})"
-        raise BestConfigError(str(path), problem, GIVE) from error
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if version is None:
-        raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", GIVE)
-    if version != SCHEMA_VERSION:
-        problem = f"has schema version {version}, not {SCHEMA_VERSION}"
-        raise BestConfigError(str(path), problem, "write it again with `autotune export`")
-    for key in ("job", "best"):
-        if not isinstance(document.get(key), dict):
-            raise BestConfigError(str(path), f"lacks {key}", "write it again with `autotune export`")
-    return dict(document)
-
-
-def request_of(document: dict[str, Any]) -> JobRequest:
-    """The request that the document's job had, resolved: enough to run its best configuration again without a database.
-
-    Raises:
-        BestConfigError: this version cannot read it.
-    """
-    try:
-        return request_from_row(document["job"]["request"])
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise BestConfigError("job.request", str(error), "write the file again with `autotune export`") from error
 
 
 def _job(session: Session, book: Book, verdict: Verdict) -> dict[str, Any]:

@@ -85,6 +85,8 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
     newest = store.calibrations(fingerprint(cluster), limit=1)
     if not newest:
         return cluster, None, "nothing was measured on this hardware before"
+    if newest[0].quick:
+        return cluster, None, "this hardware was measured quickly before, and not in full"
     then, now = _release(newest[0].environment.get("torch", "")), _release(importlib.metadata.version("torch"))
     if then != now:
         return cluster, None, f"it was measured with torch {then} before, and this is {now}"

@@ -1,10 +1,7 @@
 """A user's command as the search sees it: the knobs that reach the script, and the files that it reads."""
 
-<<<<<<< HEAD
-import difflib
-=======
 import dataclasses
->>>>>>> w-exports
+import difflib
 import json
 import re
 from collections.abc import Mapping

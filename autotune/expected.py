@@ -3,10 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
-import numpy as np
-
 from autotune.asked_of_job import question_of_session
 from autotune.errors import NothingFeasibleError
+from autotune.job_cost import job_seconds, most_measurements, trial_seconds_band
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.prediction.calibrated import asked_here
@@ -14,13 +13,9 @@ from autotune.prediction.estimate import Estimate, estimates
 from autotune.prediction.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.question import Question
 from autotune.prediction.scan import Bounds
-from autotune.strategies.guided.trial_cost import trial_seconds
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.spaces import Pin
 from storage.store import Store
-
-FINALISTS = 3
-"""Configurations of a round of confirmation: winner, runner-up, baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +29,12 @@ class Expected:
     best: Estimate | None
     """The best of the space, among those that probably fit; None: `note` says why."""
     trial_seconds: tuple[float, float] | None
-    """Seconds of a trial: of the best, and of the baseline."""
+    """Seconds of a trial on warm ranks: of the faster of best and baseline where its steps are steady, of the slower where they
+    are not."""
+    seconds: tuple[float, float] | None
+    """Of the whole job: search, controls, confirmations and the start of its ranks."""
+    rests_on: str
+    """In words, what the predictions rest on; empty: nothing is predicted."""
     note: str
     """Why nothing is predicted, or not the best; empty: everything is."""
 
@@ -47,23 +47,26 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
         store: what it knows of the cluster is used.
         bounds: what looking through the space may take.
     """
-    trials = _trials(session)
+    request = session.request
+    trials = most_measurements(request.trials, request.control_every, request.confirm_repeats).total
     question = question_of_session(session)
     if question is None:
         note = "the model has no shape that the equations know: nothing is predicted before the first trial"
-        return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, note=note)
+        return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
     question = asked_here(store, _narrowed(question, session))
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
-    steps = np.array([one.step_seconds.mean for one in (best or baseline, baseline)])
-    shortest, longest = sorted(trial_seconds(steps, session.request.fidelity).tolist())
-    return Expected(trials=trials, baseline=baseline, best=best, trial_seconds=(shortest, longest), note=note)
-
-
-def _trials(session: Session) -> int:
-    request = session.request
-    controls = request.trials // request.control_every if request.control_every else 0
-    return request.trials + controls + FINALISTS * request.confirm_repeats
+    bands = [trial_seconds_band(one.step_seconds.mean, request.fidelity) for one in (best or baseline, baseline)]
+    each = min(low for low, _ in bands), max(high for _, high in bands)
+    return Expected(
+        trials=trials,
+        baseline=baseline,
+        best=best,
+        trial_seconds=each,
+        seconds=job_seconds(request, session.world_size, each),
+        rests_on=question.rests_on,
+        note=note,
+    )
 
 
 def _narrowed(question: Question, session: Session) -> Question:

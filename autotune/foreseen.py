@@ -1,5 +1,6 @@
 """What was predicted of a job's configurations before its first trial: what its trials can fairly be held against."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,14 +8,13 @@ import numpy as np
 
 from autotune.asked_of_job import question_of_session
 from autotune.jobs.session import Session
-from autotune.prediction.calibrated import fingerprint
+from autotune.prediction.calibrated import benchmark_text, fingerprint
 from autotune.prediction.calibration import coefficients_from_benchmark
-from autotune.prediction.estimate import alike
+from autotune.prediction.estimate import alike, learned
 from autotune.prediction.question import Question
 from autotune.prediction.rates import rates_for
 from autotune.prediction.step import predict
-from autotune.strategies.guided.knob_features import config_features
-from autotune.strategies.guided.prior import Lessons, Prior
+from autotune.strategies.guided.prior import Prior
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -30,24 +30,26 @@ class Foreseen:
 
 
 class Foresight:
-    """Predicts for one job. What its own trials taught is left out, so that it says the same before and after them."""
+    """Predicts for one job, as a form or a plan did before its first trial. What its own trials taught is left out, so that it
+    says the same before and after them.
+    """
 
-    def __init__(self, question: Question, prior: Prior) -> None:
-        self._question, self._prior = question, prior
-        self._lessons = Lessons(prior.lessons)
+    def __init__(self, question: Question) -> None:
+        """`question`: with what was known before the job's first trial."""
+        self._question = question
 
     @property
     def rests_on(self) -> str:
         """In words, what the predictions rest on."""
-        return self._prior.source
+        return self._question.rests_on
 
     def of(self, configs: Sequence[TrialConfig]) -> list[Foreseen]:
         """What is predicted of each configuration, in their order."""
         rates, peaks = np.empty(len(configs)), np.empty(len(configs))
         for places, cases in alike(self._question, configs):
-            prediction = predict(cases, self._prior.rates)
-            learned = self._lessons.added(config_features(cases, [configs[place] for place in places]))
-            rates[places] = self._question.global_batch_size / prediction.seconds * np.exp(learned)
+            prediction = predict(cases, self._question.rates)
+            seconds = prediction.seconds * learned(self._question, cases, [configs[place] for place in places])
+            rates[places] = self._question.global_batch_size / seconds
             peaks[places] = prediction.memory.allocated
         return [
             Foreseen(samples_per_second=rate, peak_memory_bytes=peak)
@@ -64,14 +66,15 @@ def foresight_of(store: Store, job_id: str, session: Session) -> Foresight | Non
     if question is None:
         return None
     kept = store.prior(job_id)
-    return Foresight(question, from_plain(Prior, kept) if kept is not None else _prior(store, question))
+    prior = from_plain(Prior, kept) if kept is not None else _prior(store, question)
+    return Foresight(dataclasses.replace(question, known=prior.rates, lessons=prior.lessons, rests_on=prior.source))
 
 
 def _prior(store: Store, question: Question) -> Prior:
-    """Of a job whose strategy keeps none."""
+    """Of a job that keeps none: it has not begun, or an earlier version ran it."""
     shipped = rates_for(question.cluster, question.engine)
     newest = store.calibrations(fingerprint(question.cluster), limit=1)
     if not newest:
         return Prior(rates=shipped)
-    source = f"a micro-benchmark of this cluster ({newest[0].created:%Y-%m-%d %H:%M} UTC)"
-    return Prior(rates=coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped), source=source)
+    rates = coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped)
+    return Prior(rates=rates, source=benchmark_text(newest[0]))

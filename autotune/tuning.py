@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.best_config import best_config_text, build_best_config
+from autotune.best_config import build_best_config
+from autotune.best_config_file import best_config_text
 from autotune.cli.result import print_result
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
 from autotune.jobs.baselines import read_baseline
@@ -24,6 +25,7 @@ from autotune.jobs.stop import StopSignal
 from autotune.loop import run_job
 from autotune.output import require_writable, write_whole
 from autotune.progress import ProgressBar, shows_progress
+from autotune.quick_calibration import calibrate_for
 from autotune.runners import make_runner
 from autotune.strategies.names import STRATEGIES
 from autotune.vocabulary import accepts_old_names
@@ -209,9 +211,12 @@ def run_new_job(
 
     `runner_of` starts the ranks; None: those that the request names.
     """
-    # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
-    with open_store(database) as store, (runner_of or make_runner)(session) as made:
-        return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
+    with open_store(database) as store:
+        if runner_of is None:
+            calibrate_for(store, session)
+        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+        with (runner_of or make_runner)(session) as made:
+            return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
 
 
 def open_job(store: Store, session: Session) -> JobRecord:

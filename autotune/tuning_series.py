@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.best_config import best_config_text
+from autotune.best_config_file import best_config_text
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.ray_cluster import with_address
 from autotune.output import require_writable, write_whole

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.best_config import request_of
+from autotune.best_config_file import request_of
 from autotune.command import carriers_of
 from autotune.engines import capability_of
 from autotune.errors import RequestError

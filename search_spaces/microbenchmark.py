@@ -95,6 +95,8 @@ class MicrobenchmarkRequest:
     largest_message_bytes: int = 64 * 2**20
     nvme_path: str | None = None
     """The folder whose file system is measured too; None: none is."""
+    quick: bool = False
+    """Measure a few shapes that say most of a step on processors, and none beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,10 @@ def overviews(session: Session, job_ids: Collection[str]) -> dict[str, Overview]
     ran = and_(TrialRow.purpose == Purpose.SEARCH, TrialRow.started.is_not(None))
     # What has no outcome has no start either: an attempt tells that it runs.
     running = case((and_(TrialRow.outcome.is_(None), TrialRow.attempt_count > 0), 1), else_=0)
-    query = select(TrialRow.job_id, TrialRow.outcome, func.count(), func.sum(case((ran, 1), else_=0)), func.sum(running))
+    counts = [func.sum(case((TrialRow.purpose == purpose, 1), else_=0)) for purpose in (Purpose.CONTROL, Purpose.CONFIRM)]
+    query = select(
+        TrialRow.job_id, TrialRow.outcome, func.count(), func.sum(case((ran, 1), else_=0)), func.sum(running), *counts
+    )
     found: dict[str, list[Any]] = {job_id: [] for job_id in job_ids}
     for row in session.execute(query.where(TrialRow.job_id.in_(job_ids)).group_by(TrialRow.job_id, TrialRow.outcome)):
         found[row[0]].append(row)
@@ -24,8 +27,11 @@ def overviews(session: Session, job_ids: Collection[str]) -> dict[str, Overview]
 
 
 def _overview(rows: list[Any]) -> Overview:
+    ended = [row for row in rows if row[1] is not None]
     return Overview(
-        outcomes={str(outcome): count for _, outcome, count, *_ in rows if outcome is not None},
-        searched=sum(int(ran) for _, _, _, ran, _ in rows),
-        running=sum(int(running) for *_, running in rows),
+        outcomes={str(outcome): count for _, outcome, count, *_ in ended},
+        searched=sum(int(row[3]) for row in rows),
+        running=sum(int(row[4]) for row in rows),
+        controls=sum(int(row[5]) for row in ended),
+        confirmations=sum(int(row[6]) for row in ended),
     )

@@ -163,6 +163,11 @@ class ApiKey:
     last_used: datetime | None
 
 
+PROVENANCE = "provenance"
+"""Key of a calibration's environment: how it came about, where that is not by `autotune calibrate`."""
+QUICK = "quick"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
     """What a micro-benchmark measured on a cluster."""
@@ -182,6 +187,11 @@ class CalibrationRecord:
     """See `MicrobenchmarkResult`; so `workspace_bytes`."""
     workspace_bytes: int | None
     rows: tuple[Measured, ...]
+
+    @property
+    def quick(self) -> bool:
+        """Whether it was measured unasked, in a second or two: `autotune calibrate` measures in full all the same."""
+        return self.environment.get(PROVENANCE) == QUICK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +332,10 @@ class Overview:
     searched: int
     """Search trials that started and have an outcome."""
     running: int
+    controls: int
+    """The baseline measured again between search trials, with an outcome."""
+    confirmations: int
+    """Finalists measured again, with an outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

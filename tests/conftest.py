@@ -1,6 +1,7 @@
 """What all tests share: small collections of garbage, a database to copy, and a process that ranks are forked from."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +15,8 @@ from xdist.scheduler import LoadFileScheduling, LoadScopeScheduling
 
 from tests.forked_ranks import ForkServer
 
+# Predictions on this machine would start ranks to measure it: the tests of that switch it on.
+os.environ["AUTOTUNE_QUICK_CALIBRATION"] = "off"
 # How long an example takes is the machine's business: beside other work some would miss any deadline.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/preact.mjs";
 import { Board } from "./board.mjs";
 import { ago, count, counted, duration, number, share } from "./format.mjs";
-import { isOver, stateLook, STATE_NAMES } from "./outcomes.mjs";
+import { stateLook, STATE_NAMES } from "./outcomes.mjs";
 import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
@@ -107,9 +107,9 @@ function Best({ overview }) {
 }
 
 function Time({ job, overview }) {
-  const left = overview && !isOver(job.state) && overview.searched > 0 ? (job.active_seconds / overview.searched) * Math.max(0, job.request.trials - overview.searched) : null;
+  const left = overview?.seconds_left ?? null;
   return html`<div class="job-cell">
     <span>${job.active_seconds ? duration(job.active_seconds) : "–"}</span>
-    <span class="soft">${left === null ? "" : left === 0 ? "about to end" : `about ${duration(Math.ceil(left))} left`}</span>
+    <span class="soft">${left === null ? "" : left === 0 ? "about to end" : `at most ${duration(Math.ceil(left))} left`}</span>
   </div>`;
 }

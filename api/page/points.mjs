@@ -20,6 +20,7 @@ export class Points {
   best = null;
   /** What predictions rest on, in words; null: nothing is predicted. */
   restsOn = null;
+  secondsLeft = null;
   /** @type {{name: string, unit: string, values: any[], codes: number[]}[]} that are searched, or have several values */
   knobs = [];
   /** Those of them that have several values among the trials. */
@@ -47,7 +48,7 @@ export class Points {
     return Object.assign(next, {
       version: answer.version, size: next.columns.number.length, epoch: Date.parse(answer.epoch), objective: answer.objective,
       limit: answer.limit_bytes, capacity: answer.capacity_bytes, front: answer.front, best: answer.best,
-      restsOn: answer.rests_on, constants: answer.constants,
+      restsOn: answer.rests_on, secondsLeft: answer.seconds_left, constants: answer.constants,
       words: Object.fromEntries(Object.entries(WORDS).map(([column, list]) => [column, answer[list]])),
     });
   }

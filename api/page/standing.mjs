@@ -46,19 +46,3 @@ export function nearest(points) {
   }
   return rows.sort((one, other) => peak[one] - peak[other]);
 }
-
-/**
- * Seconds that the search may still take at the pace of its last trials; null: nobody can say yet.
- * What comes after, the finalists' repeats, is not in it.
- */
-export function timeLeft(points, job, { searched }) {
-  const { trials, max_seconds: most } = job.request;
-  const allowed = most ? Math.max(0, most - job.active_seconds) : Infinity;
-  const ended = [];
-  for (let row = points.size - 1; row >= 0 && ended.length < 20; row--) {
-    if (points.seconds(row) !== null) ended.push(points.columns.finished[row]);
-  }
-  if (ended.length < 2) return allowed === Infinity ? null : allowed;
-  const pace = (Math.max(...ended) - Math.min(...ended)) / (ended.length - 1);
-  return Math.min(allowed, pace * Math.max(0, trials - searched));
-}

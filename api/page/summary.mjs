@@ -4,7 +4,7 @@ import { html, useMemo } from "./vendor/preact.mjs";
 import { bytes, count, counted, duration, interval, share } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
-import { census, nearest, timeLeft } from "./standing.mjs";
+import { census, nearest } from "./standing.mjs";
 
 export function StateBadge({ state }) {
   const { label, mark, kind } = stateLook(state);
@@ -22,7 +22,7 @@ export function Summary({ job, points }) {
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
       <${Memory} points=${points} />
-      <${Time} job=${job} points=${points} counts=${counts} />
+      <${Time} job=${job} points=${points} />
     </dl>
     <${Advice} job=${job} points=${points} counts=${counts} />
   `;
@@ -77,11 +77,11 @@ function Memory({ points }) {
   return html`<${Figure} title="Memory of the best" value=${bytes(peak)} more=${more} />`;
 }
 
-function Time({ job, points, counts }) {
+function Time({ job, points }) {
   const active = duration(job.active_seconds);
   if (isOver(job.state)) return html`<${Figure} title="Time taken" value=${active} />`;
-  const left = timeLeft(points, job, counts);
-  const value = left === null ? "–" : left === 0 ? "about to end" : `about ${duration(Math.ceil(left))}`;
+  const left = points.secondsLeft;
+  const value = left === null ? "–" : left === 0 ? "about to end" : `at most ${duration(Math.ceil(left))}`;
   return html`<${Figure} title="Time left" value=${value} more=${`${active} so far`} />`;
 }
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.auth import Reader, StoreOf, if_visible
 from api.point_views import AnswerView, GainView
+from autotune.job_cost import Measurements, job_seconds_left
 from storage.records import JobRecord, Overview
 
 router = APIRouter(prefix="/v1/overviews", tags=["jobs"])
@@ -28,6 +29,8 @@ class OverviewView(BaseModel):
     searched: int
     """Search trials that started and have an outcome: the part of the budget that is spent."""
     running: int
+    seconds_left: float | None
+    """At most, at the job's own pace, controls and confirmations included; null: it does not go on, or no trial has ended."""
     best_rate: float | None
     """Samples/s of the answer so far; null: nothing that may win has been measured."""
     baseline_rate: float | None
@@ -55,12 +58,14 @@ def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewL
 
 def _view(job: JobRecord, found: Overview) -> OverviewView:
     answer = None if job.answer is None else AnswerView(**job.answer)
+    done = Measurements(search=found.searched, control=found.controls, confirm=found.confirmations)
     return OverviewView(
         job=job.id,
         version=job.version,
         outcomes=dict(found.outcomes),
         searched=found.searched,
         running=found.running,
+        seconds_left=job_seconds_left(job, done),
         best_rate=None if answer is None else answer.rate.mean,
         baseline_rate=None if answer is None or answer.baseline_rate is None else answer.baseline_rate.mean,
         gain=None if answer is None else answer.gain,

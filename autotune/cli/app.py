@@ -111,6 +111,7 @@ def sweep(
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    simple: options.Simple = None,
     control_every: options.ControlEvery = None,
     environment_setting: options.EnvironmentSettings = None,
     name: options.Name = None,
@@ -140,7 +141,7 @@ def sweep(
         confirm_repeats=confirm_repeats, control_every=control_every, allow_unstable=allow_unstable, racing=racing,
         tune_on=tune_on, answer_for=answer_for,
         environment_settings=tuple(environment_setting) if environment_setting else None,
-        name=name, tags=tuple(tag) if tag else None, note=note,
+        name=name, tags=tuple(tag) if tag else None, note=note, simple=simple,
         command=command_of(
             context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
             script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
@@ -187,6 +188,7 @@ def scale(
     runner: options.Runner = None,
     ray_address: options.RayAddress = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    simple: options.Simple = None,
     name: options.Name = None,
     tag: options.Tags = None,
     note: options.Note = None,
@@ -205,7 +207,7 @@ def scale(
         global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit, engine=engine,
         runner=runner, ray_address=ray_address, confirm_repeats=confirm_repeats, lr=lr, weight_decay=weight_decay, clip=clip,
         optimizer=optimizer,
-        name=name, tags=tuple(tag) if tag else None, note=note,
+        name=name, tags=tuple(tag) if tag else None, note=note, simple=simple,
     )  # fmt: skip
     end(
         lambda: sweep_command(

@@ -65,6 +65,7 @@ def submit(
     allow_unstable: options.AllowUnstable = False,
     racing: options.Racing = None,
     confirm_repeats: options.ConfirmRepeats = None,
+    simple: options.Simple = None,
     control_every: options.ControlEvery = None,
     environment_setting: options.EnvironmentSettings = None,
     name: options.Name = None,
@@ -89,7 +90,7 @@ def submit(
         max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
         failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
         control_every=control_every, environment_settings=tuple(environment_setting) if environment_setting else None,
-        name=name, tags=tuple(tag) if tag else None, note=note,
+        name=name, tags=tuple(tag) if tag else None, note=note, simple=simple,
         command=command_of(
             context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
             script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,

@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.cli.live_charts import LiveCharts
 from autotune.cli.rows import TrialRows, TrialTable, baseline_of, measured_text
 from autotune.cli.sizes import duration_text
+from autotune.job_cost import ended, most_measurements, seconds_left
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.session import Session
@@ -35,6 +36,7 @@ class LiveTable(LoopListener):
         self._lines: TrialRows | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = time.monotonic()
+        self._ended_before = 0
         self._book: Book | None = None
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
@@ -52,6 +54,7 @@ class LiveTable(LoopListener):
     def on_state(self, state: JobState, message: str, book: Book) -> None:
         self._book = book
         if state is JobState.RUNNING:
+            self._ended_before = ended(book.trials).total
             self._announce(book)
             if self._note:
                 self._console.print(self._note, highlight=False, soft_wrap=True, style="dim")
@@ -143,13 +146,14 @@ class LiveTable(LoopListener):
         return len(self._console.render_lines(drawn, pad=False))
 
     def _summary(self, book: Book, best: TrialRecord | None) -> Text:
-        trials = self._session.request.trials
-        done, passed = sum(trial.counted and trial.outcome is not None for trial in book.trials), time.monotonic() - self._began
-        left = passed / done * (trials - done) if done else None
-        parts = [f"{done} of {trials} trials", f"{duration_text(passed)} passed"]
-        if left is not None and done < trials:
-            parts.append(f"about {duration_text(left)} left")
-        if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
+        request, done, passed = self._session.request, ended(book.trials), time.monotonic() - self._began
+        most = most_measurements(request.trials, request.control_every, request.confirm_repeats)
+        allowed = None if request.max_seconds is None else request.max_seconds - passed
+        left = seconds_left(most, done, passed, since=self._ended_before, allowed=allowed)
+        parts = [f"{done.search} of {most.search} trials", f"{duration_text(passed)} passed"]
+        if left:
+            parts.append(f"at most {duration_text(left)} left")
+        if done.confirm or any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
             parts.append("confirming the finalists")
         if best is not None and best.result is not None:
             parts.append(f"best {measured_text(best.result)} samples/s")

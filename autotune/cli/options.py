@@ -189,6 +189,13 @@ Racing = Annotated[
     bool | None,
     typer.Option("--racing/--no-racing", help="End a trial as soon as it can no longer be the fastest. [default: racing]"),
 ]
+Simple = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TARGET",
+        help="Search only what this framework's export says without loss: deepspeed, torchtitan, megatron, …",
+    ),
+]
 ConfirmRepeats = Annotated[
     int | None, typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]")
 ]

@@ -29,6 +29,10 @@ class PlanCommandOptions:
     ranks: int | None
     space: str
     top: int
+    ties: bool
+    """Whether what ties with each plan is shown, too."""
+    simple: str | None
+    """The framework whose export says every plan without loss; None: any plan."""
     objective: str
     most: str | None
     """What is made as large as it fits; None: nothing."""
@@ -73,6 +77,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         space=options.space,
         pins=parse_pins(options.pins),
         nvme_path=options.nvme_path,
+        simple=options.simple,
     )
     question = with_what_is_known(question, options.database)
     biggest = largest(question, options.most, wanted.fit_probability) if options.most else None
@@ -87,5 +92,5 @@ def plan_command(options: PlanCommandOptions) -> Status:
     console = Console()
     if biggest:
         print_largest(biggest, console)
-    print_plans(question, plans, wanted, console)
+    print_plans(question, plans, wanted, console, options.ties)
     return Status.OK

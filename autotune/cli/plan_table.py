@@ -1,7 +1,5 @@
 """Plans as people read them: ranked, with where their time goes, their memory, and why the best is as it is."""
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.text import Text
 
@@ -25,8 +23,8 @@ ALTERNATIVES = 4
 ALWAYS = ("zero_stage", "micro_batch_size")
 
 
-def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console) -> None:
-    """All of them, and the reasons of the best."""
+def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console, ties: bool = False) -> None:
+    """All of them, with what ties with each where that is asked for, and the reasons of the first."""
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
@@ -39,14 +37,20 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     if len(plans.world_sizes) > 1:
         say(f"on {', '.join(map(str, plans.world_sizes))} devices")
     say(f"ranked by {_ranked_by(options)}")
-    configs = [plan.estimate.config for plan in plans.plans]
-    shared, differing = _knobs(configs)
-    if shared:
-        say("  all: " + " ".join(f"{name}={value_text(getattr(configs[0], name))}" for name in shared))
+    if plans.resolution:
+        say(
+            f"configurations that are predicted to differ by no more than {_percent(round(plans.resolution, 3))} tie, for the "
+            f"predictions tell no more apart; of these the simplest is shown{'' if ties else ' (--ties: the others too)'}"
+        )
     say("")
     for number, plan in enumerate(plans.plans, 1):
         console.print(_figures(number, plan, question), soft_wrap=True)
-        say("    " + _config_text(plan, question, differing), "dim" if number > 1 else "")
+        say("    " + _config_text(plan, plan.estimate.config, question), "dim" if number > 1 else "")
+        for tie in plan.ties if ties else ():
+            rate = question.global_batch_size / tie.step_seconds
+            say(f"      = {rate:.4g} samples/s  {_config_text(plan, tie.config, question)}", "dim")
+        if ties and plan.tied > len(plan.ties):
+            say(f"      and {plan.tied - len(plan.ties):,} more", "dim")
     say(
         "  time goes to "
         + ", ".join(f"{letter} {name}" for name, (letter, _) in LETTERS.items())
@@ -55,7 +59,7 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     )
     best = plans.plans[0]
     if best.reasons:
-        say("\nwhy the first: what is best with each other value", "bold")
+        say("\nwhy the first: what each value does, and the best plan with another (all other knobs chosen anew)", "bold")
         for reason in best.reasons:
             say("  " + reason.text(best.goal, ALTERNATIVES))
 
@@ -99,32 +103,20 @@ def _figures(number: int, plan: Plan, question: Question) -> Text:
         line.append(f"  {plan.cluster.world_size} devices")
     if plan.cost_per_million_tokens is not None:
         line.append(f"  {plan.cost_per_million_tokens:.3g} a million tokens")
+    if plan.tied:
+        line.append(f"  {plan.tied:,} tie{'s' * (plan.tied == 1)}", style="dim")
     if number == 1:
         line.stylize("bold")
     return line
 
 
-def _config_text(plan: Plan, question: Question, differing: Sequence[str]) -> str:
-    config, world, defaults = plan.estimate.config, plan.cluster.world_size, TrialConfig()
-    shown = [
-        f"{name}={value_text(getattr(config, name))}"
-        for name in differing
-        if name in ALWAYS or getattr(config, name) != getattr(defaults, name)
-    ]
+def _config_text(plan: Plan, config: TrialConfig, question: Question) -> str:
+    """All knobs that are not at the device's defaults, in every row."""
+    changed = config.differences(plan.base)
+    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]
+    world = plan.cluster.world_size
     data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
     return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
-
-
-def _knobs(configs: Sequence[TrialConfig]) -> tuple[list[str], list[str]]:
-    """The knobs that all have at the same value and that are no defaults, and those that are to be told of each."""
-    defaults, shared, differing = TrialConfig(), [], []
-    for name, value in configs[0].every_value().items():
-        same = all(getattr(config, name) == value for config in configs)
-        if not same or (name in ALWAYS):
-            differing.append(name)
-        elif value != getattr(defaults, name):
-            shared.append(name)
-    return shared, differing
 
 
 def _ranked_by(options: PlanOptions) -> str:

@@ -75,6 +75,8 @@ def plan(
         str, typer.Option("--space", metavar="NAME", help="parallel, zero, zero-buckets, 3d, full, or a TOML file.")
     ] = "parallel",
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Plans to show.")] = 10,
+    ties: Annotated[bool, typer.Option("--ties", help="Show what ties with each plan, too.")] = False,
+    simple: options.Simple = None,
     objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
     max_: Annotated[
         str | None,
@@ -117,6 +119,8 @@ def plan(
                 ranks=ranks,
                 space=space_,
                 top=top,
+                ties=ties,
+                simple=simple,
                 objective=objective,
                 most=present_value("max", max_, print_note),
                 fit_probability=fit_probability,

@@ -68,13 +68,19 @@ def predict_command(options: PredictOptions) -> Status:
 
 
 def with_what_is_known(question: Question, database: str | None) -> Question:
-    """The question with calibrations and trials of the database; without one, as it is. None is made for asking."""
-    if database is None and not has_default_database():
+    """The question with calibrations and trials of the database.
+
+    Without a database the question stays as it is. Only for this machine's own processors one is made: they are measured first.
+    """
+    from autotune.quick_calibration import calibrate_quickly, may_calibrate
+
+    if database is None and not has_default_database() and not may_calibrate(question.cluster):
         return question
     from autotune.prediction.calibrated import asked_here
     from storage.sql import default_database_url, open_store
 
     with open_store(database or default_database_url()) as store:
+        calibrate_quickly(store, question.cluster)
         return asked_here(store, question)
 
 

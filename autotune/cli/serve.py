@@ -28,9 +28,12 @@ from autotune.jobs.stop import StopSignal
 from autotune.jobs.worker import Worker
 from autotune.logs import LogFormat, set_up_logs
 from autotune.network import is_loopback
+from autotune.quick_calibration import calibrate_quickly
 from autotune.runners import make_replay_runner, make_runner
 from autotune.telemetry import traces
+from executor.detect import local_gpus
 from search_spaces.cluster import DEVICE_KINDS
+from search_spaces.clusters import local_cluster
 from search_spaces.plain import to_plain
 from storage.records import QueueLimits, Scope
 from storage.sql import default_database_url, open_store
@@ -189,6 +192,9 @@ def worker_command(options: WorkerOptions) -> Status:
         devices=frozenset(options.devices),
     )
     with traces("autotune-worker"), open_store(options.database or default_database_url()) as store:
+        if options.replay is None and local_gpus() is None:
+            # So that what forms predict before the first job is of this machine. Other numbers of ranks: with their first job.
+            calibrate_quickly(store, local_cluster())
         worker = Worker(store, make, limits, ray_address=named_address(options.ray_address))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send either of the last two
             signal.signal(number, ended)

@@ -25,6 +25,7 @@ from autotune.jobs.request import SERIES, JobRequest, request_from_fields
 from autotune.jobs.session import Session, prepare
 from autotune.jobs.stop import StopSignal
 from autotune.output import require_writable
+from autotune.quick_calibration import calibrate_for
 from autotune.runners import make_runner
 from autotune.tuning import TuneResult, finish, open_job, resume_job
 from executor.runners.runner import Runner
@@ -92,9 +93,11 @@ def run_new(session: Session, options: SweepOptions, console: Console, out: Path
     """Open a job for what was prepared, and run it until it ends or is stopped."""
     for note in () if options.json else notes_of(session):
         _tell(console, f"note: {note}")
-    with open_store(options.database or default_database_url()) as store, _start(session, console, options, None) as runner:
-        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
-        return _run(session, store, open_job(store, session), runner, options, console, out)
+    with open_store(options.database or default_database_url()) as store:
+        calibrate_for(store, session)
+        with _start(session, console, options, None) as runner:
+            # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+            return _run(session, store, open_job(store, session), runner, options, console, out)
 
 
 def _resumed(options: SweepOptions, console: Console) -> TuneResult:

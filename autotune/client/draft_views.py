@@ -55,8 +55,10 @@ class Estimate:
     trial_seconds: Range | None
     """Of a trial on warm ranks."""
     seconds: Range | None
-    """Of all trials, one after another, within the budget of time."""
+    """Of the whole job: search within its budget of time, controls, confirmations, and the start of its ranks."""
     device_hours: Range | None
+    rests_on: str
+    """In words, what the predictions rest on; empty: nothing is predicted."""
     note: str
     """Why nothing is predicted, or not the best; empty: everything is."""
 

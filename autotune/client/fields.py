@@ -27,6 +27,8 @@ class SubmissionFields(TypedDict, total=False):
     """Knob -> the only value, or the values, that are tried."""
     command: Mapping[str, Any] | None
     """A training script that the service allows, in place of a model: `arguments`, `folder`, and what else there is to say."""
+    simple: str | None
+    """The framework whose export must say all that is searched without loss."""
     objective: str | None
     """throughput, memory or pareto."""
     strategy: str | None
@@ -116,6 +118,8 @@ class PlanFields(AskedFields, total=False):
     space: str | None
     """A preset's name."""
     pins: Mapping[str, KnobValue | Sequence[KnobValue]]
+    simple: str | None
+    """The framework whose export must say every plan without loss."""
     objective: str | None
     """throughput, memory, cost or devices."""
     top: int | None

@@ -83,6 +83,8 @@ class Overview:
     searched: int
     """Search trials that started and have an outcome: the part of the budget that is spent."""
     running: int
+    seconds_left: float | None
+    """At most, at the job's own pace, controls and confirmations included; None: it does not go on, or no trial has ended."""
     best_rate: float | None
     """Samples/s of the answer so far; None: nothing that may win has been measured."""
     baseline_rate: float | None

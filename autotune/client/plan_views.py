@@ -122,6 +122,8 @@ class Prediction:
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the prediction rests on."""
     config: Plain
     """In canonical form."""
     predicted: Predicted
@@ -129,21 +131,38 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReason:
-    """Why a knob has its value: what the others come to."""
+    """Why a knob has its value: what that does, and what the others come to."""
 
     knob: str
     text: str
+    cause: Plain | None
+    """Another value in its place alone: the seconds that each part of the step takes more, and the bytes that it needs."""
     alternatives: tuple[Plain, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTie:
+    """A configuration that the predictions cannot tell from the one that is shown."""
+
+    config: Plain
+    step_seconds: float
+    peak_memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One of the best configurations."""
+    """One of the best configurations: the simplest of those that tie with it."""
 
     world_size: int
     nodes: int
     config: Plain
+    differences: Plain
+    """Knobs that are not at the device's defaults."""
     predicted: Predicted
+    tied: int
+    """Further configurations that tie with it."""
+    ties: tuple[PlanTie, ...]
+    """The fastest of them."""
     cost_per_million_tokens: float | None
     reasons: tuple[PlanReason, ...]
 
@@ -170,6 +189,8 @@ class Plans:
     engine: str
     global_batch_size: int
     sequence_length: int
+    rests_on: str
+    """In words, what the predictions rest on."""
     space: str
     objective: str
     max: PlanMax | None
@@ -178,6 +199,8 @@ class Plans:
     fitting: int
     bucket_settings: int
     world_sizes: tuple[int, ...]
+    resolution: float
+    """Relative difference of step times up to which configurations tie."""
     seconds: float
     plans: tuple[Plan, ...]
     """The best first."""

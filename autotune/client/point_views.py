@@ -127,6 +127,8 @@ class Points:
     """The same less the headroom: more than that does not win."""
     rests_on: str | None
     """In words, what the predictions rest on; None: nothing is predicted of such a model."""
+    seconds_left: float | None
+    """At most, at the job's own pace, controls and confirmations included; None: it does not go on, or no trial has ended."""
     front: tuple[int, ...]
     """Numbers of the trials that none beats in samples/s and memory at once, fastest first."""
     best: Verdict | None

@@ -13,9 +13,9 @@ from autotune.explanation.forecast import Forecast
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.session import Session, session_of
 from autotune.prediction.calibrated import asked_here
+from autotune.prediction.likeness import NOISE
 from autotune.prediction.question import Question
 from autotune.standings import with_whole_result
-from autotune.strategies.guided.belief import NOISE
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.prior import Prior
 from autotune.verdict import Verdict, decide

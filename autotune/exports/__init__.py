@@ -20,27 +20,33 @@ from autotune.exports.winner import Winner, winner_of
 Exporter = Callable[[dict[str, Any]], Export]
 
 
+MAKERS: Mapping[str, Callable[[Winner], Export]] = {
+    "deepspeed": export_deepspeed,
+    "accelerate-fsdp": export_accelerate_fsdp,
+    "accelerate-deepspeed": export_accelerate_deepspeed,
+    "transformers": export_transformers,
+    "torchtitan": export_torchtitan,
+    "megatron": export_megatron,
+    "lightning": export_lightning,
+    "torch": export_torch,
+}
+"""Framework -> what makes its format; `jobs.request.SIMPLE_TARGETS` has the same names."""
+
+
 def _reading(make: Callable[[Winner], Export]) -> Exporter:
     return lambda document: make(winner_of(document))
 
 
 EXPORTERS: Mapping[str, Exporter] = {
     "json": export_json,
-    "deepspeed": _reading(export_deepspeed),
-    "accelerate-fsdp": _reading(export_accelerate_fsdp),
-    "accelerate-deepspeed": _reading(export_accelerate_deepspeed),
-    "transformers": _reading(export_transformers),
-    "torchtitan": _reading(export_torchtitan),
-    "megatron": _reading(export_megatron),
-    "lightning": _reading(export_lightning),
-    "torch": _reading(export_torch),
+    **{name: _reading(make) for name, make in MAKERS.items()},
     "ray": _reading(export_ray),
     "slurm": _reading(export_slurm),
     "torchrun": _reading(export_torchrun),
 }
 """Format -> what makes it from a best-config document."""
 
-__all__ = ["EXPORTERS", "Export", "Exporter", "exporter"]
+__all__ = ["EXPORTERS", "MAKERS", "Export", "Exporter", "exporter"]
 
 
 def exporter(name: str) -> Exporter:

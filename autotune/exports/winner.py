@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.best_config import request_of
+from autotune.best_config_file import request_of
 from autotune.errors import BestConfigError
 from autotune.jobs.request import JobRequest
 from search_spaces.command import CommandModel

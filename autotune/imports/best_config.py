@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.best_config import request_of
+from autotune.best_config_file import request_of
 from autotune.errors import RequestError
 from autotune.exports.winner import stated_of
 from autotune.imports.imported import Imported

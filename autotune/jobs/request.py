@@ -30,6 +30,10 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 
+SIMPLE_TARGETS = (
+    "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning", "torch",
+)  # fmt: skip
+"""Frameworks whose exports a search can be restricted to."""
 RUNNERS = ("ray", "local")
 ENVIRONMENT_SETTINGS = "environment_settings"
 SERIES = ("cost", "devices", "sequence", "scale")
@@ -66,6 +70,8 @@ class JobRequest:
     """A preset's name or the path of a TOML file."""
     pins: dict[str, Any] = field(default_factory=dict)
     """Knob -> the only value, or the values, that are tried; text is read as on the command line."""
+    simple: str | None = None
+    """One of `SIMPLE_TARGETS`: only what its export says without loss is searched; None: all of the space."""
     objective: Objective = Objective.THROUGHPUT
     strategy: str = STRATEGIES[0]
     seed: int = 0
@@ -165,6 +171,8 @@ class JobRequest:
         object.__setattr__(self, "objective", Objective(self.objective))
         self._require_choice("strategy", STRATEGIES)
         self._require_choice("runner", RUNNERS)
+        if self.simple is not None:
+            self._require_choice("simple", SIMPLE_TARGETS)
         self._require_reached()
         if self.nvme_path is not None:
             self._require_text("nvme_path")

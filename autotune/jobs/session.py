@@ -216,6 +216,11 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             layouts=layouts_of(request.engine),
         )
     )
+    if request.simple is not None and request.resolved_domains is None:
+        # The exporters: loaded for those who ask for it alone.
+        from autotune.exports.lossless import expressible
+
+        space = expressible(space, request.simple, frozenset(request.pins))
     if space.is_empty():
         raise nothing_legal(space)
     extrapolation = _extrapolation(request, space, model)
@@ -278,8 +283,12 @@ def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, 
 
 
 def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
-    """The session with what is known before the job's first trial: learned when the job begins, then frozen. And in words."""
-    if session.request.strategy not in PREDICTING:
+    """The session with what is known before the job's first trial: learned when the job begins, then frozen. And in words.
+
+    It is frozen for strategies that do not predict, too: what was predicted of a job's trials is shown beside what they took.
+    """
+    predicts = session.request.strategy in PREDICTING
+    if not predicts and not isinstance(session.model, ModelSpec):
         return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
@@ -287,6 +296,8 @@ def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, s
     if kept is None:
         learned = learn_prior(store, session.cluster, session.request.engine, _earlier(session))
         kept = store.set_prior(lease, to_plain(learned))
+    if not predicts:
+        return session, ""
     prior = from_plain(Prior, kept)
     strategy = strategy_of(session.request, session.space, session.model, session.ranking, prior)
     return dataclasses.replace(session, strategy=strategy), prior.note

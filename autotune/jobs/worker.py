@@ -12,6 +12,7 @@ from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
 from autotune.jobs.session import Session, on_ray, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_held_job
+from autotune.quick_calibration import calibrate_for
 from executor.errors import ExecutorError, RunnerError
 from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
@@ -97,6 +98,7 @@ class Worker:
             try:
                 session = on_ray(session_of(self._store.job(lease.job_id)), self._ray_address)
                 require_startable(session)
+                calibrate_for(self._store, session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
                 self._fail(keeper, error)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})

@@ -61,7 +61,12 @@ def tuned(question: Question, space: SearchSpace, room: Room, leaders: Sequence[
     for name in BUCKETS:
         if len(space.domains.get(name, ())) > 1:
             work.settle(name, room, by_memory)
-    return sorted(work.results(), key=lambda item: (item.memory, item.seconds) if by_memory else (item.seconds, item.memory))
+    return in_order(work.results(), by_memory)
+
+
+def in_order(found: Sequence[Tuned], by_memory: bool) -> list[Tuned]:
+    """The best first."""
+    return sorted(found, key=lambda item: (item.memory, item.seconds) if by_memory else (item.seconds, item.memory))
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.lessons import Lesson, lessons_of
 from autotune.prediction.question import SHIPPED, Question
 from autotune.prediction.rates import rates_for
 from autotune.prediction.trial_fit import fit_runs
@@ -27,18 +28,23 @@ class Calibrated:
     """The newest micro-benchmark of the cluster."""
     trials: int
     """Trials of the database on the same hardware."""
-    history: tuple[Runs, ...] = ()
-    """What these trials were."""
+    lessons: tuple[Lesson, ...] = ()
+    """What these trials left over of predictions by `rates`."""
 
     @property
     def source(self) -> str:
         """In words, for people who read a prediction."""
         parts = []
         if self.benchmark is not None:
-            parts.append(f"a micro-benchmark of this cluster ({self.benchmark.created:%Y-%m-%d %H:%M} UTC)")
+            parts.append(benchmark_text(self.benchmark))
         if self.trials:
             parts.append(f"{self.trials} trial{'s' * (self.trials > 1)} on the same hardware")
         return " and ".join(parts) or SHIPPED
+
+
+def benchmark_text(record: CalibrationRecord) -> str:
+    """A micro-benchmark in words."""
+    return f"a {'quick ' * record.quick}micro-benchmark of this cluster ({record.created:%Y-%m-%d %H:%M} UTC)"
 
 
 def calibrated(
@@ -58,13 +64,13 @@ def calibrated(
     rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
     history = [*earlier, *trial_history(store, cluster, engine)]
     rates, trials = fit_runs(history, rates)
-    return Calibrated(rates=rates, benchmark=record, trials=trials, history=tuple(history))
+    return Calibrated(rates=rates, benchmark=record, trials=trials, lessons=lessons_of(history, rates))
 
 
 def asked_here(store: Store, question: Question) -> Question:
-    """The question with what the database knows of its cluster."""
+    """The question with what the database knows of its cluster: what every prediction that is shown is made by."""
     found = calibrated(store, question.cluster, question.engine, rates_for(question.cluster, question.engine))
-    return dataclasses.replace(question, known=found.rates, rests_on=found.source)
+    return dataclasses.replace(question, known=found.rates, lessons=found.lessons, rests_on=found.source)
 
 
 def fingerprint(cluster: ClusterSpec) -> str:

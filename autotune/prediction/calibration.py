@@ -82,7 +82,10 @@ def coefficients_from_benchmark(
     rates = _fit(_HOPS, inside, cluster, engine, rates)
     errors = _layer_errors(computed, cluster, engine, rates)
     rates = dataclasses.replace(rates, **_file_bandwidths(record.rows, cluster))
-    return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread_after(before.time_spread, errors))
+    spread = spread_after(before.time_spread, errors)
+    # A quick measurement sees few shapes, and what it sees of them once: it makes no band narrower.
+    spread = max(spread, before.time_spread) if record.quick else spread
+    return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread)
 
 
 def default_precision(cluster: ClusterSpec) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 
 from autotune.prediction.cases import Array, Cases, scalar
 from autotune.prediction.config_cases import cases_of
+from autotune.prediction.knob_features import config_features
+from autotune.prediction.lessons import Lessons
 from autotune.prediction.memory import rank_memory, share_memory
 from autotune.prediction.question import Question
 from autotune.prediction.room import fit_probability, ranks_of_node
@@ -127,9 +129,19 @@ def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estima
     found: dict[int, Estimate] = {}
     for places, cases in alike(question, configs):
         prediction = predict(cases, question.rates)
+        longer = learned(question, cases, [configs[place] for place in places])
         for row, place in enumerate(places):
-            found[place] = _estimate(question, configs[place], cases.take(np.array([row])), prediction, row)
+            own = cases.take(np.array([row]))
+            found[place] = _estimate(question, configs[place], own, prediction, row, float(longer[row]))
     return [found[place] for place in range(len(configs))]
+
+
+def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) -> Array:
+    """(n,) How many times as long as the equations say steps take, by what earlier trials of the hardware left over of them."""
+    if not question.lessons:
+        return np.ones(len(configs))
+    factors: Array = np.exp(-Lessons(question.lessons).added(config_features(cases, configs)))
+    return factors
 
 
 def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[list[int], Cases]]:
@@ -142,9 +154,12 @@ def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[
         yield places, cases_of(question.model, question.cluster, question.workload, own, question.engine)
 
 
-def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int) -> Estimate:
-    seconds = _at(prediction.seconds, row)
-    fast, slow = (_at(edge, row) for edge in prediction.seconds_band())
+def _estimate(
+    question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int, longer: float
+) -> Estimate:
+    """`longer`: how many times as long as the equations say a step takes."""
+    seconds = _at(prediction.seconds, row) * longer
+    fast, slow = (_at(edge, row) * longer for edge in prediction.seconds_band())
     batch, tokens = question.global_batch_size, question.tokens
     ranks = _ranks(question, config, cases)
     fullest = max(ranks, key=lambda rank: rank.total / rank.roomier)
@@ -157,7 +172,7 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
     return Estimate(
         config=config,
         step_seconds=Interval(mean=seconds, low=fast, high=slow),
-        breakdown_seconds={name: _at(values, row) for name, values in prediction.parts.items()},
+        breakdown_seconds={name: _at(values, row) * longer for name, values in prediction.parts.items()},
         samples_per_second=Interval(mean=batch / seconds, low=batch / slow, high=batch / fast),
         tokens_per_second=tokens / seconds,
         tflops_per_device=tflops,
@@ -167,11 +182,11 @@ def _estimate(question: Question, config: TrialConfig, cases: Cases, prediction:
         host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.roomier),
         fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
-        schedule=_schedule(question, config, cases),
+        schedule=_schedule(question, config, cases, longer),
     )
 
 
-def _schedule(question: Question, config: TrialConfig, cases: Cases) -> tuple[PointEstimate, ...]:
+def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: float) -> tuple[PointEstimate, ...]:
     """Time and memory at each point of one configuration's schedule; empty: nothing is scheduled."""
     points = points_of(config, question.workload)
     if len(points) == 1:
@@ -186,7 +201,7 @@ def _schedule(question: Question, config: TrialConfig, cases: Cases) -> tuple[Po
                 length=point.length,
                 kept=point.kept,
                 weight=point.weight,
-                step_seconds=_at(told.seconds, 0),
+                step_seconds=_at(told.seconds, 0) * longer,
                 peak_memory_bytes=_at(told.memory.total, 0),
             )
         )

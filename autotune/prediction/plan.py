@@ -3,23 +3,33 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.buckets import tuned
-from autotune.prediction.estimate import Estimate, estimates
+from autotune.exports.lossless import is_lossless
+from autotune.prediction.buckets import Tuned, in_order, tuned
+from autotune.prediction.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.question import Question
-from autotune.prediction.reasons import Goal, Reason, reasons_of
+from autotune.prediction.reasons import Cost, Goal, Reason, in_its_place, reasons_of
 from autotune.prediction.room import PROBABILITY, Room, room_of
-from autotune.prediction.scan import Bounds, Scanned, require_within, scan
+from autotune.prediction.scan import Bounds, Leader, Scanned, require_within, scan
+from autotune.prediction.simplicity import Group, grouped, plain_parts, resolution
+from autotune.prediction.step import predict
 from search_spaces.cluster import ClusterSpec
 from search_spaces.plain import to_plain
 from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
 
 MOST_PLANS = 100
+MOST_TIES = 20
+"""Configurations that are kept beside one that they tie with."""
+SIMPLE_KEPT = 40
+"""Configurations of each plain part of a space that are looked at beside the fastest of all."""
 SHARE = 0.8
 """Of the best rate, what a plan of least memory reaches at least."""
 
@@ -74,10 +84,26 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A configuration that the equations cannot tell from the one that is shown."""
+
+    config: TrialConfig
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank, without what the allocator reserves beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A configuration with what is predicted of it."""
+    """A configuration with what is predicted of it: the simplest of those that tie with it."""
 
     estimate: Estimate
+    base: TrialConfig
+    """The device's defaults: what a sweep without pins measures first."""
+    tied: int
+    """Further configurations that were looked at and tie with it."""
+    ties: tuple[Tie, ...]
+    """The fastest of them."""
     cluster: ClusterSpec
     """All of the cluster, or so many of its nodes."""
     reasons: tuple[Reason, ...]
@@ -91,6 +117,16 @@ class Plan:
             "world_size": self.cluster.world_size,
             "nodes": self.cluster.nodes,
             **self.estimate.document(every_rank=False),
+            "differences": self.estimate.config.differences(self.base),
+            "tied": self.tied,
+            "ties": [
+                {
+                    "config": tie.config.values(),
+                    "step_seconds": tie.step_seconds,
+                    "peak_memory_bytes": tie.peak_memory_bytes,
+                }
+                for tie in self.ties
+            ],
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "reasons": [{**to_plain(reason), "text": reason.text(self.goal)} for reason in self.reasons],
         }
@@ -108,6 +144,8 @@ class Plans:
     """Further ones, with other buckets."""
     world_sizes: tuple[int, ...]
     """Devices that were planned for."""
+    resolution: float
+    """Relative difference of step times up to which configurations tie; 0: they are told apart by memory, which repeats."""
     seconds: float
     """That it took."""
 
@@ -118,6 +156,7 @@ class Plans:
             "fitting": self.fitting,
             "bucket_settings": self.bucket_settings,
             "world_sizes": list(self.world_sizes),
+            "resolution": self.resolution,
             "seconds": self.seconds,
             "plans": [plan.document() for plan in self.plans],
         }
@@ -128,7 +167,8 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
 
     1. Predict every configuration with its buckets at their defaults; keep those that fit and are best.
     2. Set the buckets of the best 1,000, and of the best that has each value of each knob, by which plans are explained.
-    3. Objectives that choose the size of the cluster: the same for every power of two of nodes.
+    3. Group those between which the equations cannot tell, the simplest of each group first (`simplicity`).
+    4. Objectives that choose the size of the cluster: the same for every power of two of nodes.
 
     Raises:
         NothingFeasibleError: nothing fits, or nothing reaches the rate.
@@ -146,13 +186,15 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
             break
     if not found:
         raise _nothing(question, options, counted)
-    found.sort(key=lambda item: _rank(item, options))
+    if len(counted.sizes) > 1:
+        found.sort(key=lambda item: _rank(item, options))
     return Plans(
         plans=tuple(found[: options.top]),
         configurations=counted.configurations,
         fitting=counted.fitting,
         bucket_settings=counted.settings,
         world_sizes=tuple(counted.sizes),
+        resolution=0.0 if options.objective is PlanObjective.MEMORY else resolution(question.rates.time_spread),
         seconds=time.monotonic() - started,
     )
 
@@ -177,16 +219,75 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     scanned = _scanned(question, space, room, options, bounds, counted)
     by_memory = options.objective is PlanObjective.MEMORY
     contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
-    leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders)}.values())
-    best = tuned(question, space, room, leaders, by_memory)
+    simple = [] if by_memory else _simple(question, space, room, bounds)
+    leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
+    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
-    goal = Goal(by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes)
-    told = estimates(question, [item.config for item in chosen[: options.top]])
+    if question.simple is not None:
+        chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
+    if by_memory:
+        groups = [Group(first=item, ties=()) for item in chosen[: options.top]]
+    else:
+        groups = grouped(chosen, space, question.rates.time_spread, options.top)
+    goal = Goal(
+        by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes,
+        resolution=resolution(question.rates.time_spread),
+    )  # fmt: skip
+    shown = [group.first for group in groups]
+    costs = _costs(question, room, [config for item in shown for config in in_its_place(item, scanned.at_best, space)])
+    why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
+    told = estimates(question, [item.config for item in shown])
     return [
-        _plan(question, estimate, reasons_of(item, scanned.at_best, best, space.context, goal), goal, options)
-        for estimate, item in zip(told, chosen, strict=False)
+        _plan(question, space, estimate, group, reasons, goal, options)
+        for estimate, group, reasons in zip(told, groups, why, strict=True)
     ]
+
+
+def _simple(question: Question, space: SearchSpace, room: Room, bounds: Bounds) -> list[Leader]:
+    """The best of each plain part of the space: what is simple may be a tie and yet be behind a thousand others."""
+    within = Bounds(until=bounds.until)
+    return [
+        leader
+        for part in plain_parts(space)
+        for leader in scan(question, part, room, slowest=None, bounds=within).leaders[:SIMPLE_KEPT]
+    ]
+
+
+def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
+    """What configurations take."""
+    unique = list(dict.fromkeys(configs))
+    found: dict[TrialConfig, Cost] = {}
+    for places, cases in alike(question, unique):
+        own, count = [unique[place] for place in places], len(places)
+        prediction, longer = predict(cases, question.rates), learned(question, cases, own)
+        parts = {name: np.broadcast_to(values, count) * longer for name, values in prediction.parts.items()}
+        needed, host = (np.broadcast_to(held, count) for held in (prediction.memory.needed, prediction.memory.host))
+        fits = room.holds(needed, host)
+        for row, config in enumerate(own):
+            each = {name: float(values[row]) for name, values in parts.items()}
+            found[config] = Cost(parts=each, needed=float(needed[row]), fits=bool(fits[row]))
+    return found
+
+
+def _with_lessons(question: Question, found: list[Tuned], by_memory: bool) -> list[Tuned]:
+    """The same with what earlier trials left over of predictions, the best first: what is ranked is what is shown."""
+    if not question.lessons:
+        return found
+    longer = np.ones(len(found))
+    configs = [item.config for item in found]
+    for places, cases in alike(question, configs):
+        longer[places] = learned(question, cases, [configs[place] for place in places])
+    corrected = [_slowed(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
+    return in_order(corrected, by_memory)
+
+
+def _slowed(item: Tuned, factor: float) -> Tuned:
+    settings = {
+        name: {value: dataclasses.replace(setting, seconds=setting.seconds * factor) for value, setting in values.items()}
+        for name, values in item.settings.items()
+    }
+    return dataclasses.replace(item, seconds=item.seconds * factor, settings=settings)
 
 
 def _scanned(
@@ -206,11 +307,17 @@ def _scanned(
     return scan(question, space, room, slowest=slowest, bounds=left)
 
 
-def _plan(question: Question, estimate: Estimate, reasons: tuple[Reason, ...], goal: Goal, options: PlanOptions) -> Plan:
+def _plan(
+    question: Question, space: SearchSpace, estimate: Estimate, group: Group, reasons: tuple[Reason, ...], goal: Goal,
+    options: PlanOptions,
+) -> Plan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
     return Plan(
         estimate=estimate,
+        base=space.base,
+        tied=len(group.ties),
+        ties=tuple(Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties[:MOST_TIES]),
         cluster=question.cluster,
         reasons=reasons,
         goal=goal,

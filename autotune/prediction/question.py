@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from autotune.engines import capability_of
 from autotune.errors import RequestError
+from autotune.jobs.request import SIMPLE_TARGETS
 from autotune.layouts import layouts_of
 from autotune.prediction.coefficients import Coefficients
+from autotune.prediction.lessons import Lesson
 from autotune.prediction.rates import rates_for
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec
@@ -49,6 +51,8 @@ class Question:
     """A preset's name or the path of a TOML file: what a plan chooses from."""
     pins: Mapping[str, Pin] = field(default_factory=dict)
     """Knob -> the value, or the values, that it may have."""
+    simple: str | None = None
+    """The framework whose export must say what is chosen without loss; None: any of the space."""
     nvme_path: str | None = None
     """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
     training_steps: int | None = None
@@ -59,6 +63,8 @@ class Question:
     """What asking the rules may take, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
     """What is known of this cluster; None: the shipped coefficients."""
+    lessons: tuple[Lesson, ...] = ()
+    """What earlier trials on this cluster left over of predictions by `known`."""
     rests_on: str = SHIPPED
     """In words, what the coefficients rest on."""
 
@@ -67,6 +73,8 @@ class Question:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(name, f"{value} is not positive", "give at least 1")
+        if self.simple is not None and self.simple not in SIMPLE_TARGETS:
+            raise RequestError("simple", f"{self.simple!r} is not known", f"use one of {', '.join(SIMPLE_TARGETS)}")
         if (found := documents_problem(self.document_lengths, self.sequence_length)) is not None:
             raise RequestError("document_lengths", *found)
         model = self.model
@@ -96,11 +104,17 @@ class Question:
         return self.global_batch_size * self.sequence_length
 
     def search_space(self) -> SearchSpace:
-        """What a plan chooses from. Raises what `resolve_space` raises."""
-        return resolve_space(
+        """What a plan chooses from. Raises what `resolve_space` and `expressible` raise."""
+        space = resolve_space(
             self.space, self.model, self.cluster, self.workload, capability_of(self.engine), self.pins,
             most_steps=self.most_steps, layouts=layouts_of(self.engine, self.known),
         )  # fmt: skip
+        if self.simple is None:
+            return space
+        # The exporters: loaded for those who ask for it alone.
+        from autotune.exports.lossless import expressible
+
+        return expressible(space, self.simple, frozenset(self.pins))
 
     def config(self) -> TrialConfig:
         """The one configuration that the pins say; other knobs stand at the device's defaults.
@@ -124,6 +138,7 @@ def question_of(
     model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
     engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
     nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
+    simple: str | None = None,
 ) -> Question:  # fmt: skip
     """The question, with what holds where nothing is said."""
     capability_of(engine)
@@ -133,7 +148,7 @@ def question_of(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
         most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
-        document_lengths=tuple(document_lengths),
+        document_lengths=tuple(document_lengths), simple=simple,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Why a plan has the value that it has, knob by knob: what the other values come to, from the figures of the ranking."""
+"""Why a plan has the value that it has, knob by knob: what that value saves or hides, and what the others come to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.prediction.buckets import Setting, Tuned
@@ -8,8 +8,19 @@ from autotune.prediction.room import Room
 from autotune.prediction.scan import AtBest
 from search_spaces.context import SpaceContext
 from search_spaces.knobs import KNOBS, value_text
-from search_spaces.trial_config import Value
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig, Value
 
+PARTS = {
+    "compute": "compute", "tensor": "tensor, context and expert communication", "pipeline": "pipeline bubble and boundaries",
+    "data": "gradient and parameter traffic", "optimizer": "optimizer update", "offload": "update and copies on the host",
+}  # fmt: skip
+"""Part of a step -> what it is called in a reason."""
+HIDES = {
+    "overlap_comm": "data", "overlap_param_gather": "data", "prefetch_bucket_size": "data", "reduce_bucket_size": "data",
+    "allgather_bucket_size": "data", "async_tensor_parallel": "tensor", "reshard_after_forward": "data",
+}  # fmt: skip
+"""Knob -> the part of a step that its values hide behind compute, or do not."""
 ALIKE = 1.001e-3
 """Relative difference that is told as none: `buckets.WORTH`, by which less memory is chosen instead."""
 
@@ -23,6 +34,8 @@ class Goal:
     room: Room
     limit: int
     """Bytes that a device has, or was limited to."""
+    resolution: float = 0.0
+    """Relative difference of step times up to which plans tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +56,82 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a configuration takes."""
+
+    parts: Mapping[str, float]
+    """Part of a step -> seconds."""
+    needed: float
+    """Bytes of the fullest rank."""
+    fits: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What the plan's value does: the plan with another value of this knob alone, all else as it is."""
+
+    value: Value
+    """The other value."""
+    parts: Mapping[str, float]
+    """Part of a step -> seconds that the other value takes beyond the plan."""
+    needed: float
+    """Bytes that it needs."""
+    fits: bool
+
+    def text(self, knob: str) -> str:
+        """`hides 0.4 s of gradient and parameter traffic behind compute`; empty: nothing that could be told."""
+        name = value_text(self.value) or "empty"
+        if not self.fits:
+            return f"{name} in its place needs {_gib(self.needed)}"
+        part, seconds = max(self.parts.items(), key=lambda item: item[1], default=("", 0.0))
+        if seconds <= 0:
+            return ""
+        if HIDES.get(knob) == part:
+            return f"hides {_seconds(seconds)} of {PARTS[part]} behind compute"
+        return f"saves {_seconds(seconds)} of {PARTS[part]} over {name} in its place{_price(self.parts, part)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """One knob of a plan."""
 
     knob: str
     value: Value
+    cause: Cause | None
+    """None: no other value can take its place alone, or none does worse."""
     alternatives: tuple[Alternative, ...]
     """The nearest first; those that are legal somewhere."""
 
     def text(self, goal: Goal, most: int | None = None) -> str:
-        """One line: `tensor_parallel_size=4: 8 is 11% slower; 2 needs 92 GiB`."""
+        """One line: `overlap_comm=true: hides 0.4 s of gradient and parameter traffic behind compute; false is 11% slower`."""
         told = [_told(item, goal) for item in self.alternatives[:most]]
         more = ["…"] if most is not None and len(self.alternatives) > most else []
-        return f"{self.knob}={value_text(self.value)}: {'; '.join([*told, *more])}"
+        cause = self.cause.text(self.knob) if self.cause is not None and not goal.by_memory else ""
+        return f"{self.knob}={value_text(self.value)}: {'; '.join([*([cause] if cause else []), *told, *more])}"
+
+
+Costs = Mapping[TrialConfig, Cost]
+
+
+def in_its_place(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
+    """The plan, and the legal configurations that differ from it in one knob."""
+    knobs = {knob: list(values) for knob, values in (*at_best.items(), *plan.settings.items())}
+    changed = [plan.config.replace({knob: value}) for knob, values in knobs.items() for value in values]
+    return [plan.config, *(config for config in changed if space.canonical(config) == config and not space.check(config))]
 
 
 def reasons_of(
-    plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], others: Sequence[Tuned], context: SpaceContext, goal: Goal
+    plan: Tuned,
+    at_best: Mapping[str, Mapping[Value, AtBest]],
+    others: Sequence[Tuned],
+    context: SpaceContext,
+    goal: Goal,
+    costs: Costs,
 ) -> tuple[Reason, ...]:
     """A reason for each knob that matters in the plan and could have been otherwise.
 
@@ -69,17 +141,20 @@ def reasons_of(
         others: configurations with their buckets set, the best one with each value of each knob among them.
         context: where the knobs matter.
         goal: what plans are compared by.
+        costs: of the configurations of `in_its_place`.
     """
     found = []
     for knob, values in at_best.items():
         condition = KNOBS[knob].condition
         if condition is None or condition.holds(plan.config, context):
-            found.append(_of_knob(knob, values, plan, others, goal))
-    found += [_of_bucket(knob, settings, plan, goal) for knob, settings in plan.settings.items()]
+            found.append(_of_knob(knob, values, plan, others, goal, costs))
+    found += [_of_bucket(knob, settings, plan, goal, costs) for knob, settings in plan.settings.items()]
     return tuple(reason for reason in found if reason.alternatives)
 
 
-def _of_knob(knob: str, values: Mapping[Value, AtBest], plan: Tuned, others: Sequence[Tuned], goal: Goal) -> Reason:
+def _of_knob(
+    knob: str, values: Mapping[Value, AtBest], plan: Tuned, others: Sequence[Tuned], goal: Goal, costs: Costs
+) -> Reason:
     chosen: Value = getattr(plan.config, knob)
     best: dict[Value, Tuned] = {}
     for item in others:  # the best come first
@@ -91,10 +166,10 @@ def _of_knob(knob: str, values: Mapping[Value, AtBest], plan: Tuned, others: Seq
         for value, found in values.items()
         if value != chosen
     ]
-    return Reason(knob=knob, value=chosen, alternatives=_in_order(alternatives))
+    return Reason(knob=knob, value=chosen, cause=_cause(knob, values, plan, costs), alternatives=_in_order(alternatives))
 
 
-def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: Goal) -> Reason:
+def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: Goal, costs: Costs) -> Reason:
     chosen: Value = getattr(plan.config, knob)
     alternatives = [
         _alternative(value, goal, plan, item.seconds, item.memory)
@@ -103,7 +178,28 @@ def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: 
         for value, item in settings.items()
         if value != chosen
     ]
-    return Reason(knob=knob, value=chosen, alternatives=_in_order(alternatives))
+    return Reason(knob=knob, value=chosen, cause=_cause(knob, settings, plan, costs), alternatives=_in_order(alternatives))
+
+
+def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cause | None:
+    """What another value in its place would do.
+
+    1. A faster one that does not fit: the plan's is there for memory.
+    2. Else the least slower one that fits.
+    3. Else one that does not fit. Of several that do not, the most sparing.
+    """
+    own, chosen = costs[plan.config], getattr(plan.config, knob)
+    found = {value: costs.get(plan.config.replace({knob: value})) for value in values if value != chosen}
+    known = {value: cost for value, cost in found.items() if cost is not None}
+    tight = {value: cost for value, cost in known.items() if not cost.fits}
+    slower = {value: cost for value, cost in known.items() if cost.fits and cost.seconds > own.seconds * (1 + ALIKE)}
+    faster = {value: cost for value, cost in tight.items() if cost.seconds < own.seconds}
+    for chosen_from in (faster, slower, tight):
+        if chosen_from:
+            value, cost = min(chosen_from.items(), key=lambda item: item[1].seconds if item[1].fits else item[1].needed)
+            beyond = {name: seconds - own.parts[name] for name, seconds in cost.parts.items()}
+            return Cause(value=value, parts=beyond, needed=cost.needed, fits=cost.fits)
+    return None
 
 
 def _alternative(value: Value, goal: Goal, plan: Tuned, seconds: float, memory: float) -> Alternative:
@@ -148,10 +244,21 @@ def _told(item: Alternative, goal: Goal) -> str:
         return f"{name} {item.refused}"
     if abs(item.change) < ALIKE:
         return f"{name} is as good" if goal.by_memory else f"{name} is as fast{_more_memory(item.more_memory_bytes)}"
+    tie = ", a tie" if not goal.by_memory and -goal.resolution <= item.change <= goal.resolution else ""
     share = f"{abs(item.change):.1%}" if abs(item.change) < 0.1 else f"{abs(item.change):.0%}"
     if goal.by_memory:
         return f"{name} needs {share} {'more' if item.change > 0 else 'less'}"
-    return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}"
+    return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}{tie}"
+
+
+def _price(parts: Mapping[str, float], saved: str) -> str:
+    """What the value costs instead, where that is a tenth of what it saves or more."""
+    part, seconds = min(parts.items(), key=lambda item: item[1])
+    return f" for {_seconds(-seconds)} more {PARTS[part]}" if -seconds > 0.1 * parts[saved] else ""
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _more_memory(count: float) -> str:

@@ -207,16 +207,20 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
 
 
 def update(elements: int, device: torch.device) -> Run:
-    """An optimizer step over flat fp32 states: norm, clipping, fused AdamW."""
-    parameter = torch.zeros(elements, device=device, requires_grad=True)
-    parameter.grad = torch.full_like(parameter, 1e-3)
-    optimizer = torch.optim.AdamW([parameter], fused=True)
+    """An optimizer step over flat fp32 states: norm, clipping, fused AdamW.
+
+    By the operator that `torch.optim.AdamW` calls: the class loads torch.compile, which takes longer than a short measurement.
+    """
+    parameter, first, second = (torch.zeros(elements, device=device) for _ in range(3))
+    gradient, step = torch.full_like(parameter, 1e-3), torch.zeros((), device=device)
 
     def run() -> None:
-        gradient = parameter.grad
-        assert gradient is not None
         gradient.mul_((1.0 / (gradient.norm() + 1e-6)).clamp(max=1.0))
-        optimizer.step()
+        step.add_(1.0)
+        torch._fused_adamw_(
+            [parameter], [gradient], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
+            eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     return run
 

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from executor.measurement.file_rates import QUICK_BYTES, FilePass
 from executor.measurement.kernels import Case, Run, compute_cases
 from executor.measurement.links import close_groups, link_cases, open_groups
 from executor.measurement.stopwatch import Stopwatch
-from search_spaces.microbenchmark import Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.microbenchmark import COLLECTIVES, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
 from search_spaces.offload_files import BUFFERS
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress
@@ -32,6 +32,15 @@ WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Op
 """Share of the time that an operation gets as a multiple of others': layers tell most of a step."""
 BF16_ON_CPU = 0.3
 """The same for a precision that a device has, and seldom trains in."""
+QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
+    Operation.PRODUCT: ((256, 128, 512), (1024, 128, 512)),
+    Operation.LAYER: ((1, 8, 32, 1, 64), (1, 128, 128, 4, 344), (4, 128, 128, 4, 344)),
+    Operation.HEAD: ((1, 128, 128, 512),),
+    Operation.UPDATE: ((2**20,),),
+}
+"""What a quick measurement has of the shapes of processors: layers from launches alone to products alone."""
+QUICK_MESSAGES = (2**12, 2**18)
+"""Bytes of its messages."""
 MEMORY_SHARE = 0.25
 """Share of the free memory that one case may hold."""
 
@@ -47,7 +56,7 @@ def run_microbenchmark(
     """
     hosts = tuple(gather_plain(context, socket.gethostname()))
     stopwatch = Stopwatch(context)
-    cases = compute_cases(context.device, request.precisions)
+    cases = [case for case in compute_cases(context.device, request.precisions) if _wanted(case, request)]
     compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
     files = [*file_cases(Path(request.nvme_path))] if request.nvme_path is not None else []
     share = (1.0 if context.world_size == 1 else 1 - LINK_SHARE) - (FILE_SHARE if files else 0)
@@ -57,7 +66,7 @@ def run_microbenchmark(
     if context.world_size > 1:
         groups = open_groups(context, hosts)
         links = sorted(
-            link_cases(context, groups, request.largest_message_bytes),
+            (case for case in link_cases(context, groups, request.largest_message_bytes) if _wanted(case, request)),
             key=lambda case: (case.group.ranks, case.group.in_node, case.operation, case.cost),
         )
         rows += bench.run(links, request.seconds - stopwatch.elapsed(), "links")
@@ -70,6 +79,14 @@ def run_microbenchmark(
         environment={**environment(context.device), **({"nvme_path": request.nvme_path} if request.nvme_path else {})},
         context_bytes=_largest(context, read_device(context.device).non_torch_bytes),
         workspace_bytes=_largest(context, _left_over(context.device)),
+    )
+
+
+def _wanted(case: Case, request: MicrobenchmarkRequest) -> bool:
+    if not request.quick:
+        return True
+    return (
+        case.shape[0] in QUICK_MESSAGES if case.operation in COLLECTIVES else case.shape in QUICK_SHAPES.get(case.operation, ())
     )
 
 
@@ -105,17 +122,18 @@ class _Bench:
         return WEIGHTS.get(case.operation, 1.0) * (BF16_ON_CPU if rare else 1.0)
 
     def _family(self, cases: Sequence[Case], seconds: float) -> Iterator[Measured]:
-        """From the cheapest on, until the next would not fit in the time or in memory. The first is always measured."""
+        """From the cheapest on, until the next would not fit in the time or in memory. The first is always measured; of a quick
+        measurement all are, with the fewest samples."""
         until = self._stopwatch.elapsed() + seconds
         last: tuple[float, float] | None = None
         for number, case in enumerate(cases):
             left = until - self._stopwatch.elapsed()
             expected = last[0] * case.cost / last[1] if last else 0.0
             # Two runs to warm up and three samples.
-            if case.memory > self._room or (last and 5 * expected > left):
+            if case.memory > self._room or (last and 5 * expected > left and not self._request.quick):
                 return
             run = case.make()
-            allowed = max(left, 0.0) / (len(cases) - number) - 2 * expected
+            allowed = 0.0 if self._request.quick else max(left, 0.0) / (len(cases) - number) - 2 * expected
             timing = self._stopwatch.measure(run, allowed, on_host=case.on_host)
             last = (timing.low, case.cost)  # not the median: what is left out for a moment's noise is left out for good
             yield Measured(

@@ -19,7 +19,9 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     shown = {"best_rate": answer_rate, "baseline_rate": baseline, "gain": document["baseline"]["gain"], "keeps_baseline": True}
     found = {"outcomes": {"OK": 3}, "searched": 3, "running": 0, **shown}
     nothing = {"outcomes": {}, "searched": 0, "running": 0, **dict.fromkeys(shown), "keeps_baseline": False}
-    told = [{name: value for name, value in item.items() if name != "version"} for item in answer.json()["items"]]
+    items = answer.json()["items"]
+    assert [item.pop("seconds_left") is None for item in items] == [True, False]
+    told = [{name: value for name, value in item.items() if name != "version"} for item in items]
     assert told == [{"job": other, **nothing}, {"job": one, **found}]
 
 

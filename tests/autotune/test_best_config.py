@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 import table
 
-from autotune.best_config import SCHEMA_PATH, best_config_text, build_best_config, read_best_config, request_of
+from autotune.best_config import build_best_config
+from autotune.best_config_file import SCHEMA_PATH, best_config_text, read_best_config, request_of
 from autotune.errors import BestConfigError, NoBestError, UnknownFormatError
 from autotune.exports import exporter
 from autotune.jobs.book import Book, read_book

@@ -12,7 +12,8 @@ import table
 from played import run
 from rich.console import Console
 
-from autotune.best_config import SCHEMA_PATH, build_best_config
+from autotune.best_config import build_best_config
+from autotune.best_config_file import SCHEMA_PATH
 from autotune.cli.result import print_result
 from autotune.errors import RequestError
 from autotune.extrapolation import Extrapolation

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.best_config import read_best_config
+from autotune.best_config_file import read_best_config
 from autotune.cli.lint import _read as read_linted
 from autotune.imports.read import read_imported
 from autotune.jobs.baselines import read_baseline

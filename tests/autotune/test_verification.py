@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 import table
 
-from autotune.best_config import SCHEMA_PATH, best_config_text, build_best_config
+from autotune.best_config import build_best_config
+from autotune.best_config_file import SCHEMA_PATH, best_config_text
 from autotune.engines import capability_of
 from autotune.errors import RequestError
 from autotune.jobs.book import read_book

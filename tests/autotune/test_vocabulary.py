@@ -13,7 +13,8 @@ import typer
 
 import autotune
 from api.submission import HIDDEN, JobSubmission
-from autotune.best_config import SCHEMA_PATH, build_best_config, request_of
+from autotune.best_config import build_best_config
+from autotune.best_config_file import SCHEMA_PATH, request_of
 from autotune.cli.app import app
 from autotune.client.fields import SubmissionFields
 from autotune.errors import RequestError

@@ -14,6 +14,7 @@ export function Outlook({ verdict, isCurrent }) {
     <${Prediction} estimate=${estimate} />
     <${Cost} estimate=${estimate} space=${space} />
   </dl>
+  ${estimate?.rests_on && html`<p class="soft">Predicted by ${estimate.rests_on}.</p>`}
   ${estimate?.note && html`<p class="note">${estimate.note}</p>`}`;
 }
 

@@ -5,18 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autotune.prediction.likeness import LENGTH, NOISE, Single, matern, product
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.told import Told
 
-Single = NDArray[np.float32]
-LENGTH = 6.0
-"""Distance in features over which residuals stay alike."""
 COMMON = 0.6
 """Standard deviation of what all residuals of a job share: it orders nothing, and is learned by the first trial."""
-NOISE = 0.1
-"""Standard deviation of one trial's logarithm, what the features do not tell of it included."""
 ROUNDS = 4
 """Times that outliers are weighed down anew."""
 SIZES = (0.1, 0.2, 0.4, 0.8)
@@ -30,10 +25,6 @@ MOST = 300
 """Trials that are learned from: the newest."""
 ENTRIES = 2**16
 """Pairs of a candidate and a trial that are looked at in one go, so that matrices stay in a processor's cache."""
-
-
-UNDIVIDED = 2**18
-"""Multiplications up to which OpenBLAS uses one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +150,7 @@ class Belief:
         between = self._between(kernel, asked, along)
         own = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
         if spread:
-            own = np.maximum(own - np.einsum("ij,ij->i", _product(between, self._fit.inverse), between), 1e-9)
+            own = np.maximum(own - np.einsum("ij,ij->i", product(between, self._fit.inverse), between), 1e-9)
         return expected + between @ self._fit.weights, np.sqrt(own)
 
     def _learn(self, errors: Array) -> _Fit:
@@ -201,35 +192,6 @@ def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> 
     total += along[:, None] * (kernel.slope**2 * across)
     total += COMMON**2
     return total
-
-
-def matern(one: Array, other: Array, length: float) -> Single:
-    """Matérn 3/2 of the distances between rows: 1 where they are equal.
-
-    Distances are differences of large numbers, and need double precision; what becomes of them does not.
-    """
-    scale = np.sqrt(3) / length
-    centre = other.mean(axis=0) if len(other) else 0.0
-    ours, theirs = scale * (one - centre), scale * (other - centre)
-    # |a|^2 - 2 a b + |b|^2 as one product: each further pass over the pairs would take as long as the product itself.
-    left = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
-    right = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
-    distance = np.empty((len(one), len(other)), dtype=np.float32)
-    np.maximum(_product(left, right.T), 0.0, out=distance, casting="same_kind")
-    np.sqrt(distance, out=distance)
-    alike = np.exp(-distance)
-    distance += 1
-    alike *= distance
-    return alike
-
-
-def _product(one: Array, other: Array) -> Array:
-    """`one @ other`, in parts so small that linear algebra keeps to this thread: its others would wait for busy cores."""
-    rows = max(UNDIVIDED // max(other.size, 1), 16)
-    found = np.empty((len(one), other.shape[1]))
-    for first in range(0, len(one), rows):
-        np.matmul(one[first : first + rows], other, out=found[first : first + rows])
-    return found
 
 
 def prior(asked: Described) -> Array:

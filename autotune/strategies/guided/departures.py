@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from autotune.prediction.knob_features import Numbers
 from autotune.strategies.guided.described import Array
-from autotune.strategies.guided.knob_features import Numbers
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import Value
 

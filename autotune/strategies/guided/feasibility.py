@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.normal import log_probability_above, log_probability_below, probability_below
-from autotune.strategies.guided.belief import blocks, matern
+from autotune.prediction.likeness import matern
+from autotune.strategies.guided.belief import blocks
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.told import Flags, Told
 

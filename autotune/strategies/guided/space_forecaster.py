@@ -10,14 +10,15 @@ from autotune.prediction.cases import Cases
 from autotune.prediction.config_cases import cases_of
 from autotune.prediction.grid import Grid
 from autotune.prediction.grid_cases import GridCases
+from autotune.prediction.knob_features import Numbers, knob_features, numbers_of
+from autotune.prediction.lessons import Lessons
 from autotune.prediction.memory import Memory, memory
 from autotune.prediction.step import predict, seconds_of
 from autotune.strategies.guided.departures import doubts
 from autotune.strategies.guided.described import Array, Described, Index, joined
-from autotune.strategies.guided.knob_features import Numbers, knob_features, numbers_of
 from autotune.strategies.guided.moves import moves
 from autotune.strategies.guided.own_fit import fitted_to, milestone, timed_trials
-from autotune.strategies.guided.prior import Lessons, Prior
+from autotune.strategies.guided.prior import Prior
 from autotune.strategies.guided.setting import Setting
 from autotune.strategies.guided.space_pool import Order, SpacePool
 from autotune.strategies.guided.trial_cost import trial_seconds

@@ -9,9 +9,9 @@ from autotune.normal import probability_below
 from autotune.prediction.cases import Cases
 from autotune.prediction.grid import Codes, Grid
 from autotune.prediction.grid_cases import GridCases, numbers
+from autotune.prediction.knob_features import Numbers
 from autotune.prediction.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
-from autotune.strategies.guided.knob_features import Numbers
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.space import SearchSpace

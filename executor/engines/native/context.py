@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.selective import keep_collective
@@ -122,6 +121,9 @@ def _up_to_the_end(query: Tensor, end: int) -> Tensor:
     """The causal mask of the last tokens before `end`; on CUDA in the form that its fused kernels take."""
     tokens = query.shape[2]
     if query.is_cuda:
+        # Here, because it loads torch.compile, for a second that short-lived ranks on processors do not have.
+        from torch.nn.attention.bias import causal_lower_right
+
         bias: Tensor = causal_lower_right(tokens, end)
         return bias
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)

@@ -9,7 +9,8 @@ import pytest
 import table
 from called import Command
 
-from autotune.best_config import best_config_text, build_best_config
+from autotune.best_config import build_best_config
+from autotune.best_config_file import best_config_text
 from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
 from autotune.jobs.book import read_book

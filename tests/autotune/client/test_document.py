@@ -32,7 +32,8 @@ NEED_NO_METHOD = {"live", "ready", "metrics"}
 
 JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
-    "cluster": "local", "ranks": 2, "space": "zero", "pins": {"zero_stage": [1, 2]}, "objective": "memory", "strategy": "tpe",
+    "cluster": "local", "ranks": 2, "space": "zero", "simple": "deepspeed", "pins": {"zero_stage": [1, 2]},
+    "objective": "memory", "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "sgd",
     "training_steps": 1000, "document_lengths": [64, 17, 8],
@@ -49,6 +50,7 @@ ASKED: dict[str, Any] = {
     "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
+    "simple": "megatron",
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
     "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "sequence_length",
 }  # fmt: skip
@@ -108,6 +110,7 @@ VIEWS: dict[type, str] = {
     plan_views.PredictedInterval: "IntervalView", plan_views.Band: "BandView", plan_views.RankMemory: "RankMemoryView",
     plan_views.Predicted: "PredictedView", plan_views.Prediction: "PredictionView",
     plan_views.SchedulePoint: "SchedulePointView", plan_views.PlanReason: "ReasonView", plan_views.Plan: "PlanView",
+    plan_views.PlanTie: "TieView",
     plan_views.PlanMax: "MaxView", plan_views.Plans: "PlansView",
     service_views.Names: "NameList", service_views.Descriptions: "PlainList", service_views.Usage: "UsageView",
     service_views.Webhook: "WebhookView", service_views.NewWebhook: "NewWebhookView", service_views.WebhookList: "WebhookList",

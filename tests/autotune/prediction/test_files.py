@@ -9,8 +9,8 @@ import pytest
 from autotune.prediction.calibration import coefficients_from_benchmark
 from autotune.prediction.coefficients import Coefficients
 from autotune.prediction.config_cases import cases_of
+from autotune.prediction.knob_features import config_features
 from autotune.prediction.step import Prediction, predict
-from autotune.strategies.guided.knob_features import config_features
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.microbenchmark import Measured, Operation

@@ -1,0 +1,63 @@
+"""`simple`: what is searched is what the framework's export says without a note."""
+
+import pytest
+
+from autotune.errors import RequestError
+from autotune.exports import MAKERS
+from autotune.exports.winner import Winner
+from autotune.jobs.request import SIMPLE_TARGETS, request_from_fields
+from autotune.jobs.session import resolve
+from autotune.prediction.plan import PlanOptions, plan
+from autotune.prediction.question import Question, cluster_of, model_of, question_of
+
+
+def asked(simple: str | None, **pins: object) -> Question:
+    return question_of(
+        model_of("llama-3-8b", None, None, None), cluster_of("dgx-h100:1", None, None), global_batch_size=512,
+        sequence_length=8192, simple=simple, pins=pins,
+    )  # fmt: skip
+
+
+def test_the_targets_are_the_frameworks_that_are_exported_to() -> None:
+    assert set(SIMPLE_TARGETS) == set(MAKERS)
+    with pytest.raises(RequestError, match="simple"):
+        asked("keras")
+    with pytest.raises(RequestError, match="simple"):
+        request_from_fields({"model": "llama-tiny", "simple": "keras"})
+
+
+def test_domains_lose_what_the_export_cannot_say() -> None:
+    whole, simple = asked(None).search_space(), asked("megatron").search_space()
+    assert set(whole.domains["pipeline_schedule"]) > set(simple.domains["pipeline_schedule"]) == {"1f1b", "interleaved_1f1b"}
+    assert simple.domains["offload_param"] == ("none",)
+    assert simple.domains["tensor_parallel_size"] == whole.domains["tensor_parallel_size"]
+    assert "prefetch_bucket_size" not in simple.domains
+    assert asked("torchtitan").search_space().domains["zero_stage"] == (0, 3)
+    assert asked("deepspeed").search_space().domains["tensor_parallel_size"] == (1,)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) -> None:
+    question = asked(target)
+    space = question.search_space()
+    found = plan(question, PlanOptions(top=3)).plans
+    for config in [row.estimate.config for row in found] + [tie.config for row in found for tie in row.ties[:3]]:
+        winner = Winner(
+            job="", config=config, baseline=None, model=space.model, workload=space.workload, engine="native", world_size=8,
+            ranks_per_node=8, on_gpus=True, verified="native-only", env={}, answer_for=None,
+        )  # fmt: skip
+        noted = {note.partition("=")[0] for note in MAKERS[target](winner).notes if "=" in note.partition(":")[0]}
+        assert not noted & set(space.domains)
+
+
+def test_a_pin_that_has_no_place_there_is_refused() -> None:
+    with pytest.raises(RequestError, match="torchtitan has no place for overlap_comm=false"):
+        asked("torchtitan", overlap_comm=False).search_space()
+
+
+def test_a_sweep_searches_the_same_part_and_goes_on_with_it() -> None:
+    fields = {"model": "llama-tiny", "runner": "local", "space": "parallel"}
+    whole, simple = (resolve(request_from_fields({**fields, **more})) for more in ({}, {"simple": "megatron"}))
+    assert set(simple.space.domains["pipeline_schedule"]) < set(whole.space.domains["pipeline_schedule"])
+    again = resolve(simple.request)
+    assert again.space.domains == simple.space.domains

@@ -1,0 +1,96 @@
+"""Form, plan, sweep and job page predict the same rate of a configuration from one database."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from autotune.asked_of_job import question_of_session
+from autotune.expected import expected
+from autotune.foreseen import foresight_of
+from autotune.jobs.request import request_from_fields, request_to_row
+from autotune.jobs.session import Session, resolve, with_prior
+from autotune.prediction.calibrated import asked_here
+from autotune.prediction.config_cases import cases_of
+from autotune.prediction.estimate import estimates
+from autotune.prediction.plan import PlanOptions, plan
+from autotune.prediction.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.rates import rates_for
+from autotune.prediction.scan import Bounds
+from autotune.prediction.step import seconds_of
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import Interval, TrialResult
+from storage.owners import current_owner
+from storage.store import Store
+
+FIELDS = {"model": "llama-tiny", "cluster": "local", "ranks": 2, "runner": "local"}
+NOISE = 0.3
+"""Of trials' logarithms: so much is left over of what coefficients can say."""
+
+
+def session_of(**fields: object) -> Session:
+    return resolve(request_from_fields({**FIELDS, **fields}))
+
+
+@pytest.fixture
+def trained(store: Store) -> Store:
+    """A store with a job on the same hardware, whose steps took a fifth of what is shipped, with much left over."""
+    session = session_of(space="zero")
+    draw = np.random.default_rng(0)
+    configs = [*session.space.enumerate()][:12]
+    question = question_of_session(session)
+    assert question is not None
+    cases = cases_of(question.model, question.cluster, question.workload, configs, question.engine)
+    seconds = seconds_of(cases, question.rates) / 5 * np.exp(NOISE * draw.standard_normal(len(configs)))
+    lease = store.acquire(store.create_job(request_to_row(session.request)).id, current_owner())
+    for config, step in zip(configs, seconds.tolist(), strict=True):
+        token = store.start_attempt(lease, store.add_trial(lease, config, Purpose.SEARCH).number).token
+        rate = question.global_batch_size / step
+        result = TrialResult(
+            attempt=token,
+            outcome=Outcome.OK,
+            samples_per_second=Interval(mean=rate, low=rate, high=rate),
+            peak_memory_bytes=10**7,
+        )
+        store.finish_attempt(lease, result)
+    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+    return store
+
+
+def asked(**pins: object) -> Question:
+    """As `predict` and `plan` ask."""
+    return question_of(model_of("llama-tiny", None, None, None), cluster_of("local", 2, None), pins=pins, space="zero")
+
+
+@pytest.mark.parametrize("strategy", ["guided", "random"])
+def test_all_doors_show_one_rate_after_trials_that_no_coefficient_explains(trained: Store, strategy: str) -> None:
+    session = session_of(strategy=strategy, space="zero")
+    baseline = session.baselines[0]
+    form = expected(session, trained, Bounds())
+    assert form.best is not None and form.baseline is not None
+    configs = [baseline, form.best.config]
+
+    told = estimates(asked_here(trained, asked()), configs)
+    lease = trained.acquire(trained.create_job(request_to_row(session.request)).id, current_owner())
+    with_prior(session, trained, lease)
+    page = foresight_of(trained, lease.job_id, session)
+    assert page is not None
+    rates = [one.samples_per_second.mean for one in told]
+    assert [form.baseline.samples_per_second.mean, form.best.samples_per_second.mean] == pytest.approx(rates)
+    assert [one.samples_per_second for one in page.of(configs)] == pytest.approx(rates)
+
+    planned = plan(asked_here(trained, asked(**form.best.config.values())), PlanOptions(top=1)).plans[0].estimate
+    assert planned.samples_per_second.mean == pytest.approx(rates[1])
+    assert sum(planned.breakdown_seconds.values()) == pytest.approx(planned.step_seconds.mean)
+
+    equations = estimates(dataclasses.replace(asked_here(trained, asked()), lessons=()), configs)
+    assert abs(math.log(equations[0].samples_per_second.mean / rates[0])) > 0.01  # lessons count, or this shows nothing
+    shipped = rates_for(session.cluster, "native")
+    assert asked_here(trained, asked()).rates != shipped
+
+
+def test_what_a_plan_ranks_is_what_it_shows(trained: Store) -> None:
+    found = plan(asked_here(trained, asked()), PlanOptions(top=20)).plans
+    seconds = [item.estimate.step_seconds.mean for item in found]
+    assert seconds == sorted(seconds)
