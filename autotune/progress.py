@@ -10,7 +10,7 @@ from autotune.cli.sizes import duration_text
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.session import Session
-from autotune.objective import rate
+from autotune.verdict import Verdict
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -40,6 +40,7 @@ class ProgressBar(LoopListener):
         self._running: dict[int, str] = {}
         self._written = 0
         self._drawn = 0.0
+        self._verdict: Verdict | None = None
 
     def on_state(self, state: JobState, message: str, book: Book) -> None:
         self._inner.on_state(state, message, book)
@@ -66,6 +67,10 @@ class ProgressBar(LoopListener):
         self._running[trial.number] = f"{progress.phase}{f' {progress.step}' if progress.step else ''}"
         if time.monotonic() - self._drawn >= DRAW_SECONDS:
             self._draw()
+
+    def on_answer(self, verdict: Verdict | None) -> None:
+        self._inner.on_answer(verdict)
+        self._verdict = verdict
 
     def on_trial(self, trial: TrialRecord, book: Book) -> None:
         self._inner.on_trial(trial, book)
@@ -96,9 +101,9 @@ class ProgressBar(LoopListener):
             f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{wanted} trials",
             duration_text(time.monotonic() - self._began),
         ]
-        best = next(iter(self._session.ranking.ranked(book.searched)), None)
-        if best is not None:
-            parts.append(f"best {rate(best):.4g} samples/s")
+        rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None
+        if rate is not None:
+            parts.append(f"best {rate.mean:.4g} samples/s")
         if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
             parts.append("confirming")
         parts += [f"trial {number}: {does}" for number, does in sorted(self._running.items())[:2]]

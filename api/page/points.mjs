@@ -47,6 +47,7 @@ export class Points {
     next.varied = next.knobs.filter((knob) => knob.values.length > 1);
     return Object.assign(next, {
       version: answer.version, size: next.columns.number.length, epoch: Date.parse(answer.epoch), objective: answer.objective,
+      estimates: new Map((answer.best?.standings ?? []).map(({ trial, rate }) => [trial, rate])),
       limit: answer.limit_bytes, capacity: answer.capacity_bytes, front: answer.front, best: answer.best,
       restsOn: answer.rests_on, secondsLeft: answer.seconds_left, constants: answer.constants,
       words: Object.fromEntries(Object.entries(WORDS).map(([column, list]) => [column, answer[list]])),
@@ -93,6 +94,11 @@ export class Points {
   /** `zero_stage=2 micro_batch_size=4`: what tells a trial from the others. */
   config(row) {
     return this.varied.map((knob) => `${knob.name}=${this.value(knob, row)}`).join(" ");
+  }
+
+  /** Samples/s of the row's configuration by all that was measured of it, where that is known; else what the trial measured. */
+  rate(row) {
+    return (this.purpose(row) === "search" ? this.estimates.get(row)?.mean : undefined) ?? this.columns.rate[row];
   }
 
   /** Number of the best trial; null: there is none. */

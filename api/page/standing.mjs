@@ -7,16 +7,16 @@
  * @returns {{row: number, value: number, best: number, isBest: boolean}[]}
  */
 export function course(points, over) {
-  const { rate, peak, finished, eligible } = points.columns;
+  const { peak, finished, eligible } = points.columns;
   const isMemory = points.objective === "memory";
   const rows = [];
   for (let row = 0; row < points.size; row++) {
-    if (points.outcome(row) === "OK" && points.purpose(row) === "search" && rate[row] !== null) rows.push(row);
+    if (points.outcome(row) === "OK" && points.purpose(row) === "search" && points.rate(row) !== null) rows.push(row);
   }
   if (over === "time") rows.sort((one, other) => finished[one] - finished[other]);
   let best = null;
   return rows.map((row) => {
-    const value = isMemory ? peak[row] : rate[row];
+    const value = isMemory ? peak[row] : points.rate(row);
     const isBest = Boolean(eligible[row]) && (best === null || (isMemory ? value < best : value > best));
     if (isBest) best = value;
     return { row, value, best, isBest };

@@ -21,6 +21,7 @@ export function Summary({ job, points }) {
     <dl class="figures">
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
+      <${Certainty} points=${points} />
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
     </dl>
@@ -56,7 +57,8 @@ function Figure({ title, value, more }) {
 
 function Best({ job, points }) {
   const { best } = points;
-  const title = isOver(job.state) ? "Best" : "Best so far";
+  const over = isOver(job.state);
+  const title = best?.keeps_baseline ? (over ? "Keep your configuration" : "Nothing better so far") : over ? "Best" : "Best so far";
   if (best === null) return html`<${Figure} title=${title} value="–" more="nothing that may win has been measured" />`;
   const { mean, low, high } = best.rate;
   const more = html`<a href=${trialLink(job.id, best.trial)}>trial ${best.trial}</a>${best.tie && best.runner_up !== null ? html`, a tie with <a href=${trialLink(job.id, best.runner_up)}>trial ${best.runner_up}</a>` : ""}`;
@@ -67,8 +69,20 @@ function Gain({ points }) {
   const gain = points.best?.gain;
   if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more=${points.best ? "the baseline was not measured" : ""} />`;
   const isMemory = gain.of === "peak_memory_bytes";
-  const more = points.best.trial === points.best.baseline ? "the baseline itself is best" : `between ${share(gain.low - 1, true)} and ${share(gain.high - 1, true)}`;
+  const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${share(gain.low - 1, true)} and ${share(gain.high - 1, true)}`;
   return html`<${Figure} title=${isMemory ? "Memory against the baseline" : "Gain over the baseline"} value=${share(gain.mean - 1, true)} more=${more} />`;
+}
+
+/** The other configuration that is most likely better, against the baseline that is kept. */
+function runnerUpText({ runner_up: trial, runner_up_ratio: ratio }) {
+  return trial === null ? "the baseline is kept" : `trial ${trial}: ${share(ratio.low - 1, true)} to ${share(ratio.high - 1, true)}`;
+}
+
+/** How sure the answer is. */
+function Certainty({ points }) {
+  if (points.best === null) return null;
+  const { probability_best: chance, expected_loss: loss } = points.best;
+  return html`<${Figure} title="Probability of being the best" value=${chance > 0.999 ? "> 99.9 %" : share(chance)} more=${`expected loss ${share(loss)}`} />`;
 }
 
 function Memory({ points }) {

@@ -46,7 +46,7 @@ function CompareLink({ job, chosen, onClear }) {
 
 function columnsOf(points, job, chosen, choose) {
   const { columns } = points;
-  const base = points.baselineRow === null ? null : columns.rate[points.baselineRow];
+  const base = points.baselineRow === null ? null : points.rate(points.baselineRow);
   const measure = (key, title, width, cell, unit) => ({ key, title, unit, width, numeric: true, value: (row) => columns[key][row], cell: (row) => cell(columns[key][row], row) });
   return [
     {
@@ -57,7 +57,7 @@ function columnsOf(points, job, chosen, choose) {
     { key: "outcome", title: "Outcome", width: 16, value: (row) => wordOf(points, row), cell: (row) => html`<${OutcomeMark} points=${points} row=${row} />` },
     { key: "purpose", title: "Purpose", width: 11, value: (row) => points.purpose(row), cell: (row) => `${points.purpose(row)}${columns.repeat[row] ? ` ${columns.repeat[row]}` : ""}` },
     measure("rate", "Measured", 26, (mean, row) => interval(mean, columns.low[row], columns.high[row]), "samples/s"),
-    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(columns.rate[row], base), cell: (row) => share(gain(columns.rate[row], base), true) },
+    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(points.rate(row), base), cell: (row) => share(gain(points.rate(row), base), true) },
     measure("peak", "Memory", 13, (value) => bytes(value)),
     measure("predicted_rate", "Predicted", 24, (value) => number(value), "samples/s"),
     ...points.varied.map((knob) => ({

@@ -58,11 +58,12 @@ def sections_of(told: Explanation) -> list[Section]:
 
 def head_lines(told: Explanation) -> list[str]:
     """The job, the winner, and what it gained."""
-    tie = "; a tie with the runner-up: the repeats do not tell them apart" if told.tie else ""
+    tie = "; the measurements do not separate it from the runner-up" if told.tie else ""
+    answer = "keep the baseline, trial" if told.baseline == told.config else "trial"
     place = f"{told.model} on {told.cluster} with {told.world_size} ranks"
     lines = [
         f"job {told.job}: {place}, {told.strategy} for {told.objective}, {told.state.lower()}",
-        f"best of {told.trials} trials ({told.measured} with a rate): trial {told.winner}{tie}",
+        f"best of {told.trials} trials ({told.measured} with a rate): {answer} {told.winner}{tie}",
         "  " + config_text(told.config),
     ]
     if told.gain is not None:

@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.live_charts import LiveCharts
-from autotune.cli.rows import TrialRows, TrialTable, baseline_of, measured_text
+from autotune.cli.rows import TrialRows, TrialTable, baseline_of, rate_text
 from autotune.cli.sizes import duration_text
 from autotune.job_cost import ended, most_measurements, seconds_left
 from autotune.jobs.book import Book
 from autotune.jobs.listener import LoopListener
 from autotune.jobs.session import Session
+from autotune.verdict import Verdict
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -44,6 +45,7 @@ class LiveTable(LoopListener):
         self._rows = ROWS
         self._charts = LiveCharts(session, console)
         self._note = ""
+        self._verdict: Verdict | None = None
 
     def __enter__(self) -> "LiveTable":
         return self
@@ -83,6 +85,10 @@ class LiveTable(LoopListener):
         if time.monotonic() - self._drawn >= PROGRESS_SECONDS:
             self._draw()
 
+    def on_answer(self, verdict: Verdict | None) -> None:
+        self._verdict = verdict
+        self._draw()
+
     def on_trial(self, trial: TrialRecord, book: Book) -> None:
         self._book = book
         self._running.pop(trial.number, None)
@@ -108,7 +114,7 @@ class LiveTable(LoopListener):
     def _print_all(self, book: Book) -> None:
         """What stays on the screen: every trial."""
         rows = TrialTable(baseline_of(book.trials))
-        best = self._best(book)
+        best = self._best()
         for trial in book.trials:
             rows.add(trial, best=best is not None and trial.number == best.number, state="wanted")
         self._console.print(rows.table, *self._charts.lines(book), sep="\n")
@@ -116,7 +122,7 @@ class LiveTable(LoopListener):
     def _draw(self) -> None:
         if self._live is None or not self._drawing or self._book is None:
             return
-        best = self._best(self._book)
+        best = self._best()
         charts, summary = self._charts.lines(self._book), self._summary(self._book, best)
         room = self._console.height - self._lines_of(summary)
         table = self._table(self._book, best, room - len(charts))
@@ -155,10 +161,11 @@ class LiveTable(LoopListener):
             parts.append(f"at most {duration_text(left)} left")
         if done.confirm or any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
             parts.append("confirming the finalists")
-        if best is not None and best.result is not None:
-            parts.append(f"best {measured_text(best.result)} samples/s")
+        rate = self._verdict.rate(best) if self._verdict is not None and best is not None else None
+        if rate is not None:
+            name = "best: the baseline," if self._verdict is not None and self._verdict.keeps else "best"
+            parts.append(f"{name} {rate_text(rate)} samples/s")
         return Text(", ".join(parts), style="bold")
 
-    def _best(self, book: Book) -> TrialRecord | None:
-        ranked = self._session.ranking.ranked(book.searched)
-        return ranked[0] if ranked else None
+    def _best(self) -> TrialRecord | None:
+        return self._verdict.best if self._verdict is not None else None

@@ -14,8 +14,9 @@ from autotune.cli.sizes import bytes_text
 from autotune.jobs.book import Book
 from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
-from autotune.objective import Ranking, pareto_front, peak_bytes, rate
+from autotune.objective import Ranking, peak_bytes, rate
 from autotune.standings import measured_baseline
+from autotune.verdict import Verdict, decide
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -91,13 +92,20 @@ def charts(session: Session, book: Book, width: int, height: int) -> list[Text]:
     wide = min((width - GAP) // 2 if several else width, MOST_CHART_WIDTH)
     high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
     baseline = measured_baseline(book, session.baselines)
-    scatter, marks = _scatter(session.ranking, trials, baseline, wide, high)
-    drawn = side_by_side(scatter, _best_so_far(session.ranking, trials, baseline, wide, high), GAP) if several else scatter
+    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    scatter, marks = _scatter(session.ranking, trials, baseline, verdict, wide, high)
+    best = _best_so_far(session.ranking, trials, baseline, verdict, wide, high) if several else []
+    drawn = side_by_side(scatter, best, GAP) if several else scatter
     return [*drawn, *_legend(session.ranking, marks, width)]
 
 
 def _scatter(
-    ranking: Ranking, trials: Sequence[TrialRecord], baseline: TrialRecord | None, width: int, height: int
+    ranking: Ranking,
+    trials: Sequence[TrialRecord],
+    baseline: TrialRecord | None,
+    verdict: Verdict | None,
+    width: int,
+    height: int,
 ) -> tuple[list[Text], set[Mark]]:
     """Every trial that was measured, what matters most drawn last; and which marks there are."""
     peaks = [float(peak_bytes(trial)) for trial in trials]
@@ -108,9 +116,9 @@ def _scatter(
     for value in near:
         canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
     marked = [(_mark(ranking, trial), trial) for trial in trials]
-    marked += [(Mark.FRONT, trial) for trial in pareto_front(trials, ranking)]
+    marked += [(Mark.FRONT, trial) for trial in (verdict.standings.front() if verdict is not None else [])]
     marked += [(Mark.BASELINE, baseline)] if baseline is not None else []
-    marked += [(Mark.BEST, trial) for trial in ranking.ranked(trials)[:1]]
+    marked += [(Mark.BEST, verdict.best)] if verdict is not None else []
     for mark, trial in marked:
         canvas.mark((x.share(peak_bytes(trial)), y.share(_reached(trial))), *LOOKS[mark])
     drawn = {mark for mark, _ in marked} | ({Mark.LIMIT} if limit is not None else set())
@@ -118,11 +126,17 @@ def _scatter(
 
 
 def _best_so_far(
-    ranking: Ranking, trials: Sequence[TrialRecord], baseline: TrialRecord | None, width: int, height: int
+    ranking: Ranking,
+    trials: Sequence[TrialRecord],
+    baseline: TrialRecord | None,
+    verdict: Verdict | None,
+    width: int,
+    height: int,
 ) -> list[Text]:
     """The best of the trials up to each, by what is searched for."""
     least_memory = ranking.objective is Objective.MEMORY
-    value, best = (peak_bytes, min) if least_memory else (rate, max)
+    rate_of = verdict.standings.ranked_rate if verdict is not None else rate
+    value, best = (peak_bytes, min) if least_memory else (rate_of, max)
     able = [(trial.number, float(value(trial))) for trial in trials if ranking.may_win(trial)]
     so_far = [*accumulate((reached for _, reached in able), best)]
     held_against = [float(value(baseline))] if baseline is not None else []

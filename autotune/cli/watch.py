@@ -2,20 +2,20 @@
 
 import itertools
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status as StatusLine
 
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
-from autotune.cli.rows import TrialRows, measured_text
+from autotune.cli.rows import TrialRows, rate_text
 from autotune.cli.show import place_text, progress_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
-from autotune.jobs.request import Objective
-from autotune.objective import Ranking
-from autotune.vocabulary import with_present_names
-from search_spaces.outcome import JobState, Purpose, StopReason
+from search_spaces.outcome import JobState, StopReason
+from search_spaces.trial import Interval
 from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord
 
 PAGE = 100
@@ -52,19 +52,12 @@ class Watch:
 
     def __init__(self, desk: Desk, job: JobRecord, console: Console) -> None:
         self._desk, self._job, self._console = desk, job, console
-        request = with_present_names(job.request)
-        self._budget = request.get("trials")
-        self._ranking = Ranking(
-            objective=Objective(request.get("objective", Objective.THROUGHPUT)),
-            memory_limit_bytes=request.get("memory_limit"),
-            headroom=request.get("headroom", 0.0),
-            allow_unstable=bool(request.get("allow_unstable")),
-        )
+        self._budget = job.request.get("trials")
         self._read: dict[int, TrialRecord] = {}
         """Trials that were read before their events came."""
         self._rows = TrialRows(None)
         self._spent = 0
-        self._best: TrialRecord | None = None
+        self._answer: Mapping[str, Any] | None = job.answer
         self._running: dict[int, str] = {}
         """Trial -> what its ranks do, as far as that was heard."""
 
@@ -112,14 +105,16 @@ class Watch:
     def _ended(self, number: int) -> str:
         trial = self._trial(number)
         self._spent += trial.counted
-        better = trial.purpose is Purpose.SEARCH and self._is_best(trial)
-        if better:
-            self._best = trial
-        return self._rows.line(trial) + ("  ★ best so far" if better else "")
+        return self._rows.line(trial) + self._news()
 
-    def _is_best(self, trial: TrialRecord) -> bool:
-        rivals = [trial] if self._best is None else [self._best, trial]
-        return self._ranking.ranked(rivals)[:1] == [trial]
+    def _news(self) -> str:
+        """That the answer so far is another one now."""
+        answer = self._desk.job(self._job.id).answer
+        changed = answer is not None and answer["trial"] != (self._answer or {}).get("trial")
+        self._answer = answer
+        if answer is None or not changed:
+            return ""
+        return f"  ★ best so far: trial {answer['trial']}{', the baseline' if answer['keeps_baseline'] else ''}"
 
     def _trial(self, number: int) -> TrialRecord:
         """The trial, which has its outcome: those after it are read along, and kept as far as they have theirs."""
@@ -130,8 +125,10 @@ class Watch:
 
     def _summary(self) -> str:
         parts = [f"{self._spent} of {self._budget} trials"]
-        if self._best is not None and self._best.result is not None:
-            parts.append(f"best {measured_text(self._best.result)} samples/s (trial {self._best.number})")
+        if self._answer is not None:
+            rate = self._answer["rate"]
+            interval = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
+            parts.append(f"best {rate_text(interval)} samples/s (trial {self._answer['trial']})")
         parts += [f"trial {number}: {does or 'runs'}" for number, does in sorted(self._running.items())[:4]]
         return ", ".join(parts).replace("[", "\\[")
 

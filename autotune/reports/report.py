@@ -106,16 +106,21 @@ def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
         return source.lacking()
     best, baseline = document["best"], document["baseline"]
     rate = best["measured"]["samples_per_second"]
+    decision = document["decision"]
+    if decision["keeps_baseline"]:
+        told = f"Keep the baseline: {rate_text(rate['mean'])} samples/s, and nothing that was tried is known to be better"
+        other = decision["runner_up_ratio"]
+        if other is None:
+            return f"{told}."
+        return f"{told}. The runner-up has {_interval(other, lambda value: f'{value:.3f}')} times its rate."
     told = f"Trial {best['trial']} is the best: {rate_text(rate['mean'])} samples/s"
     if baseline is None:
-        return f"{told}; no baseline was measured, so that no gain can be told."
+        return f"{told}; no baseline was measured: the gain is unknown."
     gain = baseline["gain"]
-    if best["config"] == baseline["config"]:
-        return f"{told}. It is the baseline itself."
     what = "the baseline's samples/s" if gain["of"] == "samples_per_second" else "less peak memory than the baseline"
-    sure = "" if not gain["low"] <= 1.0 <= gain["high"] else ", which the measurements do not tell from the baseline"
+    sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
     tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
-    return f"{told}, {gain['mean']:.2f} times {what}{sure}{tie}."
+    return f"{told}, {gain['mean']:.3f} times {what}{sure}{tie}."
 
 
 def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -124,8 +129,11 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"samples/s, {CONFIDENCE:.0%} interval".replace("%", " %"), _interval(rate, rate_text)
     if baseline is not None:
         gain = baseline["gain"]
-        yield "over the baseline", _interval(gain, lambda value: f"{value:.2f}×")
+        yield "over the baseline", _interval(gain, lambda value: f"{value:.3f}×")
         yield "baseline's samples/s", rate_text(baseline["measured"]["samples_per_second"]["mean"])
+    decision = document["decision"]
+    yield "probability of being the best", share_text(decision["probability_best"])
+    yield "expected loss", share_text(decision["expected_loss"])
     yield "a step", seconds_text(best["step_seconds"])
     peak = max((rank["total"] for rank in best["peak_memory_bytes"]), default=None)
     limit = document["objective"]["memory_limit"]

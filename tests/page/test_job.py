@@ -44,7 +44,7 @@ def test_a_job_shows_what_it_is_called(place: Place, open_page: Open) -> None:
     expect(page.locator("main h1")).to_contain_text("nightly")
     expect(page.get_by_text("smoke", exact=True)).to_be_visible()
     expect(page.get_by_text("after the upgrade")).to_be_visible()
-    page.goto("/#/jobs?text=smoke")
+    page.goto("/#/?text=smoke")
     row = page.get_by_role("listitem").filter(has_text=job)
     expect(row.get_by_role("link", name="nightly")).to_be_visible()
     expect(row).to_contain_text("smoke")

@@ -30,7 +30,7 @@ function summaryOf(points, steps) {
   const format = points.objective === "memory" ? bytes : rate;
   const found = points.columns.finished[last.row];
   const after = found === null ? "" : ` after ${duration(found - began(points))}`;
-  const base = points.baselineRow === null ? null : (points.objective === "memory" ? points.columns.peak : points.columns.rate)[points.baselineRow];
+  const base = points.baselineRow === null ? null : points.objective === "memory" ? points.columns.peak[points.baselineRow] : points.rate(points.baselineRow);
   const gain = base && points.objective !== "memory" ? ` (${share(last.best / base - 1, true)} over the baseline)` : "";
   return `${format(last.best)}${gain}, found by trial ${points.columns.number[last.row]}${after}.`;
 }
@@ -76,8 +76,8 @@ function optionOf({ points, steps, over, unit, size, at, lineData, look }) {
 }
 
 function baselineMark(points, size, look) {
-  const column = points.objective === "memory" ? points.columns.peak : points.columns.rate;
-  const value = points.baselineRow === null ? null : column[points.baselineRow];
+  const row = points.baselineRow;
+  const value = row === null ? null : points.objective === "memory" ? points.columns.peak[row] : points.rate(row);
   if (value === null || value === undefined) return undefined;
   const color = look.color("--text-soft");
   return {
