@@ -7,6 +7,7 @@ log-normal noise. In a third of the jobs no configuration is faster than the bas
 reads those of another version of the program, to stand beside these.
 """
 
+import dataclasses
 import json
 import math
 import random
@@ -15,6 +16,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,6 +64,15 @@ class Job:
     keeps: bool
 
 
+@cache
+def session_of_size(trials: int) -> Session:
+    """What every job of that many trials is about."""
+    request = JobRequest(
+        model="llama-tiny", ranks=2, global_batch_size=16, sequence_length=64, trials=trials, strategy="random"
+    )  # fmt: skip
+    return prepare(request)
+
+
 def landscape(session: Session, seed: int) -> dict[str, float]:
     """Configuration -> true log rate: micro-batches, stages and checkpointing act as on real machines, each job its own."""
     draw = random.Random(seed)
@@ -83,10 +94,8 @@ def landscape(session: Session, seed: int) -> dict[str, float]:
 
 def simulate(noise: float, trials: int, seed: int) -> Job:
     """Run one job to its end and compare its answer with the truth."""
-    request = JobRequest(
-        model="llama-tiny", ranks=2, global_batch_size=16, sequence_length=64, trials=trials, strategy="random", seed=seed,
-    )  # fmt: skip
-    session = prepare(request)
+    session = session_of_size(trials)
+    session = dataclasses.replace(session, request=dataclasses.replace(session.request, seed=seed))
     truth = landscape(session, seed)
     draw = random.Random(f"{seed} {noise} {trials}")
 
