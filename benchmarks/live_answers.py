@@ -67,8 +67,8 @@ def main() -> int:
     lines = [
         "# Answers of real sweeps",
         "",
-        f"Written by `python -m benchmarks.live_answers`: {arguments.sweeps} sweeps of `llama-tiny` on {RANKS} CPU ranks",
-        f"that other work shares. {kept} keep the baseline; of the others none has a gain below 1; {proven} intervals are above 1.",
+        f"Written by `python -m benchmarks.live_answers`: {arguments.sweeps} sweeps of `llama-tiny` on {RANKS} CPU ranks.",
+        f"{kept} keep the baseline. Of the others none has a gain below 1; {proven} intervals are above 1.",
         "",
         "| sweep | trials | baseline | confirmations | gain, 95 % interval | probability to be the best | expected loss |",
         "|---|---|---|---|---|---|---|",

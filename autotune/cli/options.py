@@ -197,7 +197,7 @@ Simple = Annotated[
     ),
 ]
 ConfirmRepeats = Annotated[
-    int | None, typer.Option(metavar="N", help="Rounds at most in which the finalists are measured again. [default: 3]")
+    int | None, typer.Option(metavar="N", help="Measure finalists again, at most 3 N times in all; 0: never. [default: 3]")
 ]
 ControlEvery = Annotated[
     int | None,

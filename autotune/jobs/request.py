@@ -125,7 +125,7 @@ class JobRequest:
     """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a Ray on this
     machine, which is started for the job, or, where `cluster` is `ray`, `auto`."""
     confirm_repeats: int = 3
-    """Most rounds in which the finalists are measured again; 0: the search's own measurements stand."""
+    """A third of the measurements that the confirmation may take; 0: the search's own measurements decide."""
     control_every: int = 10
     """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
     python_path: tuple[str, ...] = ()

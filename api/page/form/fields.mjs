@@ -53,7 +53,7 @@ export const SEARCH = [
   { name: "seed", label: "Seed", kind: "number" },
   { name: "racing", label: "End trials early that cannot win", kind: "switch" },
   { name: "allow_unstable", label: "Let trials win that did not settle", kind: "switch" },
-  { name: "confirm_repeats", label: "Confirmation", kind: "number", unit: "rounds", hint: "In which the finalists are measured again." },
+  { name: "confirm_repeats", label: "Confirmation", kind: "number", unit: "rounds of 3", hint: "Measurements of the finalists, at most." },
   { name: "control_every", label: "Control after", kind: "number", unit: "trials", hint: "The baseline is measured again, to see whether the machine drifts; 0: never." },
   {
     name: "environment_settings", label: "Environments", kind: "texts",
