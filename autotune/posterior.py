@@ -19,7 +19,7 @@ from search_spaces.trial import Interval
 
 Array = NDArray[np.float64]
 
-NOISE_WEIGHT = 1.5
+NOISE_WEIGHT = 1.25
 """Degrees of freedom of the noise that is assumed before a job has repeats. Few, because machines differ by a factor of five:
 with more of them a noisy machine makes wrong answers look certain (docs/decision.md)."""
 BASELINE_IS_BEST = 1 / 3
@@ -30,9 +30,9 @@ NOISE_LEVELS, DRAWS = 5, 400
 GRID = 160
 DEVIATIONS = 4.0
 """The grid reaches so many standard errors beyond the lowest and the highest mean."""
-ITERATIONS = 15
+ITERATIONS = 40
 """Of the fit of the distribution of rates. Few on purpose: a converged fit of few configurations is a handful of points."""
-BROAD = 0.5
+BROAD = 0.3
 """Weight of the broad distribution that the fit starts from, in configurations."""
 LEAST_WIDTH = 0.05
 """Least standard deviation of the broad distribution, in log rate."""
