@@ -20,8 +20,9 @@ from search_spaces.trial import Interval
 Array = NDArray[np.float64]
 
 NOISE_WEIGHT = 1.25
-"""Degrees of freedom of the noise that is assumed before a job has repeats. Few, because machines differ by a factor of five:
-with more of them a noisy machine makes wrong answers look certain (docs/decision.md)."""
+"""Degrees of freedom of the assumed noise beside repeats. Few, because machines differ by a factor of five: with more of them a
+noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats there is nothing else to go by, and
+the assumption has its own."""
 BASELINE_IS_BEST = 1 / 3
 """Probability, before any measurement, that no tried configuration is faster than the user's own, where that is more than
 one in the number of configurations: somebody chose it."""
@@ -138,7 +139,7 @@ def posterior_of(
     parts, weights = [], []
     ratios = DRIFTED_RATIOS if drifted else BLOCK_RATIOS
     assumed = prior.relative**2 + float(np.mean([one.within**2 for one in observations]))
-    for fit in _fits(logs, owner, np.array([one.block for one in observations]), NOISE_WEIGHT * assumed, ratios):
+    for fit in _fits(logs, owner, np.array([one.block for one in observations]), assumed, prior, ratios):
         means = np.bincount(owner, logs - fit.effects, minlength=candidates) / counts
         for quantile in _chi_squared(fit.freedom):
             parts.append(_draws(means, fit.scale / quantile / counts, random))
@@ -188,8 +189,10 @@ class _Fit:
     weight: float
 
 
-def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, ratios: Sequence[float]) -> list[_Fit]:
-    """The hypotheses that are not out of the question. `assumed`: sum of squares of the noise that the prior stands for.
+def _fits(
+    logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, prior: Spread, ratios: Sequence[float]
+) -> list[_Fit]:
+    """The hypotheses that are not out of the question. `assumed`: variance of the noise before there are repeats.
 
     Only candidates that were measured more than once say something of blocks. Effects are relative to the mean of the rounds
     of confirmation (blocks above 0), or of all blocks where there are none.
@@ -197,7 +200,7 @@ def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float,
     repeated = np.bincount(owner)[owner] > 1
     names = np.unique(block)
     if not repeated.any():
-        return [_Fit(np.zeros(len(logs)), assumed, NOISE_WEIGHT, 1.0)]
+        return [_Fit(np.zeros(len(logs)), prior.degrees_of_freedom * assumed, prior.degrees_of_freedom, 1.0)]
     y = logs[repeated]
     fixed = (owner[repeated][:, None] == np.unique(owner[repeated])).astype(float)
     random = (block[repeated][:, None] == names).astype(float)
@@ -212,7 +215,7 @@ def _fits(logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float,
         error = y - fixed @ np.linalg.solve(information, fixed.T @ inverse @ y)
         effects = ratio * random.T @ inverse @ error
         effects = np.where(seen, effects - effects[reference].mean(), 0.0)
-        scale = assumed + float(error @ inverse @ error)
+        scale = NOISE_WEIGHT * assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
         found.append(
             (_Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0), -0.5 * (size + freedom * math.log(scale)))

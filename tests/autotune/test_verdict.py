@@ -180,8 +180,7 @@ def test_the_first_of_many_equals_was_lucky() -> None:
 
 
 def test_probabilities_mean_what_they_say() -> None:
-    """600 cases of six configurations, three measurements each; in a third of them the baseline is the best: the mean of what is
-    stated is how often it comes true."""
+    """600 cases of six configurations, three measurements each. In a third of them the baseline is the best."""
     draw = random.Random(7)
     stated, true = [], []
     for _ in range(600):

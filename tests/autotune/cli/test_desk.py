@@ -168,11 +168,11 @@ def test_trials_and_the_best(desk: Desk, store: Store) -> None:
     assert (trials[2].started, trials[2].counted) == (kept[2].started, True)
     assert [(trial.number, trial.config) for trial in desk.trials(job.id[:-1], 2)] == [(2, trials[2].config)]
     best = desk.best(None)
-    assert best["best"]["trial"] == 2
+    assert best["best"]["trial"] == best["decision"]["trial"]
     exported = json.loads(desk.export(job.id, "json").text)
     assert (exported["best"], exported["job"]) == (best["best"], best["job"])  # the provenance tells the time of each
     deepspeed = desk.export(job.id[:-1], "deepspeed")
-    assert json.loads(deepspeed.text)["zero_optimization"]["stage"] == 2
+    assert json.loads(deepspeed.text)["zero_optimization"]["stage"] == best["best"]["config"]["zero_stage"]
 
 
 def test_the_explanation_and_the_report(desk: Desk, store: Store) -> None:
