@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 """How soon a wish to stop is seen while trials run."""
+ANSWER_SECONDS = 0.5
+"""Least time between two answers so far: of trials that take less, not each has one."""
 
 
 def run_job(
@@ -122,6 +125,7 @@ class TuningLoop:
         self._ended: list[int] = []
         self._verdicts = Verdicts()
         self._answered: Verdict | None = None
+        self._next_answer = 0.0
         self._spread = session.prior
         self._referenced = False
         self._leader = Leader()
@@ -149,8 +153,10 @@ class TuningLoop:
             for trial in self.check(wanted):
                 self.run_trial(trial, book)
             if self._stop.kill_requested or (self._stop.requested and not self._running):
+                self._answer(book, last=True)
                 return self._interrupted()
             if not wanted and not self._running:
+                self._answer(book, last=True)
                 end = ending(self._session, book)
                 return end.state, end.reason, end.message
             self.record()
@@ -249,9 +255,11 @@ class TuningLoop:
         for number in ended:
             self._listener.on_trial(book.whole(book.trial(number)), book)
 
-    def _answer(self, book: Book) -> None:
+    def _answer(self, book: Book, last: bool = False) -> None:
         """Keep what the job has found by now, where a measurement changed it."""
-        session = self._session
+        if not last and time.monotonic() < self._next_answer:
+            return
+        session, self._next_answer = self._session, time.monotonic() + ANSWER_SECONDS
         verdict = self._verdicts.of(book, session.ranking, session.prior, session.baselines)
         if verdict is self._answered:
             return

@@ -17,6 +17,8 @@ from search_spaces.knobs import value_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
+UNDECIDED = 0.03
+"""Expected loss of keeping the baseline beyond which more measurements are worth it."""
 DEFAULTS = TrialConfig().every_value()
 
 
@@ -75,6 +77,8 @@ def _decision_text(decision: dict[str, Any]) -> str:
         text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
     if decision["runner_up"] is None:
         return text
+    if decision["keeps_baseline"] and decision["expected_loss"] > UNDECIDED:
+        text += "\n  undecided: repeats differ too much; raise --confirm-repeats, or tune where less else runs"
     ratio = decision["runner_up_ratio"]
     interval = f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
     tie = "; the measurements do not separate them" if decision["tie"] else ""
