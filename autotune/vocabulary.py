@@ -42,6 +42,7 @@ ONE_AT_A_TIME: Mapping[str, str] = {
     "environment_settings": "environment_setting",
     "script_knobs": "script_knob",
     "environment_knobs": "environment_knob",
+    "tags": "tag",
 }
 """Fields of several values whose option gives one value and may be repeated: its name is the singular."""
 SINCE = 1795392000

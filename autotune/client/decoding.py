@@ -13,7 +13,7 @@ Plain = Mapping[str, Any]
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """Return the dataclass `kind` from what JSON held.
+    """Return the dataclass `kind` from what JSON held. What an older service lacks has its default, where it has one.
 
     Raises:
         KeyError, TypeError, ValueError: a field is missing or of another type.
@@ -21,7 +21,9 @@ def decode(kind: type[T], data: Any) -> T:
     if not isinstance(data, Mapping):
         raise TypeError(f"is no object, where {kind.__name__} was expected")
     hints = _hints(kind)  # type: ignore[arg-type]
-    return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    given = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
+    return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in given})
 
 
 @cache

@@ -57,5 +57,6 @@ def test_a_job_is_submitted_watched_and_exported(port: int, tmp_path: Path) -> N
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "event: job_released" in done.stdout
-    assert json.loads((tmp_path / "best-config.json").read_text())["best"]["measured"]["samples_per_second"]["mean"] == 80.0
+    rate = json.loads((tmp_path / "best-config.json").read_text())["best"]["measured"]["samples_per_second"]
+    assert rate["mean"] == pytest.approx(80.0, rel=0.01)
     assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"]["stage"] in (0, 1, 2, 3)

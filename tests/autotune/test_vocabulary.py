@@ -49,7 +49,7 @@ FLAGS = {
     "--priority": "of the queue", "--watch": "", "--no-racing": "turns --racing off",
 }  # fmt: skip
 NOT_OVER_HTTP = {*HIDDEN, "stop_at_first", "tune_on", "answer_for"}
-OF_TUNE = {"out", "database", "resume", "listener", "further"}
+OF_TUNE = {"out", "database", "resume", "listener", "further", "progress"}
 OF_THE_QUEUE = {"priority"}
 COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(CommandModel)} - {"--arguments"}
 

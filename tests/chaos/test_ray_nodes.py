@@ -16,7 +16,7 @@ import pytest
 
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.session import session_of
-from autotune.verdict import ranked_finalists
+from autotune.standings import standings_of
 from search_spaces.outcome import JobState, Outcome
 from storage.records import AttemptState
 from storage.sql import open_store
@@ -165,7 +165,10 @@ def _book(store: Store) -> Book:
 def _best(database: Path) -> str:
     with open_store(str(database)) as store:
         book = _book(store)
-        return ranked_finalists(book, session_of(book.job).ranking)[0].config.hash
+        session = session_of(book.job)
+        standings = standings_of(book, session.ranking, session.prior, session.baselines)
+        assert standings is not None
+        return standings.contenders[standings.order[0]].config_hash
 
 
 def _ranks(mark: str) -> list[str]:

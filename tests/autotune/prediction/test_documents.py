@@ -94,5 +94,5 @@ def test_a_plan_packs_where_it_may_and_samples_are_no_shorter_than_documents() -
         MODEL, CLUSTER, global_batch_size=64, sequence_length=4096, document_lengths=LENGTHS, space="zero", pins=pins
     )
     assert plan(question, PlanOptions(top=1)).plans[0].estimate.config.pack_sequences
-    grown = largest(question, Dimension.SEQ_LEN, PROBABILITY)
+    grown = largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY)
     assert grown.value >= max(LENGTHS)

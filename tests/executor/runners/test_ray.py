@@ -160,6 +160,7 @@ def test_a_cluster_that_asks_for_its_token_is_told_as_that(started_ray: None, mo
         except ray.exceptions.AuthenticationError as error:
             raise ConnectionError("Failed to connect") from error
 
+    monkeypatch.setattr("executor.runners.ray.cluster._require_answer", lambda _: None)  # a head that asks speaks
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of this module's Ray, which is none to whoever is refused
