@@ -129,7 +129,7 @@ def standings_of(
     again. The baseline is a contender whatever it leaves of the memory limit: it is what the user has, and it runs.
     """
     baseline = measured_baseline(book, baselines)
-    drift = drift_of(book, baseline, prior)
+    drift = drift_of(book, baseline, prior, before_round)
     able = [trial for trial in (_as_measured_again(book, drift, one) for one in book.searched) if ranking.may_win(trial)]
     able = [trial for trial in able if _is_cleared(book, ranking, trial)]
     rates = {trial.number: _search_rate(drift, trial) for trial in able}

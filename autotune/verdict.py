@@ -18,7 +18,7 @@ from storage.records import TrialRecord
 
 EQUAL = 0.01
 """Share of a rate that nobody would trade memory, or another round of measurements, for."""
-RISK = 0.03
+RISK = 0.02
 """Highest probability with which the answer may be slower than the baseline by more than `EQUAL`."""
 
 

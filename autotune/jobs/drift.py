@@ -80,14 +80,14 @@ class Drift:
 NO_DRIFT = Drift()
 
 
-def drift_of(book: Book, baseline: TrialRecord | None, prior: Spread) -> Drift:
+def drift_of(book: Book, baseline: TrialRecord | None, prior: Spread, before_round: int | None = None) -> Drift:
     """Return what the baseline's measurements say of the machine; jobs without control trials are not looked at.
 
     The readings, in the order of their trials, are the baseline's search trial, the controls between search trials, and the
     baseline's turns in the rounds of confirmation. Where controls ran beside other trials, the search trial, which ran alone,
-    is left out.
+    is left out. `before_round`: of the rounds of confirmation, only those before this one are looked at.
     """
-    return drift_in([] if baseline is None else _readings(book, baseline), prior)
+    return drift_in([] if baseline is None else _readings(book, baseline, before_round), prior)
 
 
 def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
@@ -106,12 +106,13 @@ def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
     return Drift(levels=tuple(_level(readings, levels[0]) for readings in levels))
 
 
-def _readings(book: Book, baseline: TrialRecord) -> list[Reading]:
+def _readings(book: Book, baseline: TrialRecord, before_round: int | None) -> list[Reading]:
     controls = [trial for trial in book.controls(baseline.config).values() if repeat_of(trial.result)]
     if not controls:
         return []
     first = [] if _ran_beside(book, controls[0]) else [baseline]
-    trials = [*first, *controls, *book.confirmations(baseline.config).values()]
+    rounds = book.confirmations(baseline.config).items()
+    trials = [*first, *controls, *(trial for number, trial in rounds if before_round is None or number < before_round)]
     found = [(trial.number, repeat_of(trial.result)) for trial in trials]
     return [Reading(number=number, repeat=repeat) for number, repeat in sorted(found, key=lambda item: item[0]) if repeat]
 

@@ -230,3 +230,10 @@ def test_a_step_and_the_way_back_are_two_levels_and_what_lies_between_is_touched
     assert [number for number in range(45) if not found.touches(number)] == [*range(11)]
     assert [round(found.least_speed(number), 2) for number in (5, 15, 25, 35, 42)] == [1.0, 0.6, 0.6, 0.6, 1.0]
     assert found.cuts() == [11, 20, 31, 40]
+
+
+def test_a_round_keeps_its_members_when_its_own_baseline_shows_the_drift(tmp_path: Path, store: Store) -> None:
+    session = session_of(tmp_path, trials=12, strategy="random", confirm_repeats=3)
+    book = run(session, store, Drifting(20.0, since=3))
+    rounds = [trial.repeat for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+    assert rounds and max(rounds.count(number) for number in rounds) <= 3
