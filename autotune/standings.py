@@ -130,7 +130,11 @@ def standings_of(
     """
     baseline = measured_baseline(book, baselines)
     drift = drift_of(book, baseline, prior, before_round)
-    able = [trial for trial in (_as_measured_again(book, drift, one) for one in book.searched) if ranking.may_win(trial)]
+    able = [
+        trial
+        for trial in (_as_measured_again(book, drift, one, before_round) for one in book.searched)
+        if ranking.may_win(trial)
+    ]
     able = [trial for trial in able if _is_cleared(book, ranking, trial)]
     rates = {trial.number: _search_rate(drift, trial) for trial in able}
     if not able:
@@ -202,13 +206,14 @@ def _search_rate(drift: Drift, trial: TrialRecord) -> float:
     return value / drift.least_speed(trial.number)
 
 
-def _as_measured_again(book: Book, drift: Drift, trial: TrialRecord) -> TrialRecord:
+def _as_measured_again(book: Book, drift: Drift, trial: TrialRecord, before_round: int | None) -> TrialRecord:
     """The trial; one that was ended early on a machine that drifted, as what it may be: what ended it was a rate of another
     machine. Once it was measured again, with that result."""
     if trial.outcome is not Outcome.PRUNED or not drift.touches(trial.number):
         return trial
     confirmations = book.confirmations(trial.config)
-    again = next((confirmations[number] for number in sorted(book.confirmed(trial.config))), None)
+    rounds = (number for number in sorted(book.confirmed(trial.config)) if before_round is None or number < before_round)
+    again = next((confirmations[number] for number in rounds), None)
     result = trial.result if again is None else again.result
     if again is None and result is not None and result.samples_per_second is not None:
         bound = dataclasses.replace(result.samples_per_second, mean=result.samples_per_second.high)

@@ -233,7 +233,7 @@ def test_a_step_and_the_way_back_are_two_levels_and_what_lies_between_is_touched
 
 
 def test_a_round_keeps_its_members_when_its_own_baseline_shows_the_drift(tmp_path: Path, store: Store) -> None:
-    session = session_of(tmp_path, trials=12, strategy="random", confirm_repeats=3)
+    session = session_of(tmp_path, trials=14, strategy="random", confirm_repeats=3, racing=True)
     book = run(session, store, Drifting(20.0, since=3))
     rounds = [trial.repeat for trial in book.trials if trial.purpose is Purpose.CONFIRM]
     assert rounds and max(rounds.count(number) for number in rounds) <= 3
