@@ -73,10 +73,6 @@ class Standings:
             )
         return sorted(range(len(self.contenders)), key=lambda place: (-self.means[place], place))
 
-    def place_of(self, config: TrialConfig) -> int | None:
-        """The place of a configuration; None: it is no contender."""
-        return self.places.get(config.hash)
-
     def is_decidable(self, place: int) -> bool:
         """Whether the contender may be the answer: it was timed as it is, on the machine of the first trials or again later."""
         trial = self.contenders[place]
