@@ -19,7 +19,7 @@ from search_spaces.trial import Interval
 
 Array = NDArray[np.float64]
 
-NOISE_WEIGHT = 1.25
+NOISE_WEIGHT = 0.75
 """Degrees of freedom of the assumed noise beside repeats. Few, because machines differ by a factor of five: with more of them a
 noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats there is nothing else to go by, and
 the assumption has its own."""
@@ -31,7 +31,7 @@ NOISE_LEVELS, DRAWS = 5, 400
 GRID = 160
 DEVIATIONS = 4.0
 """The grid reaches so many standard errors beyond the lowest and the highest mean."""
-ITERATIONS = 40
+ITERATIONS = 10
 """Of the fit of the distribution of rates. Few on purpose: a converged fit of few configurations is a handful of points."""
 BROAD = 0.3
 """Weight of the broad distribution that the fit starts from, in configurations."""
@@ -39,6 +39,8 @@ LEAST_WIDTH = 0.05
 """Least standard deviation of the broad distribution, in log rate."""
 BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
 """Variances of the machine's speed between blocks, over that of the noise."""
+STEADY = 2 / 3
+"""Probability, before any repeats, that the machine has one speed in all blocks; the other variances share the rest."""
 DRIFTED_RATIOS = (1e4,)
 """The same where the machine is known to have drifted: nothing is compared across blocks."""
 LEAST_WEIGHT = 0.02
@@ -206,20 +208,24 @@ def _fits(
     random = (block[repeated][:, None] == names).astype(float)
     seen = random.any(axis=0)
     reference = seen & (names > 0) if (seen & (names > 0)).any() else seen
-    freedom = float(NOISE_WEIGHT + len(y) - fixed.shape[1])
     found = []
     for ratio in ratios if seen.sum() > 1 else BLOCK_RATIOS[:1]:
+        # What lies between blocks of any speed says nothing of the noise.
+        known = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
+        independent = len(y) - int(np.linalg.matrix_rank(known))
+        weight = NOISE_WEIGHT if independent else prior.degrees_of_freedom
+        freedom = independent + weight
         covariance = np.eye(len(y)) + ratio * random @ random.T
         inverse = np.linalg.inv(covariance)
         information = fixed.T @ inverse @ fixed
         error = y - fixed @ np.linalg.solve(information, fixed.T @ inverse @ y)
         effects = ratio * random.T @ inverse @ error
         effects = np.where(seen, effects - effects[reference].mean(), 0.0)
-        scale = NOISE_WEIGHT * assumed + float(error @ inverse @ error)
+        scale = weight * assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
-        found.append(
-            (_Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0), -0.5 * (size + freedom * math.log(scale)))
-        )
+        before = math.log(STEADY if ratio == 0.0 else (1.0 - STEADY) / max(len(ratios) - 1, 1))
+        fit = _Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
+        found.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
     most = max(likelihood for _, likelihood in found)
     likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in found]
     return [dataclasses.replace(fit, weight=weight) for fit, weight in likely if weight >= LEAST_WEIGHT]

@@ -221,8 +221,8 @@ def main() -> int:
             every += jobs
             settings.append(figures(noise, trials, jobs))
             print(f"{time.monotonic() - began:.0f} s: {settings[-1]}", file=sys.stderr, flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"settings": settings, "jobs": [asdict(job) for job in every]}))
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"settings": settings, "jobs": [asdict(job) for job in every]}))
     known = json.loads(arguments.before.read_text())["settings"] if arguments.before else []
     bins = calibration(every)
     give(page(settings, bins, {(row["noise"], row["trials"]): row for row in known}, arguments.jobs), arguments.markdown)

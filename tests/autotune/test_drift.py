@@ -100,7 +100,9 @@ def test_the_right_one_wins_although_the_machine_changed(
     # What was measured on another machine won by a measurement beside the baseline alone.
     document = build_best_config(session, book)["best"]["measured"]
     if best.number > CHANGES_AT:
-        assert document["samples_per_second"]["mean"] == pytest.approx(true_rate(best) * case["speed"], rel=0.03)
+        stated = document["samples_per_second"]
+        assert stated["low"] <= true_rate(best) * case["speed"] <= stated["high"]
+        assert stated["mean"] == pytest.approx(true_rate(best) * case["speed"], rel=0.05)  # one measurement, and 4 % assumed
     assert book.spent == 24
 
 
