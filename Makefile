@@ -12,7 +12,7 @@ EXTRAS_VENV ?= .venv-extras
 EXTRAS_BIN := $(EXTRAS_VENV)/bin
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 
-.PHONY: demo test extras gpu parity chaos fuzz bench validate search clean
+.PHONY: demo test extras gpu parity chaos hostile fuzz bench validate search clean
 
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
@@ -57,6 +57,9 @@ parity: $(STAMP)
 chaos: $(STAMP)
 	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/ray-chaos.md \
 	    $(BIN)/python -m pytest -m chaos
+
+hostile: $(STAMP)
+	AUTOTUNE_HOSTILE=docs/hostile.md $(BIN)/python -m pytest -m hostile
 
 fuzz: $(STAMP)
 	AUTOTUNE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -m fuzz
