@@ -85,6 +85,11 @@ class Standings:
             return self.posterior.rate(place)
         return trial.result.samples_per_second if trial.result is not None else None
 
+    def repeats_of(self, trial: TrialRecord) -> int:
+        """How many measurements the rate of a measured search trial's configuration rests on."""
+        place = self.places.get(trial.config_hash)
+        return 1 if place is None else self.repeats[place]
+
     def ratio(self, trial: TrialRecord, other: TrialRecord) -> Interval | None:
         """The rate of one search trial's configuration over another's; None: one of them has no rate."""
         first, second = self.places.get(trial.config_hash), self.places.get(other.config_hash)

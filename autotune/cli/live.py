@@ -117,13 +117,13 @@ class LiveTable(LoopListener):
         best = self._best()
         for trial in book.trials:
             rows.add(trial, best=best is not None and trial.number == best.number, state="wanted")
-        self._console.print(rows.table, *self._charts.lines(book), sep="\n")
+        self._console.print(rows.table, *self._charts.lines(book, self._verdict), sep="\n")
 
     def _draw(self) -> None:
         if self._live is None or not self._drawing or self._book is None:
             return
         best = self._best()
-        charts, summary = self._charts.lines(self._book), self._summary(self._book, best)
+        charts, summary = self._charts.lines(self._book, self._verdict), self._summary(self._book, best)
         room = self._console.height - self._lines_of(summary)
         table = self._table(self._book, best, room - len(charts))
         if charts and self._lines_of(table) > room - len(charts):  # what runs comes first

@@ -1,6 +1,7 @@
 """What a sweep has found so far, drawn beside its live table: samples/s over memory, and the best so far over trials."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
@@ -16,7 +17,7 @@ from autotune.jobs.request import Objective
 from autotune.jobs.session import Session
 from autotune.objective import Ranking, peak_bytes, rate
 from autotune.standings import measured_baseline
-from autotune.verdict import Verdict, decide
+from autotune.verdict import Verdict
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -62,16 +63,15 @@ class LiveCharts:
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
-        self._book: Book | None = None
-        self._size = (0, 0)
+        self._shown: tuple[Book, Verdict | None, int, int] | None = None
         self._lines: list[Text] = []
 
-    def lines(self, book: Book) -> list[Text]:
-        """The charts of a book, drawn anew when it is another one or the terminal has another size."""
-        size = (self._console.width, self._console.height)
-        if book is not self._book or size != self._size:
-            self._book, self._size = book, size
-            self._lines = charts(self._session, book, *size) if self._is_able() else []
+    def lines(self, book: Book, verdict: Verdict | None) -> list[Text]:
+        """The charts of a book and its answer, drawn anew when one is another or the terminal has another size."""
+        wanted = (book, verdict, self._console.width, self._console.height)
+        if self._shown is None or any(one is not other for one, other in zip(wanted, self._shown, strict=True)):
+            self._shown = wanted
+            self._lines = charts(self._session, *wanted) if self._is_able() else []
         return self._lines
 
     def _is_able(self) -> bool:
@@ -81,7 +81,18 @@ class LiveCharts:
         )
 
 
-def charts(session: Session, book: Book, width: int, height: int) -> list[Text]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What both charts are drawn from."""
+
+    ranking: Ranking
+    trials: Sequence[TrialRecord]
+    """Those that have a rate and a peak."""
+    baseline: TrialRecord | None
+    verdict: Verdict | None
+
+
+def charts(session: Session, book: Book, verdict: Verdict | None, width: int, height: int) -> list[Text]:
     """Both charts for a terminal of that size, one where it is narrow, none where it is small or nothing was measured yet."""
     if height < LEAST_HEIGHT or width < LEAST_WIDTH:
         return []
@@ -92,22 +103,16 @@ def charts(session: Session, book: Book, width: int, height: int) -> list[Text]:
     wide = min((width - GAP) // 2 if several else width, MOST_CHART_WIDTH)
     high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
     baseline = measured_baseline(book, session.baselines)
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
-    scatter, marks = _scatter(session.ranking, trials, baseline, verdict, wide, high)
-    best = _best_so_far(session.ranking, trials, baseline, verdict, wide, high) if several else []
+    shown = _Shown(ranking=session.ranking, trials=trials, baseline=baseline, verdict=verdict)
+    scatter, marks = _scatter(shown, wide, high)
+    best = _best_so_far(shown, wide, high) if several else []
     drawn = side_by_side(scatter, best, GAP) if several else scatter
     return [*drawn, *_legend(session.ranking, marks, width)]
 
 
-def _scatter(
-    ranking: Ranking,
-    trials: Sequence[TrialRecord],
-    baseline: TrialRecord | None,
-    verdict: Verdict | None,
-    width: int,
-    height: int,
-) -> tuple[list[Text], set[Mark]]:
+def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Mark]]:
     """Every trial that was measured, what matters most drawn last; and which marks there are."""
+    ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     peaks = [float(peak_bytes(trial)) for trial in trials]
     limit = ranking.memory_limit_bytes
     near = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
@@ -125,15 +130,9 @@ def _scatter(
     return chart("samples/s over peak memory of a rank", canvas, x, y), drawn
 
 
-def _best_so_far(
-    ranking: Ranking,
-    trials: Sequence[TrialRecord],
-    baseline: TrialRecord | None,
-    verdict: Verdict | None,
-    width: int,
-    height: int,
-) -> list[Text]:
+def _best_so_far(shown: _Shown, width: int, height: int) -> list[Text]:
     """The best of the trials up to each, by what is searched for."""
+    ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     least_memory = ranking.objective is Objective.MEMORY
     rate_of = verdict.standings.ranked_rate if verdict is not None else rate
     value, best = (peak_bytes, min) if least_memory else (rate_of, max)

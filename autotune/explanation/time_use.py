@@ -19,7 +19,7 @@ def time_use(evidence: Evidence) -> TimeUse:
     return TimeUse(
         step_seconds=_inverse(rate, batch),
         samples_per_second=rate,
-        repeats=len(evidence.book.repeats(evidence.config)),
+        repeats=evidence.verdict.standings.repeats_of(evidence.winner),
         parts=() if predicted is None else parts_of(predicted, seconds),
         predicted_seconds=None if predicted is None else predicted.step_seconds,
         measured_over_predicted=None if predicted is None else seconds / predicted.step_seconds.mean,

@@ -10,7 +10,7 @@ from autotune.figures.figure import Axis, Figure, Mark, Unit, column, table
 from autotune.figures.source import Source
 from autotune.figures.texts import config_text, counted, varying
 from autotune.figures.units import bytes_text, rate_text
-from autotune.objective import pareto_front, peak_bytes
+from autotune.objective import peak_bytes
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -41,7 +41,7 @@ def throughput_memory(source: Source) -> Figure:
     points = [_point(source, trial, predicted.get(trial.number)) for trial in searched]
     best, baseline = _named(source)
     shown = {trial.number: source.rate_of(trial) for trial in searched}
-    front = pareto_front(searched, ranking, lambda trial: rate.mean if (rate := shown[trial.number]) else 0.0)
+    front = source.evidence.verdict.standings.front() if source.evidence is not None else []
     on_front = {trial.number for trial in front}
     numbers = [point.trial.number for point in points]
     trials = table(

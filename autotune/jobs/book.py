@@ -116,17 +116,6 @@ class Book:
         found = self.confirmations(config).items()
         return {number: repeat for number, trial in found if (repeat := repeat_of(trial.result)) is not None}
 
-    def repeats(self, config: TrialConfig) -> list[Repeat]:
-        """What the estimate of a configuration rests on: its confirmations, and the search's own trial where there are none.
-
-        Finalists are chosen because their search trial came out high. That trial is left out once there are others, for the
-        estimate would be too high with it.
-        """
-        confirmed = list(self.confirmed(config).values())
-        searched = self.search_trial(config)
-        alone = repeat_of(searched.result) if searched else None
-        return confirmed or ([alone] if alone else [])
-
     def spread(self, prior: Spread, cuts: Sequence[int] = ()) -> Spread:
         """The spread between repeats that this job's own trials show.
 

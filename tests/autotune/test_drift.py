@@ -19,6 +19,7 @@ from autotune.jobs.listener import LoopListener
 from autotune.jobs.request import request_to_row
 from autotune.jobs.session import GPU_SPREAD, Session
 from autotune.loop import run_job
+from autotune.standings import standings_of
 from autotune.verdict import decide
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
@@ -135,7 +136,7 @@ def test_there_are_none_in_short_jobs_and_where_nobody_wants_them(
     assert told(store, book) == []
 
 
-def test_controls_do_not_race_and_are_no_repeats_of_the_baseline(tmp_path: Path, store: Store) -> None:
+def test_controls_do_not_race_and_count_as_repeats_of_the_baseline(tmp_path: Path, store: Store) -> None:
     class Asked(Drifting):
         def submit(self, request: TrialRequest) -> str:
             asked.append(request)
@@ -147,7 +148,9 @@ def test_controls_do_not_race_and_are_no_repeats_of_the_baseline(tmp_path: Path,
     controls = [asked[trial.number] for trial in book.trials if trial.purpose is Purpose.CONTROL]
     assert len(controls) == 3
     assert all(request.rate_to_beat is None for request in controls)
-    assert len(book.repeats(book.trials[0].config)) == 1
+    standings = standings_of(book, session.ranking, session.prior, session.baselines)
+    assert standings is not None
+    assert standings.repeats_of(book.trials[0]) == 4
 
 
 def test_a_machine_that_stays_is_told_of_by_nobody(tmp_path: Path, store: Store) -> None:

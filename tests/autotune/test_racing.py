@@ -10,6 +10,7 @@ import table
 from played import run, searched
 
 from autotune.best_config import build_best_config
+from autotune.jobs.book import repeat_of
 from autotune.verdict import decide
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult
@@ -79,4 +80,4 @@ def test_pruned_trials_are_no_alternatives_and_no_repeats(tmp_path: Path, store:
     document = build_best_config(session, book)
     assert pruned
     assert not pruned & {entry["trial"] for entry in document["alternatives"]}
-    assert all(book.repeats(book.trial(number).config) == [] for number in pruned)
+    assert all(repeat_of(book.trial(number).result) is None for number in pruned)

@@ -170,6 +170,18 @@ def test_drift_between_rounds_does_not_blur_what_is_compared_inside_of_them() ->
     assert found.probability_best(1) > 0.9
 
 
+def test_what_lies_between_blocks_of_any_speed_says_nothing_of_the_noise() -> None:
+    """300 cases of three configurations in two rounds, on a machine that drifts and is far noisier than assumed."""
+    draw = random.Random(3)
+    held = 0
+    for _ in range(300):
+        truth, speeds = [[draw.gauss(0.0, spread) for _ in range(count)] for spread, count in ((0.1, 3), (0.4, 2))]
+        rates = [[100.0 * math.exp(rate + speed + draw.gauss(0.0, 0.1)) for speed in speeds] for rate in truth]
+        found = posterior_of(observed(rates, lambda number: number + 1), 3, Spread(relative=0.04), drifted=True).ratio(1, 0)
+        held += found.low <= math.exp(truth[1] - truth[0]) <= found.high
+    assert held > 0.75 * 300  # the speeds of rounds taken as noise: 64 %
+
+
 def test_the_first_of_many_equals_was_lucky() -> None:
     draw = random.Random(1)
     rates = [[100.0 * math.exp(draw.gauss(0.0, 0.05))] for _ in range(30)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import table
 from rich.console import Console
+from rich.text import Text
 
 from autotune.cli.canvas import Canvas
 from autotune.cli.live import LiveTable
@@ -18,6 +19,7 @@ from autotune.jobs.book import Book, read_book
 from autotune.jobs.request import Objective, request_to_row
 from autotune.jobs.session import Session
 from autotune.loop import run_job
+from autotune.verdict import decide
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -52,8 +54,12 @@ def made(tmp_path: Path, store: Store) -> Made:
     return run
 
 
+def lines_of(session: Session, book: Book, width: int, height: int) -> list[Text]:
+    return charts(session, book, decide(book, session.ranking, session.prior, session.baselines), width, height)
+
+
 def drawn(session: Session, book: Book, width: int, height: int) -> str:
-    return "\n".join(line.plain.rstrip() for line in charts(session, book, width, height)) + "\n"
+    return "\n".join(line.plain.rstrip() for line in lines_of(session, book, width, height)) + "\n"
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (64, 24)])
@@ -68,7 +74,7 @@ def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(76, 20), (80, 24), (60, 20), (200, 60)])
 def test_no_line_is_wider_than_the_terminal_and_the_table_keeps_half_of_it(made: Made, width: int, height: int) -> None:
-    lines = charts(*made(), width, height)
+    lines = lines_of(*made(), width, height)
     assert lines
     assert max(line.cell_len for line in lines) <= width
     assert len(lines) <= max(height // 2, 10)
@@ -90,12 +96,12 @@ def test_a_limit_far_off_is_told_and_not_drawn(made: Made) -> None:
 def test_one_trial_is_a_chart_and_none_is_not(made: Made) -> None:
     assert "★" in drawn(*made(trials=1, confirm_repeats=0), 80, 24)
     session, book = made(result=lambda _: table.ended(Outcome.INFEASIBLE, "does not fit"))
-    assert charts(session, book, 80, 24) == []
+    assert lines_of(session, book, 80, 24) == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(59, 40), (120, 19)])
 def test_there_are_none_where_there_is_no_room(made: Made, width: int, height: int) -> None:
-    assert charts(*made(), width, height) == []
+    assert lines_of(*made(), width, height) == []
 
 
 @pytest.mark.parametrize(
@@ -105,24 +111,24 @@ def test_there_are_none_where_they_cannot_be_shown(made: Made, encoding: str, te
     session, book = made()
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, force_terminal=terminal, width=120, height=40, _environ={"TERM": "xterm"})
-    assert bool(LiveCharts(session, console).lines(book)) is able
+    assert bool(LiveCharts(session, console).lines(book, None)) is able
 
 
 def test_a_dumb_terminal_has_none(made: Made) -> None:
     session, book = made()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, _environ={"TERM": "dumb"})
-    assert LiveCharts(session, console).lines(book) == []
+    assert LiveCharts(session, console).lines(book, None) == []
 
 
 def test_another_book_or_size_draws_anew_and_the_same_does_not(made: Made) -> None:
     session, book = made()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, _environ={"TERM": "xterm"})
     seen = LiveCharts(session, console)
-    first = seen.lines(book)
-    assert seen.lines(book) is first
+    first = seen.lines(book, None)
+    assert seen.lines(book, None) is first
     console.size = (80, 24)
-    assert len(seen.lines(book)) < len(first)
-    assert seen.lines(dataclasses.replace(book)) is not first
+    assert len(seen.lines(book, None)) < len(first)
+    assert seen.lines(dataclasses.replace(book), None) is not first
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (120, 40)])
