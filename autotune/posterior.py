@@ -23,9 +23,9 @@ NOISE_WEIGHT = 0.75
 """Degrees of freedom of the assumed noise beside repeats. Few, because machines differ by a factor of five: with more of them a
 noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats there is nothing else to go by, and
 the assumption has its own."""
-BASELINE_IS_BEST = 1 / 3
-"""Probability, before any measurement, that no tried configuration is faster than the user's own, where that is more than
-one in the number of configurations: somebody chose it."""
+WELL_CHOSEN = 1 / 3
+"""Probability, before any measurement, that somebody has tuned the user's own configuration: no tried one is faster. Else it is
+one like the others, and the best with the probability of one in their number."""
 NOISE_LEVELS, DRAWS = 5, 400
 """Levels of the noise at which draws are made, and how many at each."""
 GRID = 160
@@ -39,7 +39,7 @@ LEAST_WIDTH = 0.05
 """Least standard deviation of the broad distribution, in log rate."""
 BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
 """Variances of the machine's speed between blocks, over that of the noise."""
-STEADY = 2 / 3
+STEADY = 0.8
 """Probability, before any repeats, that the machine has one speed in all blocks; the other variances share the rest."""
 DRIFTED_RATIOS = (1e4,)
 """The same where the machine is known to have drifted: nothing is compared across blocks."""
@@ -132,7 +132,7 @@ def posterior_of(
        EM algorithm from a broad start [Laird, JASA 73 (1978); Efron, Statistical Science 29 (2014)]. It takes the luck out of
        whatever came out first of many.
     4. Draws from the posterior of each candidate are joined at random. Those in which the baseline is the best are weighed so
-       that it is, before any measurement, with the probability `BASELINE_IS_BEST`.
+       that it is, before any measurement, with the probability that `WELL_CHOSEN` says.
     """
     logs = np.log([one.rate for one in observations])
     owner = np.array([one.candidate for one in observations])
@@ -148,8 +148,8 @@ def posterior_of(
             weights.append(np.full(DRAWS, fit.weight))
     draws, weight = np.hstack(parts), np.concatenate(weights)
     if baseline is not None and candidates > 1:
-        odds = BASELINE_IS_BEST / (1 - BASELINE_IS_BEST) * (candidates - 1)
-        weight[draws[baseline] >= draws.max(axis=0)] *= max(odds, 1.0)
+        best = WELL_CHOSEN + (1.0 - WELL_CHOSEN) / candidates
+        weight[draws[baseline] >= draws.max(axis=0)] *= best / (1.0 - best) * (candidates - 1)
     return Posterior(draws, weight / weight.sum())
 
 
