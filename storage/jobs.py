@@ -52,6 +52,7 @@ def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
         devices=1,
         charged_seconds=0.0,
         events_removed=0,
+        stored_bytes=0,
         lease_token=0,
     )
 

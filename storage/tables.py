@@ -91,7 +91,13 @@ class JobRow(Base):
     """A job, its lease, and the counters that number its trials and events."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "created", "id"), Index(None, "state"), Index(None, "submitter", "created"))
+    __table_args__ = (
+        Index(None, "created", "id"),
+        Index(None, "state"),
+        Index(None, "submitter", "created"),
+        # Has all that quotas count: the rows, which may have a megabyte each, are not read for it.
+        Index("ix_jobs_submitter_state", "submitter", "state", "stored_bytes"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     created: Mapped[datetime]
@@ -117,6 +123,8 @@ class JobRow(Base):
     """The part of `active_seconds` that is in its submitter's usage."""
     events_removed: Mapped[int] = mapped_column(server_default="0")
     """Events up to this sequence were removed because they were old."""
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """What its submitter decides the size of: its request, changes of it, and what its ranks printed."""
     lease_token: Mapped[int] = mapped_column(BigInteger)
     """Grows with every holder, and is never reset: the fence."""
     lease_host: Mapped[str | None] = mapped_column(Text)
@@ -264,6 +272,32 @@ class KeyRow(Base):
     last_used: Mapped[datetime | None]
 
 
+class QuotaRow(Base):
+    """What one owner may take, where that is not what everybody may."""
+
+    __tablename__ = "quotas"
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    quota: Mapped[str] = mapped_column(String(16), primary_key=True)
+    most: Mapped[float]
+
+
+class AuditRow(Base):
+    """Something that a person, or a program with a key, did. Triggers refuse to change or remove a row."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index(None, "time", "id"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    time: Mapped[datetime]
+    actor: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str | None] = mapped_column(String(16))
+    source: Mapped[str] = mapped_column(String(255))
+    action: Mapped[str] = mapped_column(String(32))
+    target: Mapped[str] = mapped_column(String(255))
+    detail: Mapped[dict[str, Any]]
+
+
 class UsageRow(Base):
     """What the jobs of a submitter took on one day."""
 
@@ -300,8 +334,10 @@ class WebhookRow(Base):
     owner: Mapped[str] = mapped_column(String(64))
     url: Mapped[str] = mapped_column(Text)
     secret: Mapped[str] = mapped_column(String(64))
-    """Kept as it is: signing needs it."""
+    """As a former version kept it, in plain text; empty: `sealed` has it."""
     created: Mapped[datetime]
+    sealed: Mapped[str | None] = mapped_column(Text)
+    """The secret, encrypted (storage.secrets)."""
 
 
 class DeliveryRow(Base):

@@ -23,6 +23,7 @@ from storage.migrations import HEAD
 from storage.records import HELD
 from storage.tables import (
     AttemptRow,
+    AuditRow,
     Base,
     CalibrationRow,
     DeliveryRow,
@@ -31,6 +32,7 @@ from storage.tables import (
     KeyRow,
     LogRow,
     PriorRow,
+    QuotaRow,
     RankRow,
     SubmissionRow,
     TrialRow,
@@ -44,7 +46,17 @@ FORMAT = "autotune-rows"
 VERSION = 1
 BATCH = 500
 OF_A_JOB: tuple[type[Base], ...] = (JobRow, PriorRow, TrialRow, AttemptRow, RankRow, LogRow, EventRow)
-EVERYTHING: tuple[type[Base], ...] = (*OF_A_JOB, SubmissionRow, KeyRow, WebhookRow, DeliveryRow, UsageRow, CalibrationRow)
+EVERYTHING: tuple[type[Base], ...] = (
+    *OF_A_JOB,
+    SubmissionRow,
+    KeyRow,
+    QuotaRow,
+    WebhookRow,
+    DeliveryRow,
+    UsageRow,
+    CalibrationRow,
+    AuditRow,
+)
 LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen"))
 """Who holds a job is nothing that a file can keep."""
 
