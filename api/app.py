@@ -17,6 +17,7 @@ from api.events import EventHub
 from api.figures import FigureBoard
 from api.guard import VERSION, Guard
 from api.keys import KeyReader
+from api.limits import OwnerLimits
 from api.logs import LogHub
 from api.metrics import Metrics, Timed
 from api.points import PointsBoard
@@ -47,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
+        deliverer = Deliverer(store, partial(deliver, allowed=may_be_called, secret_of=store.signing_secret))
         deliverer.start()
         # What is there now stays: to look through it for garbage would hold up requests for tens of milliseconds.
         gc.collect()
@@ -65,6 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     app.state.metrics = Metrics(store)
+    app.state.limits = OwnerLimits(store, settings.quotas)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)
     app.state.known_keys = KnownKeys()

@@ -6,18 +6,21 @@ import hashlib
 import hmac
 import http.client
 import json
+import logging
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from api.targets import Network, Target, checked_target
 from autotune.errors import RequestError
-from storage.service_records import Delivery, DeliveryTry
+from storage.errors import SecretError
+from storage.service_records import Delivery, DeliveryTry, Webhook
 from storage.webhooks import SECRET_PREFIX
 
+log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 10.0
 """Of each wait for the receiver."""
 WHOLE_SECONDS = 20.0
@@ -33,12 +36,17 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
 
 
-def deliver(delivery: Delivery, allowed: Sequence[Network]) -> DeliveryTry:
+def deliver(delivery: Delivery, allowed: Sequence[Network], secret_of: Callable[[Webhook], str]) -> DeliveryTry:
     """Make one try; whatever goes wrong is in what is returned."""
     began, moment = time.monotonic(), datetime.now(UTC)
     status, error = None, ""
     try:
-        status = _post(checked_target(delivery.webhook.url, allowed), delivery, int(moment.timestamp()))
+        secret = secret_of(delivery.webhook)
+        status = _post(checked_target(delivery.webhook.url, allowed), delivery, int(moment.timestamp()), secret)
+    except SecretError as locked:
+        # The message names a file of the server, and the receiver's owner reads what is returned.
+        log.error("webhook %s: %s", delivery.webhook.id, locked)
+        error = "the server cannot decrypt this webhook's secret"
     except RequestError as refused:
         error = refused.problem
     except (OSError, http.client.HTTPException, ValueError) as failure:
@@ -47,14 +55,14 @@ def deliver(delivery: Delivery, allowed: Sequence[Network]) -> DeliveryTry:
     return DeliveryTry(time=moment, seconds=round(time.monotonic() - began, 3), status=status, error=error)
 
 
-def _post(target: Target, delivery: Delivery, timestamp: int) -> int:
+def _post(target: Target, delivery: Delivery, timestamp: int, secret: str) -> int:
     body = json.dumps(delivery.payload, separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "autotune",
         "webhook-id": delivery.id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature(delivery.webhook.secret, delivery.id, timestamp, body),
+        "webhook-signature": signature(secret, delivery.id, timestamp, body),
     }
     connection = _Pinned(target)
     limit = threading.Timer(WHOLE_SECONDS, connection.give_up)

@@ -26,6 +26,11 @@ class Problem(BaseModel):
     detail: str
     errors: list[FieldProblem] | None = None
     """Each field that is wrong, where there are some."""
+    quota: str | None = None
+    """The quota that is used up, where that is the reason."""
+    used: float | None = None
+    """How far it is used."""
+    limit: float | None = None
 
 
 REFUSALS: dict[int, str] = {
@@ -34,7 +39,7 @@ REFUSALS: dict[int, str] = {
     403: "The key lacks the scope, or the request comes from another site's page.",
     404: "It is not there, or belongs to somebody else.",
     408: "The body took too long to arrive.",
-    409: "It does not fit the job's state.",
+    409: "It does not fit the job's state, or a quota is used up, which `quota`, `used` and `limit` then tell.",
     410: "Events from there on were removed because they were old; `detail` says where to begin.",
     412: "The job has changed since.",
     413: "The body is too long.",

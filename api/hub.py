@@ -4,7 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Hashable, Mapping
+from collections.abc import AsyncGenerator, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -100,7 +100,7 @@ class Hub(ABC, Generic[K]):
         if self._task is not None:
             self._task.cancel()
 
-    async def stream(self, key: K, after: int, last: int, signs: bool = False) -> AsyncIterator[bytes]:
+    async def stream(self, key: K, after: int, last: int, signs: bool = False) -> AsyncGenerator[bytes]:
         """Parts beyond `after`, each once and in order, until it is over and all were given.
 
         `last` is the number of the last part that was there just now: what is older is history, which no follower waits for.

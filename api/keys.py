@@ -1,18 +1,22 @@
 """API keys, looked up once for the requests of a few seconds."""
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from storage.errors import DatabaseUnavailableError
 from storage.records import ApiKey
 from storage.store import Store
 
-KEY_SECONDS = 5.0
+KEY_SECONDS = 4.0
 """How long a key that was good is not looked up again: a key that is revoked works on for so long at most."""
+CHECK_SECONDS = 0.5
+"""How often a stream asks whether its key is still good: with `KEY_SECONDS`, one that is revoked ends them within 5 s."""
 MOST_KEYS = 10_000
 """Keys that are known at once; the one that was looked up first is forgotten first."""
 
@@ -30,6 +34,7 @@ class KeyReader:
         self._store, self._clock = store, clock
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[ApiKey | None]] = {}
+        self._notes: set[asyncio.Task[None]] = set()
 
     async def key(self, text: str) -> ApiKey | None:
         """The key of that text; None: it is no key, or it was revoked, or has expired."""
@@ -53,7 +58,45 @@ class KeyReader:
             self._known[name] = _Known(key, began + KEY_SECONDS)
             if len(self._known) > MOST_KEYS:
                 self._known.popitem(last=False)
+            note = asyncio.create_task(self._note(key))
+            self._notes.add(note)
+            note.add_done_callback(self._notes.discard)
         return key
+
+    async def _note(self, key: ApiKey) -> None:
+        """Write down the use of a key. Nobody waits for it: the database may be full, or its writers busy."""
+        with contextlib.suppress(DatabaseUnavailableError):
+            await asyncio.to_thread(self._store.note_key_use, key)
+
+    async def while_good(self, text: str, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The parts of a stream, until its key is revoked or expires. An outage of the database ends no stream."""
+        coming: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(parts))
+                done, _ = await asyncio.wait((coming,), timeout=CHECK_SECONDS)
+                if not await self._is_good(text):
+                    return
+                if done:
+                    try:
+                        part = coming.result()
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        coming = None
+                    yield part
+        finally:
+            if coming is not None:
+                coming.cancel()
+                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                    await coming
+            await parts.aclose()
+
+    async def _is_good(self, text: str) -> bool:
+        try:
+            return await self.key(text) is not None
+        except DatabaseUnavailableError:
+            return True
 
 
 def _has_expired(key: ApiKey) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,7 +24,8 @@ class Metrics:
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_OfTheDatabase(store, clock))
+        self._database = _OfTheDatabase(store, clock)
+        self._registry.register(self._database)
         self._answers = Histogram(
             "autotune_http_request_seconds",
             "Time to the first byte of an answer.",
@@ -33,9 +34,9 @@ class Metrics:
             registry=self._registry,
         )
 
-    def text(self) -> str:
-        """The figures in the text format of Prometheus."""
-        return generate_latest(self._registry).decode()
+    def text(self, owner: str | None = None) -> str:
+        """The figures in the text format of Prometheus. Jobs are named of one owner alone; None: of all."""
+        return (generate_latest(self._registry) + generate_latest(_Jobs(self._database, owner))).decode()
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -90,7 +91,7 @@ class _OfTheDatabase(Collector):
         """The figures as metrics."""
         up = GaugeMetricFamily("autotune_database_up", "Whether the database can be used.", 1)
         try:
-            figures, workers = self._figures()
+            figures, workers = self.figures()
         except DatabaseUnavailableError:
             return (GaugeMetricFamily(up.name, up.documentation, 0),)
         jobs = GaugeMetricFamily("autotune_jobs", "Jobs by state.", labels=("state",))
@@ -103,17 +104,35 @@ class _OfTheDatabase(Collector):
         for outcome, taken in sorted(figures.durations.items()):
             buckets = [(f"{step:g}", float(count)) for step, count in taken.within.items()]
             seconds.add_metric((outcome,), [*buckets, ("+Inf", float(taken.count))], taken.seconds)
-        best = GaugeMetricFamily(
-            "autotune_job_best_samples_per_second", "Samples/s of a running job's answer so far.", labels=("job",)
-        )
-        for job_id, rate in figures.best.items():
-            best.add_metric((job_id,), rate)
         wait = GaugeMetricFamily("autotune_queue_seconds", "Age of the job that waits longest.", figures.longest_wait)
         alive = GaugeMetricFamily("autotune_workers", "Workers that gave a sign of life within a minute.", workers)
-        return up, jobs, trials, seconds, best, wait, alive
+        return up, jobs, trials, seconds, wait, alive
 
-    def _figures(self) -> tuple[Figures, int]:
+    def figures(self) -> tuple[Figures, int]:
+        """What the database counts, and the workers that there are; asked for once in `KEPT_SECONDS`."""
         with self._lock:
             if self._kept is None or self._clock() - self._kept[0] > KEPT_SECONDS:
                 self._kept = (self._clock(), self._store.figures(), len(self._store.workers()))
             return self._kept[1], self._kept[2]
+
+
+class _Jobs(CollectorRegistry):
+    """What running jobs have found, by their ids: those of one owner, or of all."""
+
+    def __init__(self, database: _OfTheDatabase, owner: str | None) -> None:
+        super().__init__()
+        self._database, self._owner = database, owner
+
+    def collect(self) -> Iterator[Metric]:
+        """One metric; none while the database is away."""
+        best = GaugeMetricFamily(
+            "autotune_job_best_samples_per_second", "Samples/s of a running job's answer so far.", labels=("job",)
+        )
+        try:
+            figures, _ = self._database.figures()
+        except DatabaseUnavailableError:
+            return
+        for job_id, rate in figures.best.items():
+            if self._owner in (None, rate.submitter):
+                best.add_metric((job_id,), rate.samples_per_second)
+        yield best

@@ -1,6 +1,7 @@
 """Errors as problem documents (RFC 9457): what is wrong, where, and what to do."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -16,13 +17,15 @@ from search_spaces.errors import SearchSpaceError
 from storage.errors import (
     DatabaseUnavailableError,
     JobStateError,
+    QuotaExceededError,
+    SecretError,
     SubmissionConflictError,
-    TooManyWebhooksError,
     UnknownJobError,
     UnknownTrialError,
     UnknownWebhookError,
 )
 
+log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 MOST_TOLD = 1000
 """Characters of a message: what a request held comes back in it."""
@@ -49,9 +52,22 @@ def install(app: FastAPI) -> None:
         return problem(status, str(error), [{"field": error.field, "message": error.problem, "remedy": error.remedy}])
 
     @app.exception_handler(JobStateError)
-    @app.exception_handler(TooManyWebhooksError)
-    def misfit(_request: Request, error: JobStateError | TooManyWebhooksError) -> JSONResponse:
+    def misfit(_request: Request, error: JobStateError) -> JSONResponse:
         return problem(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(QuotaExceededError)
+    def used_up(_request: Request, error: QuotaExceededError) -> JSONResponse:
+        wrong = f"{error.used:,.10g} of {error.most:,.10g} are used"
+        errors = [{"field": f"quota.{error.quota}", "message": wrong, "remedy": error.remedy}]
+        more: dict[str, str | float] = {"quota": error.quota, "used": error.used, "limit": error.most}
+        # Not 429, after which clients ask again by themselves: what is used up stays so until somebody does something.
+        return problem(HTTPStatus.CONFLICT, str(error), errors, more=more)
+
+    @app.exception_handler(SecretError)
+    def no_secret(_request: Request, error: SecretError) -> JSONResponse:
+        # The message names a file of the server.
+        log.error("%s", error)
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "secrets cannot be encrypted here; ask who runs the server")
 
     @app.exception_handler(SubmissionConflictError)
     def conflict(_request: Request, error: SubmissionConflictError) -> JSONResponse:
@@ -97,10 +113,15 @@ def _methods(request: Request) -> list[str]:
 
 
 def problem(
-    status: HTTPStatus, detail: str, errors: Sequence[dict[str, Any]] = (), headers: dict[str, str] | None = None
+    status: HTTPStatus,
+    detail: str,
+    errors: Sequence[dict[str, Any]] = (),
+    headers: dict[str, str] | None = None,
+    more: Mapping[str, str | float] | None = None,
 ) -> JSONResponse:
-    """Return a problem document; `errors` names each field that is wrong."""
+    """Return a problem document; `errors` names each field that is wrong, `more` are further members."""
     body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": _cut(detail)}
+    body |= more or {}
     if errors:
         body["errors"] = [{name: _cut(text) for name, text in error.items()} for error in errors]
     return JSONResponse(body, status, headers, MEDIA_TYPE)

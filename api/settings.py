@@ -1,9 +1,10 @@
 """What a server is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
 from autotune.network import is_loopback
+from storage.service_records import Quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Settings:
     """Seconds after which a plan is given up."""
     submission_steps: int = 20_000
     """What finding a legal configuration of a submission's space may take: most take some dozens."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """What each owner may take who has no limits of their own."""
     hosts: tuple[str, ...] = ()
     """Further names that a Host header may have where keys are not asked for."""
     webhook_networks: tuple[str, ...] = ()

@@ -5,6 +5,9 @@ import logging
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
+
+from autotune.visible_text import visible, visible_line
 
 ABOUT = ("job", "trial", "method", "path", "status", "seconds", "owner")
 """What a record may carry by `extra={…}`."""
@@ -20,12 +23,26 @@ class LogFormat(StrEnum):
 def set_up_logs(style: LogFormat, level: int = logging.INFO) -> None:
     """Send every log of the process to standard error in this form."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if style is LogFormat.JSON else text)
+    handler.setFormatter(JsonLines() if style is LogFormat.JSON else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Libraries that tell of each request at INFO, with addresses that hold what is nobody's business.
     for chatty in ("httpx2", "httpcore2", "alembic", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class TextLines(logging.Formatter):
+    """One line a record, behind it the traceback. What others wrote in it neither ends the line nor commands a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name is logging's
+        """The line without its traceback."""
+        return visible_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback, in as many lines as it has."""
+        return visible(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from autotune.best_config import build_best_config
 from autotune.best_config_file import best_config_text
+from autotune.cli.console import Console
 from autotune.cli.result import print_result
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
 from autotune.jobs.baselines import read_baseline

@@ -1,6 +1,7 @@
 """Where the database is: addresses, and what can be told of a database file before it is opened."""
 
 import os
+import re
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
@@ -8,7 +9,11 @@ from sqlalchemy.exc import ArgumentError
 
 from storage.errors import DatabaseUnavailableError
 from storage.folder import default_file
+from storage.private_files import make_private_folder
 
+_SECRET_PARTS = re.compile(r"((?:^|&)[^=&]*(?:password|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
+_PORT = re.compile(r":(?![0-9]*(?:/|$|,))[^/]*")
+"""What is in the place of a port and is none: a password whose host was forgotten."""
 _USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
@@ -22,7 +27,7 @@ def default_database_url() -> str:
         return address
     file = default_file()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(file.parent)
     except OSError as error:
         raise _unavailable(str(file.parent), f"cannot be made ({error.strerror})", "name a database with --db") from error
     return URL.create("sqlite", database=str(file)).render_as_string()
@@ -38,8 +43,9 @@ def parse_address(address: str) -> URL:
         return _sqlite(address)
     try:
         url = make_url(address)
-    except (ArgumentError, ValueError) as error:
-        raise _unavailable(address, "is not the address of a database", _USE) from error
+    except (ArgumentError, ValueError):
+        # The cause has the port in its words, which may be a part of the password.
+        raise _unavailable(without_password(address), "is not the address of a database", _USE) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite(url.database or "")
     if url.get_backend_name() != "postgresql":
@@ -49,7 +55,28 @@ def parse_address(address: str) -> URL:
 
 def describe(url: URL) -> str:
     """Return the address as messages show it: the path of a file, or the URL with its password hidden."""
-    return url.database or "" if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+    return url.database or "" if url.get_backend_name() == "sqlite" else without_password(url.render_as_string())
+
+
+def without_password(address: str) -> str:
+    """Return a text that should be a URL without what may be a password in it: before the last @, or named so in its query.
+
+    It may be malformed in any way: a slash in a password that was not encoded ends the part that programs look for it in.
+    """
+    scheme, mark, rest = address.partition("://")
+    if not mark:
+        return address
+    before, query_mark, query = rest.partition("?") if "@" not in rest.partition("?")[2] else (rest, "", "")
+    login, at, place = before.rpartition("@")
+    user, colon, _ = login.partition(":")
+    shown = f"{user}:***@{place}" if colon else f"{user}{at}{_PORT.sub(':***', place)}"
+    return f"{scheme}://{shown}{query_mark}" + _SECRET_PARTS.sub(r"\1***", query)
+
+
+def passwords_of(url: URL) -> tuple[str, ...]:
+    """Every password in the address, which no message may repeat."""
+    named = [url.query.get(name) for name in ("password", "sslpassword")]
+    return tuple(str(text) for text in (url.password, *named) if text)
 
 
 def check_file(path: Path) -> None:

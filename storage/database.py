@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import DatabaseError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from storage.address import describe
+from storage.address import describe, passwords_of
 from storage.backend import Backend, Fault
 from storage.codec import dump_json, load_json
 from storage.errors import DatabaseUnavailableError
@@ -50,7 +50,7 @@ class Database:
         Raises:
             DatabaseUnavailableError: the driver of this kind of database is not installed.
         """
-        self._place = describe(url)
+        self._place, self._passwords = describe(url), passwords_of(url)
         self._busy_seconds, self._outage_seconds = busy_seconds, outage_seconds
         self._backend: Backend = Sqlite() if url.get_backend_name() == "sqlite" else PostgreSQL()
         self._was_there = False
@@ -156,6 +156,8 @@ class Database:
 
     def _unavailable(self, error: DBAPIError) -> DatabaseUnavailableError:
         detail = (str(error.orig).splitlines() or ["unknown error"])[0]
+        for password in self._passwords:
+            detail = detail.replace(password, "***")
         fallback = (f"cannot be used ({detail})", "check that it runs and that the address is right")
         problem, remedy = self._backend.remedy(error) or fallback
         return DatabaseUnavailableError(f"{self._place}: {problem}; {remedy}")

@@ -8,7 +8,8 @@ StorageError
 ├── SubmissionConflictError  (ValueError)   the key of a submission was used with another body
 ├── UnknownKeyError          (LookupError)  no API key has that id
 ├── UnknownWebhookError      (LookupError)  no webhook has that id
-├── TooManyWebhooksError     (ValueError)   an owner has as many webhooks as there may be
+├── QuotaExceededError       (ValueError)   an owner has taken as much as they may
+├── SecretError              (ValueError)   a secret cannot be encrypted or decrypted with the keys that are there
 ├── TransferError            (ValueError)   a file of rows cannot be read into this database
 ├── LeaseHeldError           (RuntimeError) another live process holds the job
 └── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
@@ -47,8 +48,16 @@ class UnknownWebhookError(StorageError, LookupError):
     """No webhook has that id."""
 
 
-class TooManyWebhooksError(StorageError, ValueError):
-    """An owner has as many webhooks as there may be."""
+class QuotaExceededError(StorageError, ValueError):
+    """An owner has taken as much as they may."""
+
+    def __init__(self, quota: str, used: float, most: float, remedy: str) -> None:
+        super().__init__(f"quota: {quota} is used up ({used:,.10g} of {most:,.10g}); {remedy}")
+        self.quota, self.used, self.most, self.remedy = quota, used, most, remedy
+
+
+class SecretError(StorageError, ValueError):
+    """A secret cannot be encrypted, or decrypted, with the keys that are there."""
 
 
 class TransferError(StorageError, ValueError):

@@ -8,7 +8,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
-from storage.records import HELD, Durations, Figures
+from storage.records import HELD, BestRate, Durations, Figures
 from storage.tables import JobRow, TrialRow
 
 STEPS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -49,6 +49,10 @@ def _seconds(session: Session) -> Any:
     return func.extract("epoch", TrialRow.finished - TrialRow.started)
 
 
-def _best(session: Session) -> Mapping[str, float]:
-    query = select(JobRow.id, JobRow.answer).where(JobRow.state.in_(HELD))
-    return {job_id: answer["rate"]["mean"] for job_id, answer in session.execute(query) if answer is not None}
+def _best(session: Session) -> Mapping[str, BestRate]:
+    query = select(JobRow.id, JobRow.submitter, JobRow.answer).where(JobRow.state.in_(HELD))
+    return {
+        job_id: BestRate(submitter=submitter, samples_per_second=answer["rate"]["mean"])
+        for job_id, submitter, answer in session.execute(query)
+        if answer is not None
+    }

@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
-from storage import events, leases
+from storage import audit, events, leases
 from storage.attempts import abandon
-from storage.codec import clean, job_record, owner_of
+from storage.codec import clean, dump_json, job_record, owner_of
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import tell
 from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
+from storage.service_records import Actor
 from storage.tables import JobRow
 from storage.webhooks import announce
 from storage.workers import charge
@@ -24,18 +25,20 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 """32 characters without those that are mistaken for others."""
 
 
-def create_job(session: Session, now: datetime, request: Mapping[str, Any]) -> JobRecord:
+def create_job(session: Session, now: datetime, request: Mapping[str, Any], by: Actor) -> JobRecord:
     """See `Store.create_job`."""
     job = new_row(free_ids(session, now, 1)[0], now, request)
     created = events.new_row(now, job, EventKind.JOB_CREATED, {})
     session.add(job)
     session.flush()  # before its event, which refers to it
     session.add(created)
+    audit.note(session, now, by, "job.create", job.id, {"model": job.request.get("model")})
     return job_record(job)
 
 
 def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
     """A job's row, which nobody holds."""
+    plain = to_plain(request)
     return JobRow(
         id=job_id,
         created=now,
@@ -43,7 +46,7 @@ def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
         state=JobState.QUEUED,
         reason="",
         message="",
-        request=to_plain(request),
+        request=plain,
         active_seconds=0.0,
         trial_count=0,
         event_count=0,
@@ -52,7 +55,7 @@ def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
         devices=1,
         charged_seconds=0.0,
         events_removed=0,
-        stored_bytes=0,
+        stored_bytes=len(dump_json(plain)),
         lease_token=0,
     )
 
@@ -106,10 +109,11 @@ def jobs(
     return [job_record(row) for row in session.scalars(query)]
 
 
-def delete_job(session: Session, now: datetime, job_id: str) -> None:
+def delete_job(session: Session, now: datetime, job_id: str, by: Actor) -> None:
     """See `Store.delete_job`. The database removes what belongs to it, by its foreign keys."""
     leases.refuse_if_held(now, leases.locked(session, job_id))
     session.execute(delete(JobRow).where(JobRow.id == job_id))
+    audit.note(session, now, by, "job.delete", job_id, {})
 
 
 def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds: float) -> Lease:

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from storage import audit
 from storage.errors import UnknownKeyError
 from storage.records import ApiKey
+from storage.service_records import Actor
 from storage.tables import KeyRow
 
 PREFIX = "at"
@@ -21,7 +23,7 @@ _DIGITS = "0123456789abcdef"
 
 
 def create_key(
-    session: Session, now: datetime, owner: str, scopes: Collection[str], expires: datetime | None
+    session: Session, now: datetime, owner: str, scopes: Collection[str], expires: datetime | None, by: Actor
 ) -> tuple[ApiKey, str]:
     """See `Store.create_key`."""
     public, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
@@ -29,6 +31,7 @@ def create_key(
         id=public, secret_hash=_hash(secret), owner=owner, scopes=sorted(scopes), created=now, expires=expires
     )  # fmt: skip
     session.add(row)
+    audit.note(session, now, by, "key.create", public, {"owner": owner, "scopes": sorted(scopes)})
     return _key(row), f"{PREFIX}_{public}_{secret}"
 
 
@@ -58,12 +61,13 @@ def needs_note(key: ApiKey, now: datetime) -> bool:
     return key.last_used is None or now - key.last_used >= _USE_TOLD
 
 
-def revoke_key(session: Session, now: datetime, key_id: str) -> ApiKey:
+def revoke_key(session: Session, now: datetime, key_id: str, by: Actor) -> ApiKey:
     """See `Store.revoke_key`."""
     row = session.get(KeyRow, key_id)
     if row is None:
         raise UnknownKeyError(f"there is no API key {key_id!r}; list them with `autotune keys`")
     row.revoked = row.revoked or now
+    audit.note(session, now, by, "key.revoke", key_id, {"owner": row.owner})
     return _key(row)
 
 

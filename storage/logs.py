@@ -38,7 +38,7 @@ def add_output(session: Session, now: datetime, lease: Lease, lines: Sequence[Lo
     for item in lines:
         of[item.attempt].append(item)
     for token, printed in of.items():
-        _add(session, now, _place(session, job.id, token), printed)
+        job.stored_bytes += _add(session, now, _place(session, job.id, token), printed)
 
 
 def logs(
@@ -103,17 +103,20 @@ def _place(session: Session, job_id: str, token: str) -> _Place:
     return _Place(key, last or 0, printed or 0)
 
 
-def _add(session: Session, now: datetime, place: _Place, printed: Sequence[LogLines]) -> None:
-    rows, end = [], place.end
+def _add(session: Session, now: datetime, place: _Place, printed: Sequence[LogLines]) -> int:
+    """Write what was printed; return by how many bytes there is more afterwards."""
+    rows, end, more = [], place.end, 0
     for sequence, (rank, left_out, text) in enumerate(_parts(printed), place.last + 1):
         start, size = end + left_out, len(text.encode())
         told = {"sequence": sequence, "rank": rank, "time": now, "start": start, "size": size, "text": text}
         rows.append(place.key | told)
-        end = start + size
+        end, more = start + size, more + size
     session.execute(insert(table_of(LogRow)), rows)
     if end > LOG_HEAD_BYTES + LOG_TAIL_BYTES:
         mine = and_(*(getattr(LogRow, name) == value for name, value in place.key.items()))
-        session.execute(delete(LogRow).where(mine, LogRow.start >= LOG_HEAD_BYTES, LogRow.start < end - LOG_TAIL_BYTES))
+        middle = delete(LogRow).where(mine, LogRow.start >= LOG_HEAD_BYTES, LogRow.start < end - LOG_TAIL_BYTES)
+        more -= sum(session.scalars(middle.returning(LogRow.size)))
+    return more
 
 
 def _parts(printed: Sequence[LogLines]) -> Iterator[tuple[int, int, str]]:

@@ -5,10 +5,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from storage import audit
 from storage.codec import clean
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import EventKind, Lease, QuarantineRecord
+from storage.service_records import Actor
 from storage.tables import QuarantineRow
 
 
@@ -31,12 +33,13 @@ def quarantined_nodes(session: Session, now: datetime) -> list[QuarantineRecord]
     return [_record(row) for row in session.scalars(query)]
 
 
-def release_node(session: Session, now: datetime, node: str) -> bool:
+def release_node(session: Session, now: datetime, node: str, by: Actor) -> bool:
     """See `Store.release_node`."""
     row = session.get(QuarantineRow, clean(node))
     if row is None:
         return False
     session.delete(row)
+    audit.note(session, now, by, "node.release", row.node, {})
     return row.until > now
 
 

@@ -1,5 +1,6 @@
 """The queue of the workers: submitting, asking for changes, and claiming the next job."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,13 +10,14 @@ from sqlalchemy.orm import Session, aliased
 
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
-from storage import events, jobs, leases
+from storage import audit, events, jobs, leases, quotas
 from storage.attempts import abandon
-from storage.codec import job_record
-from storage.errors import JobStateError, SubmissionConflictError
+from storage.codec import dump_json, job_record
+from storage.errors import JobStateError, QuotaExceededError, SubmissionConflictError
 from storage.events import tell
 from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
-from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
+from storage.service_records import Actor, Quota, Quotas
+from storage.tables import EventRow, JobRow, QuotaRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
 
@@ -28,17 +30,19 @@ _CLAIMS = 4_281_703_165
 
 
 def submit_all(
-    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
-) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
-    """See `Store.submit_all`. Takes as many statements for many submissions as for one.
+    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]], here: Actor
+) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
+    """See `Store.submit_all`; `here` acts where no submission says who does. Takes as many statements for many submissions as
+    for one.
 
-    1. What the keys stood for before, and the jobs of then.
-    2. A row for each job that is new; a key that comes twice stands for the first.
+    1. What the keys stood for before, and the jobs of then; what each submitter has, and may have.
+    2. A row for each job that is new and fits; a key that comes twice stands for the first.
     3. The jobs are written before what refers to them.
     """
     known = _known_keys(session, [submission for _, submission in submissions])
+    room = _Room(session, now, [submission for _, submission in submissions])
     free = iter(jobs.free_ids(session, now, len(submissions)))
-    answers: list[tuple[JobRow, bool] | SubmissionConflictError] = []
+    answers: list[tuple[JobRow, bool] | SubmissionConflictError | QuotaExceededError] = []
     later: list[EventRow | SubmissionRow] = []
     for request, submission in submissions:
         place = (submission.submitter, submission.key)
@@ -46,7 +50,13 @@ def submit_all(
             job = jobs.new_row(next(free), now, request)
             job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
             job.queued = now
+            try:
+                room.take(submission, job.stored_bytes)
+            except QuotaExceededError as error:
+                answers.append(error)
+                continue
             session.add(job)
+            audit.note(session, now, submission.by or here, "job.submit", job.id, {"model": job.request.get("model")})
             later += _rows_beside(now, job, submission)
             answers.append((job, True))
             known[place] = (job, submission.body_hash)
@@ -57,7 +67,36 @@ def submit_all(
             answers.append(SubmissionConflictError(f"{problem}; use a new key for a new job"))
     session.flush()
     session.add_all(later)
-    return [a if isinstance(a, SubmissionConflictError) else (job_record(a[0]), a[1]) for a in answers]
+    return [a if isinstance(a, Exception) else (job_record(a[0]), a[1]) for a in answers]
+
+
+class _Room:
+    """What is left of the quotas of those who submit together."""
+
+    def __init__(self, session: Session, now: datetime, submissions: Sequence[Submission]) -> None:
+        limited = {item.submitter: item.by.limits for item in submissions if item.by is not None and item.by.limits is not None}
+        self._limits: dict[str, Quotas] = {}
+        self._had: dict[str, dict[Quota, float]] = {}
+        if limited:
+            quotas.lock(session, limited)
+            for defaults in set(limited.values()):
+                owners = [owner for owner, limits in limited.items() if limits == defaults]
+                self._limits |= quotas.effective(session, owners, defaults)
+            self._had = quotas.taken(session, now, limited)
+
+    def take(self, submission: Submission, size: int) -> None:
+        """Take a place in the queue and so many bytes.
+
+        Raises:
+            QuotaExceededError: there are not enough.
+        """
+        owner = submission.submitter
+        if submission.by is None or submission.by.limits is None:
+            return
+        had = self._had[owner]
+        quotas.require_of(self._limits[owner], had, 1, size)
+        had[Quota.QUEUED_JOBS] += 1
+        had[Quota.STORED_BYTES] += size
 
 
 def _known_keys(session: Session, submissions: Sequence[Submission]) -> dict[tuple[str, str | None], tuple[JobRow, str]]:
@@ -79,11 +118,16 @@ def _rows_beside(now: datetime, job: JobRow, submission: Submission) -> list[Eve
     return [created, named]
 
 
-def ask(session: Session, now: datetime, job_id: str, wanted: Ask, budget: Mapping[str, Any], for_worker: bool) -> JobRecord:
+def ask(
+    session: Session, now: datetime, job_id: str, wanted: Ask, budget: Mapping[str, Any], for_worker: bool, by: Actor
+) -> JobRecord:
     """See `Store.ask`."""
     job = leases.locked(session, job_id)
     before = job.state
     job.state = _after(job, now, wanted, budget)
+    audit.note(session, now, by, f"job.{wanted}", job.id, budget)
+    if job.state is JobState.QUEUED and before is not JobState.QUEUED:
+        quotas.require_room(session, now, job.submitter, by.limits, 1, 0)
     _change(session, now, job, budget)
     queues = for_worker and job.queued is None
     if job.state is before and (wanted is not Ask.RESUME or not queues or before is not JobState.QUEUED):
@@ -100,7 +144,9 @@ def ask(session: Session, now: datetime, job_id: str, wanted: Ask, budget: Mappi
     return job_record(job)
 
 
-def change_request(session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
+def change_request(
+    session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any], by: Actor
+) -> JobRecord:
     """See `Store.change_request`."""
     job = leases.locked(session, job_id)
     if job.state in OVER and not changes.keys() <= {*LABELS}:
@@ -108,7 +154,10 @@ def change_request(session: Session, now: datetime, job_id: str, version: int | 
         raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; {remedy}")
     if version is not None and version != job.event_count:
         raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
+    before = job.stored_bytes
     _change(session, now, job, changes)
+    quotas.require_room(session, now, job.submitter, by.limits, 0, job.stored_bytes - before)
+    audit.note(session, now, by, "job.change", job.id, {"fields": sorted(changes)})
     return job_record(job)
 
 
@@ -117,6 +166,8 @@ def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, 
     plain = to_plain(changes)
     if any(job.request.get(name) != value for name, value in plain.items()):
         job.request = {**job.request, **plain}
+        # The event keeps every value that a field ever had, so that all of them count.
+        job.stored_bytes += len(dump_json(plain))
         tell(session, now, job, EventKind.JOB_CHANGED, plain)
 
 
@@ -146,10 +197,11 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
     query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None), *_suitable(limits))
     if limits.running_jobs is not None:
         query = query.where(running < limits.running_jobs)
-    if limits.device_seconds is not None:
-        today = and_(UsageRow.submitter == JobRow.submitter, UsageRow.day == day_of(now))
-        used = select(UsageRow.device_seconds).where(today).scalar_subquery()
-        query = query.where(func.coalesce(used, 0.0) < limits.device_seconds)
+    today = and_(UsageRow.submitter == JobRow.submitter, UsageRow.day == day_of(now))
+    used = func.coalesce(select(UsageRow.device_seconds).where(today).scalar_subquery(), 0.0)
+    theirs = and_(QuotaRow.owner == JobRow.submitter, QuotaRow.quota == str(Quota.DEVICE_HOURS))
+    own = select(QuotaRow.most * 3600.0).where(theirs).scalar_subquery()
+    query = query.where(used < func.coalesce(own, math.inf if limits.device_seconds is None else limits.device_seconds))
     query = query.order_by(JobRow.priority.desc(), running.asc(), JobRow.queued, JobRow.id).limit(1)
     return query.with_for_update(skip_locked=True, of=JobRow)
 

@@ -11,6 +11,7 @@ from search_spaces.microbenchmark import Measured
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage.service_records import Actor
 
 
 class AttemptState(StrEnum):
@@ -123,6 +124,8 @@ class Submission:
     """The client's own name of this submission: sent twice with the same body, it is one job."""
     body_hash: str = ""
     """What tells bodies apart; goes with `key`."""
+    by: Actor | None = None
+    """Who submits, for the audit log and the quotas; None: whoever the store acts for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,11 @@ class Scope(StrEnum):
     READ = "read"
     """See one's own jobs."""
     SUBMIT = "submit"
-    """Open and steer one's own jobs."""
+    """Open and steer one's own jobs, and have webhooks."""
+    OPERATE = "operate"
+    """See and steer everybody's jobs, and see what owners use. It includes READ."""
     ADMIN = "admin"
-    """See and steer everybody's jobs."""
+    """Everything: also webhooks of others, and the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +235,17 @@ class Figures:
     """Seconds that the oldest job of the queue has waited."""
     durations: Mapping[str, "Durations"]
     """Outcome -> how long the trials took that ended so; refused ones took no time, and are left out."""
-    best: Mapping[str, float]
-    """Running job -> the highest samples/s of its trials so far."""
+    best: Mapping[str, "BestRate"]
+    """Running job -> what it has found so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRate:
+    """What a running job has found so far."""
+
+    submitter: str
+    """Whose job it is."""
+    samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ def prune_job(session: Session, now: datetime, job_id: str, before: datetime) ->
     if job.state not in ENDED or job.updated >= before:
         return 0, 0
     job.events_removed = job.event_count
-    printed = _count(session, delete(LogRow).where(LogRow.job_id == job_id))
-    return _count(session, delete(EventRow).where(EventRow.job_id == job_id)), printed
+    printed = session.scalars(delete(LogRow).where(LogRow.job_id == job_id).returning(LogRow.size)).all()
+    job.stored_bytes -= sum(printed)
+    return _count(session, delete(EventRow).where(EventRow.job_id == job_id)), len(printed)
 
 
 def prune_deliveries(session: Session, now: datetime, before: datetime) -> int:

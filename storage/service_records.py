@@ -1,4 +1,4 @@
-"""Rows of the service as values: webhooks and what was sent to them, workers, what was used."""
+"""Rows of the service as values: webhooks and what was sent to them, workers, quotas and what was used, who did what."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ class Webhook:
     owner: str
     url: str
     secret: str = field(repr=False)
-    """What deliveries are signed with: a receiver that knows it knows who sent them."""
+    """What deliveries are signed with, as it is kept: encrypted. `Store.signing_secret` decrypts it; the answer of
+    `Store.create_webhook` alone has it plain."""
     created: datetime
 
 
@@ -96,3 +97,75 @@ class Pruned:
     calibrations: int = 0
     logs: int = 0
     """Parts of what ranks printed."""
+
+
+class Quota(StrEnum):
+    """What there is a limit of for each owner. The values are stored: never rename one."""
+
+    QUEUED_JOBS = "queued_jobs"
+    """Jobs that wait for a worker."""
+    STORED_BYTES = "stored_bytes"
+    """Bytes of the owner's requests, and of what their trials printed."""
+    STREAMS = "streams"
+    """Streams of events and logs that are open."""
+    DEVICE_HOURS = "device_hours"
+    """Hours times devices that jobs take on one day (UTC)."""
+    WEBHOOKS = "webhooks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """A limit for each `Quota`; None: no limit. The defaults are those of a service; each owner may have others."""
+
+    queued_jobs: float | None = 1000
+    stored_bytes: float | None = 2_000_000_000
+    streams: float | None = 250
+    device_hours: float | None = None
+    webhooks: float | None = 20
+
+    def of(self, quota: Quota) -> float | None:
+        """The limit of one."""
+        limit: float | None = getattr(self, quota)
+        return limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """How far an owner has used a quota."""
+
+    quota: Quota
+    used: float
+    most: float | None
+    """None: no limit."""
+    own: bool
+    """Whether the limit was set for this owner, and is not everybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """Who acts, from where, and what they may take."""
+
+    name: str
+    """The owner of the key; without a key the user of this machine."""
+    key_id: str | None = None
+    source: str = ""
+    """The address that the request came from; of a command the name of the machine."""
+    limits: Quotas | None = None
+    """What owners may take unless they have limits of their own; None: whoever acts here is not limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """Something that was done."""
+
+    id: str
+    time: datetime
+    actor: str
+    key_id: str | None
+    """None: without an API key, by a command on the database or where the service asks for none."""
+    source: str
+    action: str
+    """`job.submit`, `key.revoke`, …: what it was done to, and what."""
+    target: str
+    """The id of what it was done to; empty: the whole database."""
+    detail: Mapping[str, Any]

@@ -1,5 +1,6 @@
 """The store on SQL: SQLite in one file, or PostgreSQL."""
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +11,12 @@ from sqlalchemy.orm import Session
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
+from search_spaces.plain import to_plain
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage import (
     attempts,
+    audit,
     calibrations,
     events,
     figures,
@@ -24,6 +27,7 @@ from storage import (
     priors,
     quarantine,
     queue,
+    quotas,
     results,
     retention,
     transfer,
@@ -34,9 +38,10 @@ from storage import (
 from storage.address import check_file, default_database_url, describe, parse_address
 from storage.codec import job_record
 from storage.database import OUTAGE_SECONDS, Database
-from storage.errors import SubmissionConflictError
+from storage.errors import QuotaExceededError, SubmissionConflictError
 from storage.log_records import LogNews, LogRecord, ProgressRecord
 from storage.migrations import migrate, stored_revision
+from storage.private_files import make_private_file
 from storage.records import (
     ApiKey,
     Ask,
@@ -55,7 +60,21 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
+from storage.secret_box import SecretBox
+from storage.service_records import (
+    Actor,
+    AuditRecord,
+    Delivery,
+    DeliveryState,
+    DeliveryTry,
+    Pruned,
+    Quota,
+    Quotas,
+    QuotaUse,
+    Usage,
+    Webhook,
+    WorkerRecord,
+)
 from storage.store import Store
 
 __all__ = ["SqlStore", "default_database_url", "open_store"]
@@ -92,16 +111,26 @@ class SqlStore(Store):
         place = describe(address)
         if address.get_backend_name() == "sqlite":
             check_file(Path(place))
+            make_private_file(Path(place))  # SQLite makes its journals with the mode of the file
         self._clock = clock
         self._database = Database(address, busy_seconds, outage_seconds)
+        self._box = SecretBox(address)
+        self._actor = audit.local_actor()
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
+            if self._read(webhooks.some_plain):
+                self._write(webhooks.seal_all, self._box)
         except BaseException:
             self._database.close()
             raise
 
+    def by(self, actor: Actor) -> "SqlStore":
+        other = copy.copy(self)
+        other._actor = actor
+        return other
+
     def create_job(self, request: Mapping[str, Any]) -> JobRecord:
-        return self._write(jobs.create_job, request)
+        return self._write(jobs.create_job, request, self._actor)
 
     def job(self, job_id: str | None = None) -> JobRecord:
         return self._database.read(lambda session: job_record(jobs.find_job(session, job_id)))
@@ -121,17 +150,17 @@ class SqlStore(Store):
 
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
-    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
-        return self._write(queue.submit_all, submissions)
+    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
+        return self._write(queue.submit_all, submissions, self._actor)
 
     def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
-        return self._write(queue.ask, job_id, wanted, budget or {}, for_worker)
+        return self._write(queue.ask, job_id, wanted, budget or {}, for_worker, self._actor)
 
     def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
-        return self._write(queue.change_request, job_id, version, changes)
+        return self._write(queue.change_request, job_id, version, changes, self._actor)
 
     def delete_job(self, job_id: str) -> None:
-        self._write(jobs.delete_job, job_id)
+        self._write(jobs.delete_job, job_id, self._actor)
 
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
         return self._write(jobs.acquire, job_id, owner, seconds)
@@ -237,19 +266,42 @@ class SqlStore(Store):
         return self._database.glance(lambda session: stored_revision(session.connection()) or "")
 
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
-        return self._write(keys.create_key, owner, scopes, expires)
+        return self._write(keys.create_key, owner, scopes, expires, self._actor)
 
     def authenticate(self, text: str) -> ApiKey | None:
-        found = self._look(keys.authenticate, text)
-        if found is not None and keys.needs_note(found, datetime.now(UTC) if self._clock is None else self._clock()):
-            self._write(keys.note_use, found.id)
-        return found
+        return self._look(keys.authenticate, text)
+
+    def note_key_use(self, key: ApiKey) -> None:
+        if keys.needs_note(key, datetime.now(UTC) if self._clock is None else self._clock()):
+            self._write(keys.note_use, key.id)
 
     def revoke_key(self, key_id: str) -> ApiKey:
-        return self._write(keys.revoke_key, key_id)
+        return self._write(keys.revoke_key, key_id, self._actor)
 
     def keys(self) -> list[ApiKey]:
         return self._read(keys.keys)
+
+    def audit(
+        self,
+        limit: int = 1000,
+        before: str | None = None,
+        since: datetime | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> list[AuditRecord]:
+        return self._read(audit.entries, limit, before, since, actor, action)
+
+    def limits(self, owner: str, defaults: Quotas) -> Quotas:
+        return self._read(quotas.effective, [owner], defaults)[owner]
+
+    def quotas(self, owner: str, defaults: Quotas) -> list[QuotaUse]:
+        return self._look(quotas.uses, owner, defaults)
+
+    def set_quota(self, owner: str, quota: Quota, most: float | None) -> None:
+        self._write(quotas.set_quota, owner, quota, most, self._actor)
+
+    def owners(self) -> list[str]:
+        return self._read(quotas.owners)
 
     def beat(self, worker: WorkerRecord) -> None:
         self._write(workers.beat, worker)
@@ -264,13 +316,16 @@ class SqlStore(Store):
         return self._look(workers.usage, submitter)
 
     def create_webhook(self, owner: str, url: str) -> Webhook:
-        return self._write(webhooks.create_webhook, owner, url)
+        return self._write(webhooks.create_webhook, owner, url, self._box, self._actor)
+
+    def signing_secret(self, webhook: Webhook) -> str:
+        return self._box.open(webhook.secret)
 
     def webhooks(self, owner: str | None = None) -> list[Webhook]:
         return self._read(webhooks.webhooks, owner)
 
     def delete_webhook(self, webhook_id: str) -> None:
-        self._write(webhooks.delete_webhook, webhook_id)
+        self._write(webhooks.delete_webhook, webhook_id, self._actor)
 
     def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
         # Asked for every second: to look first spares a transaction that writes.
@@ -297,26 +352,34 @@ class SqlStore(Store):
         return self._look(quarantine.quarantined_nodes)
 
     def release_node(self, node: str) -> bool:
-        return self._write(quarantine.release_node, node)
+        return self._write(quarantine.release_node, node, self._actor)
 
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
-        return self._look(transfer.dump, sink, job_id)
+        count = self._look(transfer.dump, sink, job_id)
+        self._note("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
+        return count
 
     def load(self, source: TextIO) -> list[str]:
-        return self._write(transfer.load, source)
+        return self._write(transfer.load, source, self._box, self._actor)
 
     def prune(self, before: datetime) -> Pruned:
         of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
-        return Pruned(
+        pruned = Pruned(
             events=sum(events for events, _ in of_jobs),
             logs=sum(parts for _, parts in of_jobs),
             deliveries=self._write(retention.prune_deliveries, before),
             submissions=self._write(retention.prune_submissions, before),
             calibrations=self._write(calibrations.prune_calibrations, before),
         )
+        self._note("db.prune", "", {"before": before.isoformat(), **to_plain(pruned)})
+        return pruned
 
     def close(self) -> None:
         self._database.close()
+
+    def _note(self, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        """Write down what was done without a transaction of its own that writes."""
+        self._write(audit.note, self._actor, action, target, detail)
 
     def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._database.read(lambda session: work(session, *args, **kwargs))

@@ -11,7 +11,7 @@ from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.errors import SubmissionConflictError
+from storage.errors import QuotaExceededError, SubmissionConflictError
 from storage.log_records import LogNews, LogRecord, ProgressRecord
 from storage.records import (
     ApiKey,
@@ -31,7 +31,20 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
+from storage.service_records import (
+    Actor,
+    AuditRecord,
+    Delivery,
+    DeliveryState,
+    DeliveryTry,
+    Pruned,
+    Quota,
+    Quotas,
+    QuotaUse,
+    Usage,
+    Webhook,
+    WorkerRecord,
+)
 
 
 class Store(ABC):
@@ -46,6 +59,13 @@ class Store(ABC):
     Raises:
         DatabaseUnavailableError: the database cannot be reached or written.
     """
+
+    @abstractmethod
+    def by(self, actor: Actor) -> "Store":
+        """The same store for somebody else: the audit log names them, and their quotas hold. It needs no closing.
+
+        A store that was opened acts for the user of this process, whom no quota stops.
+        """
 
     # jobs
 
@@ -92,16 +112,17 @@ class Store(ABC):
 
         Raises:
             SubmissionConflictError: the key was used with another body.
+            QuotaExceededError: the submitter may not have one more, or not one of this size.
         """
         answer = self.submit_all([(request, submission)])[0]
-        if isinstance(answer, SubmissionConflictError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     @abstractmethod
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
-    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError]:
+    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
         """Submit several jobs in one transaction. Each has what `submit` would return, or raise, one after another."""
 
     @abstractmethod
@@ -121,6 +142,7 @@ class Store(ABC):
         Raises:
             UnknownJobError: there is none.
             JobStateError: it does not fit the job's state.
+            QuotaExceededError: the job would wait again, and its submitter may have no more that wait.
         """
 
     @abstractmethod
@@ -130,6 +152,7 @@ class Store(ABC):
         Raises:
             UnknownJobError: there is none.
             JobStateError: the job has ended and a field is not one of LABELS, or it has changed since that version.
+            QuotaExceededError: the submitter may keep no more bytes.
         """
 
     @abstractmethod
@@ -335,7 +358,11 @@ class Store(ABC):
 
     @abstractmethod
     def authenticate(self, text: str) -> ApiKey | None:
-        """The key of that text; None: it is no key, or it was revoked, or has expired."""
+        """The key of that text; None: it is no key, or it was revoked, or has expired. Waits for no writer."""
+
+    @abstractmethod
+    def note_key_use(self, key: ApiKey) -> None:
+        """Write down that the key was used, to the minute."""
 
     @abstractmethod
     def revoke_key(self, key_id: str) -> ApiKey:
@@ -348,6 +375,37 @@ class Store(ABC):
     @abstractmethod
     def keys(self) -> list[ApiKey]:
         """All keys, oldest first."""
+
+    # the audit log
+
+    @abstractmethod
+    def audit(
+        self,
+        limit: int = 1000,
+        before: str | None = None,
+        since: datetime | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> list[AuditRecord]:
+        """What was done, newest first: before the entry of that id, not before `since`, by one actor, of one kind."""
+
+    # quotas
+
+    @abstractmethod
+    def limits(self, owner: str, defaults: Quotas) -> Quotas:
+        """The limits of an owner: their own where they have some, else the default ones."""
+
+    @abstractmethod
+    def quotas(self, owner: str, defaults: Quotas) -> list[QuotaUse]:
+        """What an owner may take and has taken; of streams nobody here knows how many there are: 0."""
+
+    @abstractmethod
+    def set_quota(self, owner: str, quota: Quota, most: float | None) -> None:
+        """Give an owner a limit of their own, `math.inf` being none; None: the default one again."""
+
+    @abstractmethod
+    def owners(self) -> list[str]:
+        """Whoever has a key, or limits of their own."""
 
     # workers
 
@@ -374,7 +432,16 @@ class Store(ABC):
         """Let `url` be told when jobs of `owner` end. Whether it may be called is the caller's affair.
 
         Raises:
-            TooManyWebhooksError: the owner has as many as there may be.
+            QuotaExceededError: the owner has as many as they may have.
+            SecretError: its secret cannot be encrypted.
+        """
+
+    @abstractmethod
+    def signing_secret(self, webhook: Webhook) -> str:
+        """What the deliveries of a webhook are signed with.
+
+        Raises:
+            SecretError: no key decrypts it.
         """
 
     @abstractmethod

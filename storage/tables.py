@@ -286,9 +286,9 @@ class AuditRow(Base):
     """Something that a person, or a program with a key, did. Triggers refuse to change or remove a row."""
 
     __tablename__ = "audit"
-    __table_args__ = (Index(None, "time", "id"),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """Begins with the time: sorts by it."""
     time: Mapped[datetime]
     actor: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str | None] = mapped_column(String(16))

@@ -15,12 +15,15 @@ from sqlalchemy import Table, func, insert, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
+from storage import audit
 from storage.attempts import abandon
 from storage.codec import dump_json, load_json
 from storage.errors import TransferError
 from storage.jobs import find_job
 from storage.migrations import HEAD
 from storage.records import HELD
+from storage.secret_box import SecretBox
+from storage.service_records import Actor
 from storage.tables import (
     AttemptRow,
     AuditRow,
@@ -41,6 +44,7 @@ from storage.tables import (
     WebhookRow,
     table_of,
 )
+from storage.webhooks import seal_all
 
 FORMAT = "autotune-rows"
 VERSION = 1
@@ -78,7 +82,7 @@ def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> i
     return count
 
 
-def load(session: Session, now: datetime, source: TextIO) -> list[str]:
+def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Actor) -> list[str]:
     """See `Store.load`. May run twice: it reads from the beginning."""
     source.seek(0)
     lines = enumerate(source, 1)
@@ -93,6 +97,8 @@ def load(session: Session, now: datetime, source: TextIO) -> list[str]:
             jobs += _insert(session, table, chunk)
     if head["kind"] == "job":
         _settle(session, now, jobs)
+    seal_all(session, now, box)  # a backup of a former version has secrets in plain text
+    audit.note(session, now, by, "db.import" if head["kind"] == "job" else "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
 

@@ -6,32 +6,52 @@ What is to be told is written in the transaction in which the job ends, so that 
 import base64
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.plain import to_plain
+from storage import audit, quotas
 from storage.codec import clean
-from storage.errors import TooManyWebhooksError, UnknownWebhookError
+from storage.errors import UnknownWebhookError
 from storage.records import ENDED
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Webhook
+from storage.secret_box import SecretBox
+from storage.service_records import Actor, Delivery, DeliveryState, DeliveryTry, Quota, Webhook
 from storage.tables import DeliveryRow, JobRow, WebhookRow
 
-MOST_WEBHOOKS = 20
-"""Of one owner."""
 SECRET_PREFIX = "whsec_"
 """What secrets of this kind begin with in https://www.standardwebhooks.com, so that scanners of leaked secrets find them."""
 
 
-def create_webhook(session: Session, now: datetime, owner: str, url: str) -> Webhook:
+def create_webhook(session: Session, now: datetime, owner: str, url: str, box: SecretBox, by: Actor) -> Webhook:
     """See `Store.create_webhook`."""
-    if (session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0) >= MOST_WEBHOOKS:
-        raise TooManyWebhooksError(f"there are {MOST_WEBHOOKS} webhooks already; delete one that is not needed")
+    if by.limits is not None:
+        quotas.lock(session, [owner])
+        count = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
+        quotas.require(Quota.WEBHOOKS, count, 1, quotas.effective(session, [owner], by.limits)[owner].webhooks)
     secret = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(24)).decode()
-    row = WebhookRow(id=secrets.token_hex(6), owner=owner, url=clean(url), secret=secret, created=now)
+    row = WebhookRow(
+        id=secrets.token_hex(6), owner=owner, url=clean(url), secret="", sealed=box.seal(secret), created=now
+    )  # fmt: skip
     session.add(row)
-    return _webhook(row)
+    audit.note(session, now, by, "webhook.create", row.id, {"owner": owner})
+    return replace(_webhook(row), secret=secret)
+
+
+def seal_all(session: Session, now: datetime, box: SecretBox) -> int:
+    """Encrypt the secrets that a former version kept in plain text; return how many there were."""
+    del now
+    rows = session.scalars(select(WebhookRow).where(WebhookRow.secret != "").with_for_update()).all()
+    for row in rows:
+        row.sealed, row.secret = box.seal(row.secret), ""
+    return len(rows)
+
+
+def some_plain(session: Session) -> bool:
+    """Whether a secret is kept in plain text."""
+    return session.scalars(select(WebhookRow.id).where(WebhookRow.secret != "").limit(1)).first() is not None
 
 
 def webhooks(session: Session, owner: str | None) -> list[Webhook]:
@@ -40,12 +60,12 @@ def webhooks(session: Session, owner: str | None) -> list[Webhook]:
     return [_webhook(row) for row in session.scalars(query if owner is None else query.where(WebhookRow.owner == owner))]
 
 
-def delete_webhook(session: Session, now: datetime, webhook_id: str) -> None:
+def delete_webhook(session: Session, now: datetime, webhook_id: str, by: Actor) -> None:
     """See `Store.delete_webhook`."""
-    del now
     found = session.scalars(delete(WebhookRow).where(WebhookRow.id == webhook_id).returning(WebhookRow.id)).all()
     if not found:
         raise UnknownWebhookError(f"there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")
+    audit.note(session, now, by, "webhook.delete", webhook_id, {})
 
 
 def announce(session: Session, now: datetime, job: JobRow) -> None:
@@ -103,7 +123,7 @@ def deliveries(session: Session, webhook_id: str, limit: int) -> list[Delivery]:
 
 
 def _webhook(row: WebhookRow) -> Webhook:
-    return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.secret, created=row.created)
+    return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.sealed or row.secret, created=row.created)
 
 
 def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:

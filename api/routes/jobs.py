@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api.auth import Principal, Reader, StoreOf, Submitter, if_visible, visible_job
+from api.auth import Principal, Reader, Steerer, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
 from api.fields import Integer
 from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for, body_hash
@@ -65,7 +65,7 @@ class JobChange(BudgetChange):
     "",
     operation_id="submit_job",
     status_code=202,
-    responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}},
+    responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}, 409: {}},
 )
 async def submit_job(
     body: JobSubmission, request: Request, principal: Submitter, response: Response, key: Key = None
@@ -75,7 +75,7 @@ async def submit_job(
     wanted = await asked_for(body, state.settings, state.resolver)
     submission = Submission(
         submitter=principal.owner, priority=body.priority, devices=wanted.devices, key=key,
-        body_hash=body_hash(body) if key else "",
+        body_hash=body_hash(body) if key else "", by=principal.actor,
     )  # fmt: skip
     submissions: Submissions = state.submissions
     job, _ = await submissions.ask((request_to_row(wanted), submission))
@@ -123,44 +123,45 @@ async def get_job(job_id: JobId, request: Request, principal: Reader, response: 
 
 
 @router.post("/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
-def pause_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
     """Let running trials end, and wait until the job is resumed."""
     return _ask(store, principal, job_id, Ask.PAUSE, response)
 
 
 @router.post("/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
 def resume_job(
-    job_id: JobId, store: StoreOf, principal: Submitter, response: Response, body: BudgetChange | None = None
+    job_id: JobId, store: StoreOf, principal: Steerer, response: Response, body: BudgetChange | None = None
 ) -> JobView:
     """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget."""
     return _ask(store, principal, job_id, Ask.RESUME, response, body)
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
-def stop_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+def stop_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
     """Let running trials end, and be content with the best so far."""
     return _ask(store, principal, job_id, Ask.STOP, response)
 
 
 @router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
-def cancel_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response) -> JobView:
+def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
     """Kill running trials, and end."""
     return _ask(store, principal, job_id, Ask.CANCEL, response)
 
 
-@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}})
+@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}, 409: {}})
 def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response, key: Key = None) -> JobView:
     """Submit the same request once more."""
     job = visible_job(store, principal, job_id)
     submission = Submission(
-        submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}"
+        submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}",
+        by=principal.actor,
     )  # fmt: skip
     return _located(store.submit(job.request, submission)[0], response)
 
 
 @router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
 def change_job(
-    job_id: JobId, body: JobChange, store: StoreOf, principal: Submitter, response: Response, match: IfMatch = None
+    job_id: JobId, body: JobChange, store: StoreOf, principal: Steerer, response: Response, match: IfMatch = None
 ) -> JobView:
     """Set the budget, or what the job is called; with `If-Match`, only if nothing has changed since. The budget of a job that
     has ended stays: resume it with a larger one, or clone it."""
@@ -179,7 +180,7 @@ def change_job(
         changes |= merged_labels(job.request, labels)
     if not changes:
         raise RequestError("body", "changes nothing", f"give some of {', '.join(JobChange.model_fields)}")
-    changed = store.change_request(job_id, version, changes)
+    changed = store.by(principal.actor).change_request(job_id, version, changes)
     response.headers["ETag"] = etag(changed)
     return job_view(changed)
 
@@ -193,7 +194,7 @@ def _ask(
     store: Store, principal: Principal, job_id: str, wanted: Ask, response: Response, body: BudgetChange | None = None
 ) -> JobView:
     visible_job(store, principal, job_id)
-    job = store.ask(job_id, wanted, None if body is None else body.model_dump(exclude_none=True))
+    job = store.by(principal.actor).ask(job_id, wanted, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
 

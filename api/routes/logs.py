@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from api.auth import Reader, StoreOf, visible_job
+from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.logs import LogHub
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, STREAMED, LastEventId, Number
@@ -103,7 +103,7 @@ def stream_logs(
     hub: LogHub = request.app.state.logs
     # Whoever claims to know parts that are not there yet is told from the last one on.
     stream = hub.stream((job_id, number), min(after, news.last), news.last)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=STREAMED)
+    return StreamingResponse(while_allowed(request, principal, stream), media_type="text/event-stream", headers=STREAMED)
 
 
 def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:

@@ -1,15 +1,17 @@
 """Whether the service lives, is ready, and how it does."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from api.auth import Needs, Reader, StoreOf
+from api.auth import Administrator, Reader, StoreOf
+from api.limits import OwnerLimits
 from api.metrics import Metrics
+from autotune.errors import RequestError
 from storage.errors import DatabaseUnavailableError
 from storage.migrations import HEAD
-from storage.records import Scope
 from storage.service_records import WorkerRecord
 from storage.store import Store
 
@@ -46,6 +48,41 @@ class UsageView(BaseModel):
     """Seconds that workers held their jobs on that day, times the devices of each."""
     running_jobs: int
     queued_jobs: int
+    quotas: list["QuotaView"]
+
+
+class QuotaView(BaseModel):
+    """How far a quota is used."""
+
+    quota: str
+    used: float
+    limit: float | None
+    """null: there is none."""
+
+
+class AuditView(BaseModel):
+    """Something that was done."""
+
+    id: str
+    time: datetime
+    actor: str
+    """The owner of the key; empty: somebody on this machine, where no keys are asked for."""
+    key: str | None
+    """The key's id; null: it was done by a command on the database, or without a key."""
+    source: str
+    """The address that the request came from, or the machine that the command ran on."""
+    action: str
+    target: str
+    """The id of what it was done to."""
+    detail: dict[str, Any]
+
+
+class AuditPage(BaseModel):
+    """Entries of the audit log, newest first."""
+
+    items: list[AuditView]
+    next: str | None
+    """The `cursor` of the next page; null: there is none."""
 
 
 @router.get("/livez", operation_id="live")
@@ -72,29 +109,61 @@ def ready(store: StoreOf, response: Response) -> Readiness:
     operation_id="metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Figures in the text format of Prometheus."}},
-    dependencies=[Depends(Needs(Scope.READ))],
 )
-def metrics(request: Request) -> Response:
-    """Jobs by state, trials by outcome and duration, the queue, workers, the best of each running job, requests."""
+def metrics(request: Request, principal: Reader) -> Response:
+    """Jobs by state, trials by outcome and duration, the queue, workers, requests; the best of each running job that is yours,
+    or of each for an operator."""
     found: Metrics = request.app.state.metrics
-    return Response(found.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        found.text(None if principal.sees_all else principal.owner), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 @router.get("/v1/usage", operation_id="get_usage")
 def get_usage(
+    request: Request,
     store: StoreOf,
     principal: Reader,
     submitter: Annotated[
-        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose; for others than you, admin is needed.")
+        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose; for others than you, operate is needed.")
     ] = None,
 ) -> UsageView:
-    """What your jobs take today: where workers have a limit of device-seconds or running jobs, further jobs wait."""
+    """What you have taken of your quotas, and what your jobs take today. Where workers have a limit of running jobs, or of
+    device-seconds, further jobs wait."""
     whose = submitter if submitter is not None and principal.sees_all else principal.owner
     used = store.usage(whose)
+    limits: OwnerLimits = request.app.state.limits
     return UsageView(
         submitter=whose, day=used.day, device_seconds=round(used.device_seconds, 3), running_jobs=used.running_jobs,
         queued_jobs=used.queued_jobs,
+        quotas=[QuotaView(quota=item.quota, used=item.used, limit=item.most) for item in limits.uses(whose)],
     )  # fmt: skip
+
+
+@router.get("/v1/audit", operation_id="list_audit")
+def list_audit(
+    store: StoreOf,
+    _: Administrator,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 100,
+    cursor: Annotated[
+        str | None, Query(pattern=r"^[0-9]{20}-[0-9a-f]{8}$", description="The `next` of the page before.")
+    ] = None,
+    since: Annotated[datetime | None, Query(description="Nothing before, in ISO 8601 with a zone.")] = None,
+    actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="What this owner did.")] = None,
+    action: Annotated[str | None, Query(max_length=32, pattern=r"^[a-z.]*$", description="Such as key.create.")] = None,
+) -> AuditPage:
+    """Who did what, from where, and with which key. Nothing changes or removes an entry."""
+    if since is not None and since.tzinfo is None:
+        raise RequestError("since", f"{since.isoformat()} has no zone", "end it with Z, or with +02:00")
+    items = store.audit(limit + 1, cursor, since, actor, action)
+    shown = [
+        AuditView(
+            id=item.id, time=item.time, actor=item.actor, key=item.key_id, source=item.source, action=item.action,
+            target=item.target, detail=dict(item.detail),
+        )
+        for item in items[:limit]
+    ]  # fmt: skip
+    return AuditPage(items=shown, next=items[limit - 1].id if len(items) > limit else None)
 
 
 def readiness(store: Store) -> Readiness:

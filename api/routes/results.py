@@ -7,7 +7,7 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
-from api.auth import Reader, StoreOf, visible_job
+from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.events import EventHub
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
@@ -126,7 +126,7 @@ def stream_events(
     hub: EventHub = request.app.state.hub
     # Whoever claims to know events that are not there yet is told from the last one on.
     stream = hub.stream(job_id, min(after, job.version), job.version, progress)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=STREAMED)
+    return StreamingResponse(while_allowed(request, principal, stream), media_type="text/event-stream", headers=STREAMED)
 
 
 def _require_kept(job: JobRecord, after: int) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
 from api.targets import checked_target, networks
 from storage.errors import UnknownWebhookError
+from storage.records import Scope
 from storage.service_records import Delivery, DeliveryState, Webhook
 from storage.store import Store
 
@@ -81,21 +82,21 @@ class DeliveryList(BaseModel):
 def create_webhook(body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter) -> NewWebhookView:
     """Be told when one of your jobs ends: a signed POST, tried again for a day."""
     checked_target(body.url, networks(settings.webhook_networks))
-    made = store.create_webhook(principal.owner, body.url)
+    made = store.by(principal.actor).create_webhook(principal.owner, body.url)
     return NewWebhookView(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
 
 
 @router.get("", operation_id="list_webhooks")
 def list_webhooks(store: StoreOf, principal: Reader) -> WebhookList:
     """Your webhooks; everybody's for an administrator. Their secrets are not shown again."""
-    found = store.webhooks(None if principal.sees_all else principal.owner)
+    found = store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner)
     return WebhookList(items=[WebhookView(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found])
 
 
 @router.delete("/{webhook_id}", operation_id="delete_webhook", status_code=204)
 def delete_webhook(webhook_id: WebhookId, store: StoreOf, principal: Submitter) -> Response:
     """Tell nothing more, and forget what was told."""
-    store.delete_webhook(_visible(store, principal, webhook_id).id)
+    store.by(principal.actor).delete_webhook(_visible(store, principal, webhook_id).id)
     return Response(status_code=204)
 
 
@@ -109,7 +110,7 @@ def list_deliveries(
 
 
 def _visible(store: Store, principal: Principal, webhook_id: str) -> Webhook:
-    for item in store.webhooks(None if principal.sees_all else principal.owner):
+    for item in store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner):
         if item.id == webhook_id:
             return item
     raise UnknownWebhookError(f"webhook_id: there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from autotune.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.cli.calibrate_table import print_calibration
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.jobs.ray_cluster import with_address
 from autotune.prediction.calibrated import Calibrated, calibrated

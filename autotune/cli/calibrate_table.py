@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import groupby
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from autotune.calibrate import Calibration
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.prediction.bench_cases import link_volume, predicted_rows
 from autotune.prediction.calibrated import Calibrated, processor

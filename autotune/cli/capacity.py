@@ -5,9 +5,8 @@ import json
 import sys
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from autotune.cli.capacity_table import print_capacity
+from autotune.cli.console import Console
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
 from autotune.jobs.ray_cluster import asked_cluster

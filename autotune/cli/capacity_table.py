@@ -1,8 +1,8 @@
 """What fits, as people read it."""
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.prediction.capacity import Capacity, Remedy, Way
 from autotune.prediction.ladder import Rung, RungAnswer

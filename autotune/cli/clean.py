@@ -1,7 +1,6 @@
 """`autotune clean`: remove jobs from the database."""
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from storage.errors import LeaseHeldError
 from storage.records import JobRecord

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
 from autotune.cluster_truth import Claim, ClusterTruth, cluster_truth

@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import OutputError, RequestError
 from autotune.output import require_writable

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.finding import Finding
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
@@ -55,7 +54,8 @@ def doctor_command(options: DoctorOptions) -> Status:
         for finding in findings:
             mark = "[green]ok  [/green]" if finding.good else "[red]BAD [/red]"
             remedy = "" if finding.good else f"; {finding.remedy}"
-            console.print(f"{mark} {finding.name}: ", end="")
+            console.print(mark, end="", markup=True)
+            console.print(f" {finding.name}: ", end="")
             console.print(f"{finding.told}{remedy}", markup=False, highlight=False, soft_wrap=True)
     return Status.OK if all(finding.good for finding in findings) else Status.FAILURE
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.dry_run_table import print_dry_run
 from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values

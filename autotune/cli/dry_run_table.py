@@ -1,8 +1,8 @@
 """A dry run as tables."""
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.jobs.session import Session
 from executor.dry.result import DryRank, DryRun

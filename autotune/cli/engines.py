@@ -2,9 +2,9 @@
 
 import sys
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.engines import CAPABILITIES, why_unusable
 from autotune.reference import (

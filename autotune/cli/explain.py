@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.desk import open_desk
 from autotune.cli.explain_markdown import markdown_of
 from autotune.cli.explain_sections import Rows, head_lines, sections_of

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.desk import open_desk
 from autotune.cli.status import Status
 from autotune.output import require_writable, write_whole

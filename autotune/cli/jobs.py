@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.console import Console
 from autotune.cli.desk import Standing, open_desk
 from autotune.cli.show import labels_text, model_text, state_text
 from autotune.cli.status import Status

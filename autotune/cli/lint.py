@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import RequestError, UnknownFormatError
 from executor.engines.deepspeed.capability import installed_version

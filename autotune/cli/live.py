@@ -6,11 +6,12 @@ Above it, where the terminal allows, the charts of `live_charts`: they keep thei
 import time
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.console import Console
 from autotune.cli.live_charts import LiveCharts
 from autotune.cli.rows import TrialRows, TrialTable, baseline_of, rate_text
 from autotune.cli.sizes import duration_text

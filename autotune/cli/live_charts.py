@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-from rich.console import Console
 from rich.text import Text
 
 from autotune.cli.canvas import Canvas
 from autotune.cli.chart import Axis, axis_of, chart, room_of, side_by_side
+from autotune.cli.console import Console
 from autotune.cli.rows import STYLES
 from autotune.cli.sizes import bytes_text
 from autotune.jobs.book import Book

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.show import state_text
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.trial_log import LogText, has_several_ranks
+from autotune.visible_text import visible
 from storage.errors import UnknownTrialError
 from storage.records import TrialRecord
 
@@ -96,7 +96,7 @@ def _trial(desk: Desk, job_id: str, number: int) -> TrialRecord:
 
 def _write(lines: Iterable[str]) -> None:
     for line in lines:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(visible(line) + "\n")
     sys.stdout.flush()
 
 

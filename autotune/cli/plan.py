@@ -5,8 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status

@@ -1,8 +1,8 @@
 """Plans as people read them: ranked, with where their time goes, their memory, and why the best is as it is."""
 
-from rich.console import Console
 from rich.text import Text
 
+from autotune.cli.console import Console
 from autotune.cli.prediction_table import asked_text, bar_text, seconds_text
 from autotune.cli.sizes import bytes_text
 from autotune.prediction.largest import Dimension, Largest

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.prediction_table import print_estimate
 from autotune.cli.status import Status
 from autotune.jobs.documents_field import read_lengths

@@ -1,8 +1,8 @@
 """What is predicted of a configuration, as people read it."""
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.prediction.estimate import Estimate, PointEstimate, RankEstimate
 from autotune.prediction.question import Question

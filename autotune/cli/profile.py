@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.fields import import_folders
 from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of

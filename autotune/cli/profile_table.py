@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from math import floor, log10
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.profile_tree import OWN, Row
 from autotune.jobs.session import Session
 from executor.measurement.module_profile import ModelProfile

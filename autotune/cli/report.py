@@ -8,6 +8,7 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.output import require_writable, write_whole
 from autotune.reports.formats import require_format
+from autotune.visible_text import visible
 
 
 def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:
@@ -18,7 +19,7 @@ def report_command(job: str | None, format_name: str | None, out: Path | None, u
     with open_desk(url, database) as desk:
         text = desk.report(job, chosen)
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.write(visible(text))
     else:
         write_whole(out, text)
     return Status.OK

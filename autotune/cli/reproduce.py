@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from autotune.best_config_file import read_best_config, request_of
+from autotune.cli.console import Console
 from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
 from autotune.intervals import Repeat

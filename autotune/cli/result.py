@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.environment_findings import environment_line
 from autotune.exports.launch import files_notes

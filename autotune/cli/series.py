@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from autotune.best_config_file import best_config_text
+from autotune.cli.console import Console
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
 from autotune.cli.sweep import SweepOptions, run_new

@@ -15,10 +15,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
 from rich.table import Table
 
 from autotune.cli import ROOT, bind_own_rooms
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.command_field import parse_allowed

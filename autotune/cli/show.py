@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.desk import open_desk
 from autotune.cli.finite import finite
 from autotune.cli.result import print_result

@@ -4,9 +4,9 @@ import json
 import sys
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Table
 
+from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.engines import capability_of
 from autotune.errors import RequestError

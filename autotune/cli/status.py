@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from autotune.visible_text import visible_line
+
 PROGRAM = "autotune"
 
 
@@ -83,5 +85,5 @@ def _usage_text(error: typer.TyperException) -> str:
 
 
 def _fail(message: str, status: Status) -> Status:
-    print(f"{PROGRAM}: {message}", file=sys.stderr)  # noqa: T201  the one place that prints errors
+    print(f"{PROGRAM}: {visible_line(message)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
     return status

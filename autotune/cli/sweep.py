@@ -11,8 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
+from autotune.cli.console import Console
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.live import LiveTable
 from autotune.cli.result import print_result

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.console import Console
 from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from autotune.best_config_file import best_config_text, read_best_config
+from autotune.cli.console import Console
 from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
 from autotune.command import notes_of

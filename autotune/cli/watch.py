@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status as StatusLine
 
+from autotune.cli.console import Console
 from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
 from autotune.cli.rows import TrialRows, rate_text

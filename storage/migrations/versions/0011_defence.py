@@ -25,7 +25,6 @@ def upgrade() -> None:
         sa.Column("detail", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_audit"),
     )
-    op.create_index("ix_audit_time_id", "audit", ["time", "id"])
     _refuse_changes()
     op.create_table(
         "quotas",

@@ -1,0 +1,38 @@
+"""Files and folders for their owner alone, whatever the umask says."""
+
+import os
+from pathlib import Path
+
+FILE = 0o600
+FOLDER = 0o700
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder with mode 0700, and those above it that are missing. One that is there stays as it is."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=FOLDER, exist_ok=True)
+
+
+def make_private_file(file: Path) -> None:
+    """Make an empty file with mode 0600; one that is there stays as it is."""
+    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, FILE))
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a new file with mode 0600.
+
+    A reader never finds half of it: it gets its name when it is whole.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE), "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)

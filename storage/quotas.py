@@ -1,0 +1,121 @@
+"""What each owner may take, and has taken."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from datetime import datetime
+
+from sqlalchemy import case, delete, func, select, text
+from sqlalchemy.orm import Session
+
+from search_spaces.outcome import JobState
+from storage import audit
+from storage.errors import QuotaExceededError
+from storage.service_records import Actor, Quota, Quotas, QuotaUse
+from storage.tables import JobRow, KeyRow, QuotaRow, UsageRow, WebhookRow
+from storage.workers import day_of
+
+REMEDIES: Mapping[Quota, str] = {
+    Quota.QUEUED_JOBS: "wait until some have started, or cancel some",
+    Quota.STORED_BYTES: "ask who runs the server to remove old jobs or to raise it (`autotune keys quota`)",
+    Quota.STREAMS: "close some",
+    Quota.DEVICE_HOURS: "submit again tomorrow (UTC), or ask who runs the server (`autotune keys quota`)",
+    Quota.WEBHOOKS: "delete one that is not needed",
+}
+_OWNERS = 4_281_703
+"""Class of PostgreSQL's advisory locks of owners: any number that nobody else uses."""
+
+
+def require(quota: Quota, used: float, more: float, most: float | None) -> None:
+    """Refuse to take more than there may be.
+
+    Raises:
+        QuotaExceededError: `used` and `more` together are above `most`.
+    """
+    if most is not None and used + more > most:
+        raise QuotaExceededError(quota, used, most, REMEDIES[quota])
+
+
+def effective(session: Session, owners: Collection[str], defaults: Quotas) -> dict[str, Quotas]:
+    """The limits of each owner."""
+    found = dict.fromkeys(owners, defaults)
+    known = {field.name for field in fields(Quotas)}
+    for row in session.scalars(select(QuotaRow).where(QuotaRow.owner.in_(owners))):
+        if row.quota in known:
+            found[row.owner] = replace(found[row.owner], **{row.quota: None if math.isinf(row.most) else row.most})
+    return found
+
+
+def taken(session: Session, now: datetime, owners: Collection[str]) -> dict[str, dict[Quota, float]]:
+    """What each owner has taken of what the database knows.
+
+    Two statements for any number of owners; the index alone answers the first, however large the requests are.
+    """
+    found = {owner: {Quota.QUEUED_JOBS: 0.0, Quota.STORED_BYTES: 0.0, Quota.DEVICE_HOURS: 0.0} for owner in owners}
+    queued = func.sum(case((JobRow.state == JobState.QUEUED, 1), else_=0))
+    jobs = select(JobRow.submitter, queued, func.sum(JobRow.stored_bytes)).where(JobRow.submitter.in_(owners))
+    for owner, count, size in session.execute(jobs.group_by(JobRow.submitter)):
+        found[owner] |= {Quota.QUEUED_JOBS: float(count), Quota.STORED_BYTES: float(size)}
+    today = select(UsageRow.submitter, UsageRow.device_seconds).where(UsageRow.submitter.in_(owners))
+    for owner, seconds in session.execute(today.where(UsageRow.day == day_of(now))):
+        found[owner][Quota.DEVICE_HOURS] = seconds / 3600
+    return found
+
+
+def lock(session: Session, owners: Collection[str]) -> None:
+    """Let nobody else take anything for these owners until the transaction ends, or two could take what is left for one.
+
+    SQLite has one writer at a time anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        for owner in sorted(owners):
+            session.execute(text("SELECT pg_advisory_xact_lock(:kind, hashtext(:owner))"), {"kind": _OWNERS, "owner": owner})
+
+
+def require_room(session: Session, now: datetime, owner: str, defaults: Quotas | None, jobs: int, size: int) -> None:
+    """Refuse where an owner may not queue so many jobs, or keep so many bytes, beside what they have.
+
+    Raises:
+        QuotaExceededError: see `require`.
+    """
+    if defaults is None:
+        return
+    lock(session, [owner])
+    limits, had = effective(session, [owner], defaults)[owner], taken(session, now, [owner])[owner]
+    require_of(limits, had, jobs, size)
+
+
+def require_of(limits: Quotas, had: Mapping[Quota, float], jobs: int, size: int) -> None:
+    """What `require_room` does, with limits and use that are known."""
+    if jobs:
+        require(Quota.QUEUED_JOBS, had[Quota.QUEUED_JOBS], jobs, limits.queued_jobs)
+        if limits.device_hours is not None and had[Quota.DEVICE_HOURS] >= limits.device_hours:
+            hours, most = had[Quota.DEVICE_HOURS], limits.device_hours
+            raise QuotaExceededError(Quota.DEVICE_HOURS, hours, most, REMEDIES[Quota.DEVICE_HOURS])
+    if size > 0:
+        require(Quota.STORED_BYTES, had[Quota.STORED_BYTES], size, limits.stored_bytes)
+
+
+def uses(session: Session, now: datetime, owner: str, defaults: Quotas) -> list[QuotaUse]:
+    """See `Store.quotas`."""
+    limits = effective(session, [owner], defaults)[owner]
+    own = set(session.scalars(select(QuotaRow.quota).where(QuotaRow.owner == owner)))
+    webhooks = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
+    had = taken(session, now, [owner])[owner] | {Quota.WEBHOOKS: float(webhooks)}
+    return [
+        QuotaUse(quota=quota, used=had.get(quota, 0.0), most=limits.of(quota), own=str(quota) in own) for quota in Quota
+    ]  # fmt: skip
+
+
+def owners(session: Session) -> list[str]:
+    """See `Store.owners`."""
+    return sorted({*session.scalars(select(QuotaRow.owner)), *session.scalars(select(KeyRow.owner))})
+
+
+def set_quota(session: Session, now: datetime, owner: str, quota: Quota, most: float | None, by: Actor) -> None:
+    """See `Store.set_quota`."""
+    session.execute(delete(QuotaRow).where(QuotaRow.owner == owner, QuotaRow.quota == str(quota)))
+    if most is not None:
+        session.add(QuotaRow(owner=owner, quota=str(quota), most=most))
+    told = "default" if most is None else "none" if math.isinf(most) else most
+    audit.note(session, now, by, "quota.set", owner, {"quota": str(quota), "most": told})

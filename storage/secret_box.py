@@ -1,0 +1,99 @@
+"""Secrets that must be read again, encrypted: who has the database, or a backup of it, cannot sign as this service.
+
+The key is not in the database, but in AUTOTUNE_SECRET_KEY, in the file that AUTOTUNE_SECRET_KEY_FILE names, or else in a file
+that is made at the first need, for its owner alone: NAME.key beside an SQLite file, and for a server `secret.key` in the folder
+of the default database. Processes on several machines need the same key.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from sqlalchemy import URL
+
+from storage.errors import SecretError
+from storage.folder import default_file
+from storage.private_files import make_private_folder, write_private
+
+KEYS_VARIABLE = "AUTOTUNE_SECRET_KEY"
+"""Keys of Fernet, with commas between: the first encrypts, each may decrypt, so that keys can be replaced."""
+FILE_VARIABLE = "AUTOTUNE_SECRET_KEY_FILE"
+"""A file that holds them."""
+_SEALED = "fernet:"
+
+
+class SecretBox:
+    """Encrypts and decrypts with the keys of one database, looked for when they are needed. May be used from threads."""
+
+    def __init__(self, address: URL) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._keys: tuple[str, ...] = ()
+
+    def seal(self, secret: str) -> str:
+        """The secret, encrypted.
+
+        Raises:
+            SecretError: there is no key, and none can be made.
+        """
+        return _SEALED + self._cipher(make=True).encrypt(secret.encode()).decode()
+
+    def open(self, stored: str) -> str:
+        """The secret of what `seal` returned; one that a former version kept in plain text is returned as it is.
+
+        Raises:
+            SecretError: no key fits.
+        """
+        if not stored.startswith(_SEALED):
+            return stored
+        try:
+            return self._cipher(make=False).decrypt(stored.removeprefix(_SEALED).encode()).decode()
+        except InvalidToken:
+            problem = f"a secret was encrypted with another key than {self._place()} has"
+            raise SecretError(f"{problem}; give the former key too, behind a comma") from None
+
+    def _cipher(self, make: bool) -> MultiFernet:
+        with self._lock:
+            self._keys = self._keys or self._found(make)
+            try:
+                return MultiFernet([Fernet(key) for key in self._keys])
+            except ValueError:
+                remedy = "python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())'"
+                raise SecretError(f"{self._place()}: holds no key; make one with {remedy}") from None
+
+    def _found(self, make: bool) -> tuple[str, ...]:
+        if text := os.environ.get(KEYS_VARIABLE):
+            return _split(text)
+        file = self._file()
+        if make and FILE_VARIABLE not in os.environ and not file.exists():
+            self._make(file)
+        try:
+            return _split(file.read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "is no text"
+            raise SecretError(f"{file}: cannot be read ({why}); give the key in {KEYS_VARIABLE} or {FILE_VARIABLE}") from None
+
+    def _make(self, file: Path) -> None:
+        try:
+            make_private_folder(file.parent)
+            with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
+                write_private(file, Fernet.generate_key().decode() + "\n")
+        except OSError as error:
+            raise SecretError(f"{file}: cannot be made ({error.strerror}); give a key in {KEYS_VARIABLE}") from None
+
+    def _file(self) -> Path:
+        if named := os.environ.get(FILE_VARIABLE):
+            return Path(named)
+        if self._address.get_backend_name() == "sqlite":
+            return Path(f"{self._address.database}.key")
+        return default_file().with_name("secret.key")
+
+    def _place(self) -> str:
+        return KEYS_VARIABLE if os.environ.get(KEYS_VARIABLE) else str(self._file())
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part for part in re.split(r"[,\s]+", text) if part)
