@@ -12,14 +12,22 @@ EXTRAS_VENV ?= .venv-extras
 EXTRAS_BIN := $(EXTRAS_VENV)/bin
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 
-.PHONY: demo test extras gpu parity chaos hostile fuzz bench validate search clean
+LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
+UV ?= uv
 
-# torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
-$(STAMP): pyproject.toml constraints.txt
+.PHONY: lock demo test extras gpu parity chaos hostile fuzz bench validate search clean
+
+# Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
+$(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install $(LOCKED) -r locks/torch-cpu.txt 2>/dev/null \
+	    || $(BIN)/python -m pip install $(LOCKED) -r locks/torch-cuda.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+# Needs uv, and the network. CPU_WHEELS: wheels of torch for CPUs, whose hashes are listed.
+lock:
+	$(PYTHON) locks/lock.py --uv $(UV) $(addprefix --cpu-wheel ,$(CPU_WHEELS))
 
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
@@ -31,6 +39,8 @@ test: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# From constraints.txt: the frameworks of others are no part of what is locked.
+# torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
 # torchtitan by itself: it asks for a version of datasets that refuses the fsspec of the others.
 $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS_VENV)

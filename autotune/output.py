@@ -23,8 +23,8 @@ def require_writable(path: Path) -> None:
         raise OutputError("out", f"{path} cannot be written ({error.strerror})", "give a path in a writable folder") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write the file so that a reader finds the old content or the new, never a part.
+def write_whole(path: Path, text: str, private: bool = False) -> None:
+    """Write the file so that a reader finds the old content or the new, never a part; `private`: for its owner alone.
 
     Raises:
         OutputError: it cannot be written.
@@ -35,16 +35,17 @@ def write_whole(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        _publish(Path(name), path)
+        _publish(Path(name), path, private)
     except OSError as error:
         raise OutputError("out", f"{path} cannot be written ({error.strerror})", "give a path in a writable folder") from error
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def _publish(temporary: Path, path: Path, private: bool) -> None:
     umask = os.umask(0)
     os.umask(umask)
     try:
-        temporary.chmod(0o666 & ~umask)
+        if not private:  # as it was made
+            temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

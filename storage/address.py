@@ -69,7 +69,7 @@ def without_password(address: str) -> str:
     before, query_mark, query = rest.partition("?") if "@" not in rest.partition("?")[2] else (rest, "", "")
     login, at, place = before.rpartition("@")
     user, colon, _ = login.partition(":")
-    shown = f"{user}:***@{place}" if colon else f"{user}{at}{_PORT.sub(':***', place)}"
+    shown = f"{user}:***@{place}" if colon else f"{user}{at}{place if '[' in place else _PORT.sub(':***', place)}"
     return f"{scheme}://{shown}{query_mark}" + _SECRET_PARTS.sub(r"\1***", query)
 
 

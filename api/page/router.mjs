@@ -7,6 +7,7 @@ const ROUTES = [
   [/^\/?$/, "jobs", []],
   [/^\/new$/, "form", []],
   [/^\/key$/, "key", []],
+  [/^\/usage$/, "usage", []],
   [/^\/compare$/, "compare", []],
   [new RegExp(`^/jobs/(${JOB})$`), "job", ["job"]],
   [new RegExp(`^/jobs/(${JOB})/trials/(\\d{1,9})$`), "trial", ["job", "number"]],

@@ -28,6 +28,7 @@ export function Shell({ route, children }) {
         <${NavLink} href="#/" current=${["jobs", "job", "trial"].includes(route.view)}>Jobs<//>
         <${NavLink} href="#/compare" current=${route.view === "compare"}>Compare<//>
         <${NavLink} href="#/new" current=${route.view === "form"}>New job<//>
+        <${NavLink} href="#/usage" current=${route.view === "usage"}>Usage<//>
       </nav>
       <div class="tools"><${KeyTool} /><${ThemeTool} /></div>
     </header>

@@ -145,9 +145,7 @@ def list_audit(
     store: StoreOf,
     _: Administrator,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 100,
-    cursor: Annotated[
-        str | None, Query(pattern=r"^[0-9]{20}-[0-9a-f]{8}$", description="The `next` of the page before.")
-    ] = None,
+    cursor: Annotated[str | None, Query(pattern=r"^[0-9a-z-]{1,32}$", description="The `next` of the page before.")] = None,
     since: Annotated[datetime | None, Query(description="Nothing before, in ISO 8601 with a zone.")] = None,
     actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="What this owner did.")] = None,
     action: Annotated[str | None, Query(max_length=32, pattern=r"^[a-z.]*$", description="Such as key.create.")] = None,

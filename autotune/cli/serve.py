@@ -19,6 +19,7 @@ from rich.table import Table
 
 from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.console import Console
+from autotune.cli.quota import parsed_quotas
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.command_field import parse_allowed
@@ -36,6 +37,7 @@ from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.clusters import local_cluster
 from search_spaces.plain import to_plain
 from storage.records import QueueLimits, Scope
+from storage.service_records import Quotas
 from storage.sql import default_database_url, open_store
 
 SHUTDOWN_SECONDS = 30
@@ -54,6 +56,8 @@ class ServeOptions:
     factories: tuple[str, ...]
     commands: tuple[str, ...]
     requests_per_second: float
+    quotas: tuple[str, ...]
+    """NAME=LIMIT of what each owner may take."""
     webhook_networks: tuple[str, ...]
     ray_address: str | None
     """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
@@ -85,6 +89,7 @@ def serve_command(options: ServeOptions) -> Status:
     bind_own_rooms(("api",))
     for command in options.commands:
         parse_allowed(command)
+    quotas = parsed_quotas(options.quotas)
     url = options.database or default_database_url()
     loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
@@ -105,7 +110,7 @@ def serve_command(options: ServeOptions) -> Status:
         {
             "database_url": url, "host": options.host, "require_keys": require_keys,
             "factories": list(options.factories), "commands": list(options.commands),
-            "requests_per_second": options.requests_per_second,
+            "requests_per_second": options.requests_per_second, "quotas": to_plain(quotas),
             "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
         }
     )  # fmt: skip
@@ -114,7 +119,7 @@ def serve_command(options: ServeOptions) -> Status:
     with (
         traces("autotune-api"),
         _bound(options.host, options.port) as listener,
-        _worker(url, options) if options.worker else contextlib.nullcontext(),
+        _worker(url, options, quotas) if options.worker else contextlib.nullcontext(),
     ):
         config = uvicorn.Config(
             "api.server:make_app", factory=True, host=options.host, port=options.port, access_log=False,
@@ -151,11 +156,13 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _worker(url: str, options: ServeOptions) -> Iterator[None]:
+def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
     """A worker in a process of its own, so that ranks and what they load are none of the server's."""
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
     main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
     there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    if quotas.device_hours is not None:
+        there += ["--device-seconds", str(3600 * quotas.device_hours)]
     command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:

@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command()(worker)
     app.add_typer(keys_app, name="keys")
+    app.command()(audit)
 
 
 def serve(
@@ -37,6 +38,13 @@ def serve(
         ),
     ] = None,
     requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LIMIT",
+            help="What owners may take: queued_jobs, stored_bytes, streams, device_hours (a day) or webhooks. May be repeated.",
+        ),
+    ] = None,
     webhook_network: Annotated[
         list[str] | None,
         typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
@@ -54,7 +62,8 @@ def serve(
             ServeOptions(
                 host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
                 commands=tuple(allow_command or ()),
-                requests_per_second=requests_per_second, webhook_networks=tuple(webhook_network or ()),
+                requests_per_second=requests_per_second, quotas=tuple(quota or ()),
+                webhook_networks=tuple(webhook_network or ()),
                 ray_address=ray_address, log_format=log_format, access_log=access_log,
             )
         )
@@ -111,7 +120,7 @@ def create_key(
     owner: Annotated[str, typer.Argument(metavar="OWNER", help="Whose key it is: jobs are theirs.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", metavar="NAME", help="read, submit or admin. May be repeated. [default: read and submit]"),
+        typer.Option("--scope", metavar="NAME", help="read, submit, operate, admin. May be repeated. [default: read, submit]"),
     ] = None,
     days: Annotated[
         int | None, typer.Option(min=1, max=36500, metavar="N", help="Days until it expires. [default: never]")
@@ -132,6 +141,26 @@ def list_keys(db: Database = None, json: Json = False) -> None:
     end(lambda: list_keys_command(only_database("keys list", db), json))
 
 
+@keys_app.command("quota")
+def quota(
+    owner: Annotated[str | None, typer.Argument(metavar="OWNER", help="Whose; left out: everybody's are shown.")] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=LIMIT",
+            help="Limits of this owner: queued_jobs, stored_bytes, streams, device_hours (a day), webhooks; "
+            "`none` is no limit, `default` everybody's.",
+        ),
+    ] = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Show what owners may take and have taken, or give an owner limits of their own."""
+    from autotune.cli.quota import quota_command
+
+    end(lambda: quota_command(only_database("keys quota", db), owner, limits or (), json))
+
+
 @keys_app.command("revoke")
 def revoke_key(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `autotune keys list` shows it.")],
@@ -141,3 +170,25 @@ def revoke_key(
     from autotune.cli.serve import revoke_key_command
 
     end(lambda: revoke_key_command(only_database("keys revoke", db), key))
+
+
+def audit(
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Newest entries to show. [default: all]")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Nothing before: ISO 8601 with a zone.")] = None,
+    actor: Annotated[str | None, typer.Option(metavar="OWNER", help="What this owner, or user of a machine, did.")] = None,
+    action: Annotated[str | None, typer.Option(metavar="NAME", help="Such as key.create, job.submit or db.backup.")] = None,
+    format: Annotated[str, typer.Option(metavar="NAME", help="table, jsonl or csv.")] = "table",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file. [default: standard output]")] = None,
+    db: Database = None,
+) -> None:
+    """Show who did what, from where, and with which key; newest first."""
+    from autotune.cli.audit import AuditOptions, audit_command, parsed_format, parsed_time
+
+    end(
+        lambda: audit_command(
+            AuditOptions(
+                database=only_database("audit", db), limit=limit, since=parsed_time(since), actor=actor, action=action,
+                format=parsed_format(format, out), out=out,
+            )
+        )
+    )  # fmt: skip

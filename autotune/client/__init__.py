@@ -18,10 +18,11 @@ from autotune.client.figure_views import Figure, StepParts
 from autotune.client.job_views import Attempt, Event, Export, Job, LogPart, Overview, Progress, Trial
 from autotune.client.plan_views import Plan, Plans, Predicted, Prediction, Refusal, Space, Validation
 from autotune.client.point_views import Points
-from autotune.client.service_views import Delivery, NewWebhook, Usage, Webhook
+from autotune.client.service_views import AuditEntry, Delivery, NewWebhook, QuotaUse, Usage, Webhook
 
 __all__ = [
     "Attempt",
+    "AuditEntry",
     "Choices",
     "Client",
     "ConflictError",
@@ -44,6 +45,7 @@ __all__ = [
     "Predicted",
     "Prediction",
     "Progress",
+    "QuotaUse",
     "Refusal",
     "ServiceError",
     "Space",

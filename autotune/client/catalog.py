@@ -1,13 +1,14 @@
 """What there is to choose from, and what a space holds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Unpack
 
 from autotune.client.decoding import Plain
 from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, SubmissionFields, asked_body, submission_body
 from autotune.client.plan_views import Plans, Prediction, Space, Validation
-from autotune.client.service_views import Descriptions, Names, Usage
+from autotune.client.service_views import AuditEntry, AuditPage, Descriptions, Names, Usage
 from autotune.client.transport import Transport
 from autotune.vocabulary import accepts_old_names
 
@@ -38,8 +39,19 @@ class CatalogCalls:
         return self._transport.get(Descriptions, "/v1/knobs").items
 
     def usage(self, submitter: str | None = None) -> Usage:
-        """What the jobs of a submitter take today; None: yours. Others' are shown to administrators."""
+        """What the jobs of a submitter take today; None: yours. Others' are shown to operators."""
         return self._transport.get(Usage, "/v1/usage", None if submitter is None else {"submitter": submitter})
+
+    def audit(self, since: datetime | None = None, actor: str | None = None, action: str | None = None) -> Iterator[AuditEntry]:
+        """Who did what, newest first; for administrators. `since` has a zone."""
+        wanted = {"since": None if since is None else since.isoformat(), "actor": actor, "action": action}
+        params = {name: text for name, text in wanted.items() if text is not None}
+        while True:
+            page = self._transport.get(AuditPage, "/v1/audit", params)
+            yield from page.items
+            if page.next is None:
+                return
+            params["cursor"] = page.next
 
     def choices(self) -> Choices:
         """The values that a submission's fields may have on this service, in one answer."""

@@ -31,6 +31,44 @@ class Usage:
     """Seconds that workers held the jobs on that day, times the devices of each."""
     running_jobs: int
     queued_jobs: int
+    quotas: tuple["QuotaUse", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """How far a quota is used."""
+
+    quota: str
+    """queued_jobs, stored_bytes, streams, device_hours (of the day) or webhooks."""
+    used: float
+    limit: float | None
+    """None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Something that was done on the service or its database."""
+
+    id: str
+    time: datetime
+    actor: str
+    """The owner of the key, or the user of the machine on which a command ran."""
+    key: str | None
+    """The key's id; None: it was done without a key."""
+    source: str
+    """The address that the request came from, or the machine that the command ran on."""
+    action: str
+    target: str
+    """The id of what it was done to."""
+    detail: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage:
+    """Entries of the audit log, newest first."""
+
+    items: tuple[AuditEntry, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ import pytest
 
 from api.keys import KEY_SECONDS, KeyReader
 from api.together import Together
+from storage.errors import DatabaseUnavailableError
 from storage.sql import SqlStore
 from storage.store import Store
 from tests.api.conftest import REQUEST, problem_of, submit
@@ -128,3 +129,68 @@ def test_a_job_reads_as_it_is_after_a_write_that_was_answered(client, store: Sto
     for verb, state in (("pause", "PAUSED"), ("resume", "QUEUED"), ("cancel", "CANCELLED")):
         client.post(f"/v1/jobs/{job_id}/{verb}")
         assert client.get(f"/v1/jobs/{job_id}").json()["state"] == state
+
+
+def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.keys.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("api.keys.KEY_SECONDS", 0.05)
+    key, text = store.create_key("anna", {"read"})
+    ended: list[bool] = []
+
+    async def parts() -> AsyncGenerator[bytes]:
+        try:
+            yield b"first"
+            await asyncio.Event().wait()  # for ever, as a job does that waits for a worker
+        finally:
+            ended.append(True)
+
+    async def run() -> list[bytes]:
+        found = []
+        async for part in KeyReader(store).while_good(text, parts()):
+            found.append(part)
+            await asyncio.to_thread(store.revoke_key, key.id)
+        return found
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [b"first"]
+    assert ended == [True], "the stream itself must let go of what it follows"
+
+
+def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.keys.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("api.keys.KEY_SECONDS", 0.0)
+    _, text = store.create_key("anna", {"read"})
+    asked: list[str] = []
+    enough = asyncio.Event()
+
+    def away(given: str) -> None:
+        asked.append(given)
+        if len(asked) > 3:
+            loop.call_soon_threadsafe(enough.set)
+        raise DatabaseUnavailableError("away")
+
+    monkeypatch.setattr(store, "authenticate", away)
+
+    async def parts() -> AsyncGenerator[bytes]:
+        await enough.wait()
+        yield b"after all"
+
+    async def run() -> list[bytes]:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        return [part async for part in KeyReader(store).while_good(text, parts())]
+
+    loop: asyncio.AbstractEventLoop
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [b"after all"]
+
+
+def test_nobody_waits_until_the_use_of_a_key_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = store.create_key("anna", {"read"})
+    free = threading.Event()
+    monkeypatch.setattr(store, "note_key_use", lambda _: free.wait(60))
+
+    async def run() -> None:
+        assert await KeyReader(store).key(text) is not None
+        assert not free.is_set()
+        free.set()
+
+    asyncio.run(run())

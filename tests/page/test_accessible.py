@@ -15,6 +15,7 @@ VIEWS = {
     "job": "#/jobs/{job}",
     "trial": "#/jobs/{job}/trials/0",
     "compare": "#/compare?jobs={job}&trials={job}:1",
+    "usage": "#/usage",
     "key": "#/key",
     "missing": "#/nowhere",
 }

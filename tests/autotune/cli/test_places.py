@@ -63,6 +63,8 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "doctor": (Place.HERE, []),
     "keys create": (Place.DATABASE, ["ada"]),
     "keys list": (Place.DATABASE, []),
+    "keys quota": (Place.DATABASE, ["ada"]),
+    "audit": (Place.DATABASE, []),
     "keys revoke": (Place.DATABASE, ["none"]),
     "db export": (Place.DATABASE, []),
     "db import": (Place.DATABASE, ["job.jsonl"]),

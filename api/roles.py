@@ -1,0 +1,46 @@
+"""Every route with the role that it needs, as the Markdown table of docs/security.md: `python -m api.roles`."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+
+from api.app import with_routes
+from api.auth import Needs
+
+EVERYBODY = "everybody"
+
+
+def roles(app: FastAPI) -> dict[str, str]:
+    """`METHOD /path` of each route -> the role that its key needs, as the route itself declares it."""
+    found: dict[str, str] = {}
+    for route in _routes(app):
+        needs = [" or ".join(need.scopes) for need in _needs(route.dependant)] if hasattr(route, "dependant") else []
+        for method in sorted(route.methods - {"HEAD"}):
+            found[f"{method} {route.path}"] = " and ".join(needs) or EVERYBODY
+    return found
+
+
+def table() -> str:
+    """The table."""
+    lines = ["| route | role |", "|---|---|", *(f"| `{route}` | {role} |" for route, role in roles(with_routes()).items())]
+    return "\n".join(lines) + "\n"
+
+
+def _routes(app: FastAPI) -> Iterator[Any]:
+    """What FastAPI knows of each route: its own contexts, where it keeps routers as they were included."""
+    for route in app.routes:
+        yield from route.effective_route_contexts() if hasattr(route, "effective_route_contexts") else [route]
+
+
+def _needs(dependant: Dependant) -> Iterator[Needs]:
+    if isinstance(dependant.call, Needs):
+        yield dependant.call
+    for inner in dependant.dependencies:
+        yield from _needs(inner)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

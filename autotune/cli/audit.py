@@ -1,0 +1,134 @@
+"""`autotune audit`: who did what, from where, and with which key."""
+
+import csv
+import io
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from autotune.cli.console import Console
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.output import require_writable, write_whole
+from search_spaces.plain import to_plain
+from storage.service_records import AuditRecord
+from storage.sql import default_database_url, open_store
+from storage.store import Store
+
+PAGE = 1000
+COLUMNS = ("time", "actor", "key_id", "source", "action", "target", "detail")
+
+
+class AuditFormat(StrEnum):
+    """How entries are written."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    """A JSON object a line."""
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """What the command line gave."""
+
+    database: str | None
+    limit: int | None
+    """Entries at most; None: all."""
+    since: datetime | None
+    actor: str | None
+    action: str | None
+    format: AuditFormat
+    out: Path | None
+
+
+def audit_command(options: AuditOptions) -> Status:
+    """Print the newest entries first, or write them to a file."""
+    if options.out is not None:
+        require_writable(options.out)
+    with open_store(options.database or default_database_url()) as store:
+        found = list(itertools.islice(_entries(store, options), options.limit))
+    if options.format is AuditFormat.TABLE:
+        Console().print(_table(found), highlight=False)
+        return Status.OK
+    text = _csv(found) if options.format is AuditFormat.CSV else "".join(json.dumps(_plain(item)) + "\n" for item in found)
+    if options.out is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(options.out, text, private=True)
+    return Status.OK
+
+
+def parsed_time(text: str | None) -> datetime | None:
+    """The moment of `--since`.
+
+    Raises:
+        RequestError: it is none, or has no zone.
+    """
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise RequestError("since", f"{text!r} is no time", "write it like 2026-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise RequestError("since", f"{text!r} has no zone", "end it with Z, or with +02:00")
+    return moment
+
+
+def parsed_format(text: str, out: Path | None) -> AuditFormat:
+    """The format of `--format`.
+
+    Raises:
+        RequestError: there is none of this name, or it is not for a file.
+    """
+    if text not in tuple(AuditFormat) or (text == AuditFormat.TABLE and out is not None):
+        names = [name for name in AuditFormat if out is None or name is not AuditFormat.TABLE]
+        raise RequestError("format", f"{text!r} is not {'for a file' if out else 'known'}", f"use one of {', '.join(names)}")
+    return AuditFormat(text)
+
+
+def _entries(store: Store, options: AuditOptions) -> Iterator[AuditRecord]:
+    before = None
+    while page := store.audit(PAGE, before, options.since, options.actor, options.action):
+        yield from page
+        before = page[-1].id
+
+
+def _plain(item: AuditRecord) -> dict[str, Any]:
+    return {**to_plain(item)} | {"time": item.time.isoformat()}
+
+
+def _csv(found: list[AuditRecord]) -> str:
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for item in found:
+        plain = _plain(item) | {"detail": json.dumps(to_plain(item.detail))}
+        writer.writerow([_cell(plain[name]) for name in COLUMNS])
+    return sink.getvalue()
+
+
+def _cell(value: object) -> str:
+    """A value that spreadsheets take as text: owners choose their names, and `=…` would be a formula."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _table(found: list[AuditRecord]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("time (UTC)", "actor", "key", "from", "action", "target", "detail"):
+        table.add_column(name, overflow="fold")
+    for item in found:
+        detail = ", ".join(f"{name} {value}" for name, value in item.detail.items())
+        moment = f"{item.time:%Y-%m-%d %H:%M:%S}"
+        table.add_row(moment, item.actor or "-", item.key_id or "-", item.source or "-", item.action, item.target, detail)
+    return table

@@ -1,0 +1,75 @@
+"""`autotune keys quota`: what owners may take and have taken."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from autotune.cli.console import Console
+from autotune.cli.sizes import parse_bytes
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from storage.service_records import Quota, Quotas, QuotaUse
+from storage.sql import default_database_url, open_store
+
+NO_LIMIT = "none"
+DEFAULT = "default"
+
+
+def parsed_quotas(texts: Sequence[str]) -> Quotas:
+    """The limits that `autotune serve --quota NAME=LIMIT` gives everybody.
+
+    Raises:
+        RequestError: one is not of this form.
+    """
+    given = dict(map(_parsed, texts))
+    return Quotas(**{str(quota): None if most is None or math.isinf(most) else most for quota, most in given.items()})
+
+
+def quota_command(database: str | None, owner: str | None, limits: Sequence[str], as_json: bool) -> Status:
+    """Set the limits of an owner, and show what they have and have taken; without an owner everybody's."""
+    wanted = [_parsed(text) for text in limits]
+    with open_store(database or default_database_url()) as store:
+        if owner is not None:
+            for quota, most in wanted:
+                store.set_quota(owner, quota, most)
+        owners = store.owners() if owner is None else [owner]
+        found = {name: store.quotas(name, Quotas()) for name in owners}
+    if as_json:
+        sys.stdout.write(json.dumps({name: [_plain(use) for use in uses] for name, uses in found.items()}, indent=2) + "\n")
+        return Status.OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("owner", "quota", "used", "limit", ""):
+        table.add_column(head)
+    for name, uses in found.items():
+        for use in uses:
+            # Who has a stream open is known to the servers alone.
+            used = "-" if use.quota is Quota.STREAMS else f"{use.used:,.10g}"
+            limit = NO_LIMIT if use.most is None else f"{use.most:,.10g}"
+            table.add_row(name, use.quota, used, limit, "own" if use.own else DEFAULT)
+    Console().print(table, highlight=False)
+    return Status.OK
+
+
+def _plain(use: QuotaUse) -> dict[str, object]:
+    used = None if use.quota is Quota.STREAMS else use.used
+    return {"quota": str(use.quota), "used": used, "limit": use.most, "own": use.own}
+
+
+def _parsed(text: str) -> tuple[Quota, float | None]:
+    """Quota and limit of NAME=LIMIT; infinity: none, None: everybody's."""
+    name, _, value = text.partition("=")
+    if name not in tuple(Quota):
+        raise RequestError("quota", f"{name!r} is not known", f"use one of {', '.join(Quota)}")
+    if value in (NO_LIMIT, DEFAULT):
+        return Quota(name), math.inf if value == NO_LIMIT else None
+    try:
+        most = float(parse_bytes(value)) if name == Quota.STORED_BYTES else float(value)
+    except ValueError:
+        most = math.nan
+    if not 0 <= most < math.inf:
+        form = "bytes such as 2GB" if name == Quota.STORED_BYTES else "a number of 0 or more"
+        raise RequestError("quota", f"{text!r} is no limit", f"write {name}=LIMIT with {form}, {NO_LIMIT} or {DEFAULT}")
+    return Quota(name), most

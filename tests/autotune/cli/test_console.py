@@ -1,0 +1,74 @@
+"""What people wrote is shown on a terminal, never obeyed by it."""
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from called import Command
+
+from autotune.cli.console import Console
+from autotune.logs import TextLines
+from autotune.visible_text import visible, visible_line
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import LogLines, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.records import Submission
+from storage.sql import open_store
+
+ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eabc\r[red]x[/red]"
+FORBIDDEN = set("\x1b\x07\x9b\x7f\u202e\r")
+
+
+def test_control_characters_become_visible() -> None:
+    assert visible("a\tb\n\x1b[0m\x9b\u202e") == "a\tb\n␛[0m��"
+    assert visible_line("one\ntwo") == "one␊two"
+
+
+def test_a_console_sends_its_own_colours_and_nothing_of_others() -> None:
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=80)
+    console.print(f"bold {ATTACK}", style="bold", highlight=False)
+    sent = sink.getvalue()
+    assert sent.startswith("\x1b[1m")
+    assert "owned" in sent and "[red]x[/red]" in sent, "it is text, and no markup"
+    assert "\x1b]0" not in sent and "\x1b[2J" not in sent and not set(sent) & (FORBIDDEN - {"\x1b"})
+
+
+def test_a_line_of_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "job %s", (f"a\n2026-01-01 forged {ATTACK}",), None)
+    line = TextLines().format(record)
+    assert "\n" not in line
+    assert not set(line) & FORBIDDEN
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """A job whose submitter, and whose trial, write escape sequences wherever they can."""
+    path = str(tmp_path / "jobs.db")
+    with open_store(path) as store:
+        store.create_key(ATTACK.replace("\r", ""), {"read"})
+        job = store.submit({"model": "m", "name": ATTACK, "note": ATTACK, "tags": ["t"]}, Submission(submitter=ATTACK))[0]
+        lease = store.acquire(job.id, current_owner())
+        store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
+        attempt = store.start_attempt(lease, 0)
+        store.add_output(lease, [LogLines(attempt=attempt.token, rank=0, text=f"{ATTACK}\n")])
+        store.finish_attempt(lease, TrialResult(attempt=attempt.token, outcome=Outcome.FAILED, message=ATTACK))
+        store.release(lease, JobState.FAILED, "failed", ATTACK)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "latest"], ["logs", "latest", "0"], ["jobs"], ["keys", "list"], ["keys", "quota"], ["audit"],
+        ["audit", "--format", "jsonl"], ["pause", "latest"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_command_prints_them(command: Command, database: str, words: list[str]) -> None:
+    done = command(*words, "--db", database)
+    printed = done.out + done.err
+    assert printed
+    assert not set(printed) & FORBIDDEN, repr(printed)

@@ -1,0 +1,102 @@
+"""Secrets are encrypted in the database, with a key that is not in it; files are for their owner alone."""
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from cryptography.fernet import Fernet
+
+from storage.address import default_database_url
+from storage.errors import SecretError
+from storage.secret_box import FILE_VARIABLE, KEYS_VARIABLE
+from storage.sql import SqlStore, open_store
+
+
+@pytest.fixture(autouse=True)
+def _no_keys_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def rows(address: str) -> str:
+    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        found = repr(connection.execute(sa.text("SELECT * FROM webhooks")).all())
+    engine.dispose()
+    return found
+
+
+def test_the_database_does_not_tell_a_secret(store: SqlStore, address: str) -> None:
+    made = store.create_webhook("anna", "https://a.example/")
+    assert made.secret.startswith("whsec_")
+    assert made.secret not in rows(address)
+    (kept,) = store.webhooks("anna")
+    assert store.signing_secret(kept) == made.secret
+
+
+def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(store: SqlStore, address: str) -> None:
+    made = store.create_webhook("anna", "https://a.example/")
+    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE webhooks SET secret = 'whsec_b2xk', sealed = NULL"))
+    engine.dispose()
+    with SqlStore(address) as again:
+        (kept,) = again.webhooks("anna")
+        assert (kept.id, again.signing_secret(kept)) == (made.id, "whsec_b2xk")
+    assert "whsec_b2xk" not in rows(address)
+
+
+def test_the_key_is_in_a_file_of_its_own_for_its_owner_alone(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "jobs.db")) as store:
+        assert not (tmp_path / "jobs.db.key").exists(), "it is made when it is needed"
+        store.create_webhook("anna", "https://a.example/")
+    assert stat.S_IMODE((tmp_path / "jobs.db.key").stat().st_mode) == 0o600
+
+
+def test_keys_of_the_environment_are_used_and_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    file = str(tmp_path / "jobs.db")
+    monkeypatch.setenv(KEYS_VARIABLE, old)
+    with open_store(file) as store:
+        made = store.create_webhook("anna", "https://a.example/")
+    monkeypatch.setenv(KEYS_VARIABLE, f"{new},{old}")
+    with open_store(file) as store:
+        assert store.signing_secret(store.webhooks()[0]) == made.secret
+    (tmp_path / "keys").write_text(f"{new}\n")
+    monkeypatch.delenv(KEYS_VARIABLE)
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "keys"))
+    with open_store(file) as store, pytest.raises(SecretError, match="encrypted with another key") as refused:
+        store.signing_secret(store.webhooks()[0])
+    assert new not in str(refused.value)
+    assert not (tmp_path / "jobs.db.key").exists()
+
+
+@pytest.mark.parametrize("text", ["", "no key", "ä"])
+def test_a_file_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "keys"))
+    with open_store(str(tmp_path / "jobs.db")) as store, pytest.raises(SecretError, match=r"generate_key|AUTOTUNE_SECRET_KEY"):
+        store.create_webhook("anna", "https://a.example/")
+
+
+def test_a_database_file_and_its_journals_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        with open_store(str(tmp_path / "jobs.db")) as store:
+            store.create_job({"model": "m"})
+            reader = sqlite3.connect(tmp_path / "jobs.db")  # holds the journals until it closes
+            files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("jobs.db*")}
+            reader.close()
+    finally:
+        os.umask(before)
+    assert files == dict.fromkeys(("jobs.db", "jobs.db-wal", "jobs.db-shm"), 0o600)
+
+
+def test_the_folder_of_the_default_database_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+    default_database_url()
+    assert stat.S_IMODE((tmp_path / "data" / "autotune").stat().st_mode) == 0o700
