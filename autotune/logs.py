@@ -38,7 +38,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name is logging's
         """The line without its traceback."""
-        return visible_line(super().formatMessage(record))
+        return visible_line(super().formatMessage(record).rstrip())
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         """The traceback, in as many lines as it has."""
