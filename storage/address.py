@@ -79,6 +79,14 @@ def passwords_of(url: URL) -> tuple[str, ...]:
     return tuple(str(text) for text in (url.password, *named) if text)
 
 
+def readable_by_others(address: str) -> Path | None:
+    """The file of an SQLite database that a former version, or somebody else, left open to other users; None: it is not so."""
+    url = parse_address(address)
+    path = Path(describe(url))
+    is_open = url.get_backend_name() == "sqlite" and path.exists() and path.stat().st_mode & 0o077
+    return path if is_open else None
+
+
 def check_file(path: Path) -> None:
     """Refuse a database file that cannot be written, by what the file system says of it.
 

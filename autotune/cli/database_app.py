@@ -32,7 +32,7 @@ def import_job(file: In, db: Database = None) -> None:
 
 @app.command()
 def backup(out: Out = None, db: Database = None) -> None:
-    """Write the whole database from one snapshot, while it is used. It holds hashes of keys, and secrets of webhooks."""
+    """Write the whole database from one snapshot, while it is used. It holds hashes of keys, and encrypted secrets."""
     from autotune.cli.database import dump_command
 
     end(lambda: dump_command(None, True, out, only_database("db backup", db)))

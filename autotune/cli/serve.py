@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import socket
@@ -36,10 +37,12 @@ from executor.detect import local_gpus
 from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.clusters import local_cluster
 from search_spaces.plain import to_plain
+from storage.address import readable_by_others
 from storage.records import QueueLimits, Scope
 from storage.service_records import Quotas
 from storage.sql import default_database_url, open_store
 
+log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 30
 
 
@@ -90,9 +93,12 @@ def serve_command(options: ServeOptions) -> Status:
     for command in options.commands:
         parse_allowed(command)
     quotas = parsed_quotas(options.quotas)
+    set_up_logs(options.log_format)
     url = options.database or default_database_url()
     loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
+    if readable := readable_by_others(url):
+        log.warning("%s: can be read by other users of this machine; chmod 600 %s", readable, readable)
     with open_store(url) as store:
         # Here, so that what is wrong is told before anything listens.
         usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is no dict
@@ -114,7 +120,6 @@ def serve_command(options: ServeOptions) -> Status:
             "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
         }
     )  # fmt: skip
-    set_up_logs(options.log_format)
     # Bound before a worker starts and anything is printed, because the port may be in use.
     with (
         traces("autotune-api"),

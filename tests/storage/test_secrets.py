@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
 
-from storage.address import default_database_url
+from storage.address import default_database_url, readable_by_others
 from storage.errors import SecretError
 from storage.secret_box import FILE_VARIABLE, KEYS_VARIABLE
 from storage.sql import SqlStore, open_store
@@ -100,3 +100,13 @@ def test_the_folder_of_the_default_database_is_for_its_owner_alone(tmp_path: Pat
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     default_database_url()
     assert stat.S_IMODE((tmp_path / "data" / "autotune").stat().st_mode) == 0o700
+
+
+def test_a_file_of_a_former_version_that_others_can_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    assert readable_by_others(str(file)) is None
+    open_store(str(file)).close()
+    assert readable_by_others(str(file)) is None
+    file.chmod(0o644)
+    assert readable_by_others(f"sqlite:///{file}") == file
+    assert readable_by_others("postgresql://ann@host/jobs") is None
