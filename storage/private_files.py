@@ -1,5 +1,6 @@
 """Files and folders for their owner alone, whatever the umask says."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,8 +16,12 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(file: Path) -> None:
-    """Make an empty file with mode 0600; one that is there stays as it is."""
-    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, FILE))
+    """Make an empty file with mode 0600. One that is there stays as it is.
+
+    It is not even opened: to close a file that SQLite has open too would end the locks that this process holds on it.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE))
 
 
 def write_private(file: Path, text: str) -> None:

@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from cryptography.fernet import Fernet
 
 from storage.address import default_database_url, readable_by_others
 from storage.errors import SecretError
+from storage.private_files import make_private_file
 from storage.secret_box import FILE_VARIABLE, KEYS_VARIABLE
 from storage.sql import SqlStore, open_store
 
@@ -110,3 +113,17 @@ def test_a_file_of_a_former_version_that_others_can_read_is_named(tmp_path: Path
     file.chmod(0o644)
     assert readable_by_others(f"sqlite:///{file}") == file
     assert readable_by_others("postgresql://ann@host/jobs") is None
+
+
+def test_a_database_that_is_opened_twice_keeps_its_locks(tmp_path: Path) -> None:
+    """Whoever closes a file of their own process ends its locks: another process would then write beside it."""
+    file = tmp_path / "jobs.db"
+    with open_store(str(file)) as store:
+        first = sqlite3.connect(file, isolation_level=None)
+        first.execute("BEGIN IMMEDIATE")
+        make_private_file(file)
+        code = f"import sqlite3; sqlite3.connect({str(file)!r}, timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        first.close()
+        assert "locked" in other.stderr
+        assert store.jobs() == []
