@@ -113,7 +113,7 @@ class LocalTransport(Transport):
     def _start_rank(self, rank: int, python_path: Sequence[str], variables: Mapping[str, str]) -> RankProcess:
         log_path = None
         if self._log_directory is not None:
-            self._log_directory.mkdir(parents=True, exist_ok=True)
+            self._log_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             log_path = str(self._log_directory / f"rank-{rank}.log")
         return RankProcess(
             RANK_MAIN,

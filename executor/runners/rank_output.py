@@ -10,6 +10,7 @@ import select
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,4 +129,5 @@ def _roll(path: str, log: BinaryIO | None) -> BinaryIO:
     if log is not None:
         log.close()
         Path(path).replace(f"{path}.1")
-    return Path(path).open("ab", buffering=0)
+    # Its owner's alone: scripts print what they know.
+    return open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,7 +63,9 @@ def test_one_rank_shares_no_core_and_logs_what_it_prints(tmp_path: Path) -> None
         assert not result.warm
         assert result.environment["threads"] == str(len(os.sched_getaffinity(0)))
         assert run(runner, "leave", world_size=1).outcome is Outcome.FAILED
-    assert (tmp_path / "logs" / "rank-0.log").read_text() == "leaving without a word\n"
+    log = tmp_path / "logs" / "rank-0.log"
+    assert log.read_text() == "leaving without a word\n"
+    assert (stat.S_IMODE(log.parent.stat().st_mode), stat.S_IMODE(log.stat().st_mode)) == (0o700, 0o600)
 
 
 def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
