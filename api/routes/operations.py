@@ -1,6 +1,6 @@
 """Whether the service lives, is ready, and how it does."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -146,14 +146,22 @@ def list_audit(
     _: Administrator,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 100,
     cursor: Annotated[str | None, Query(pattern=r"^[0-9a-z-]{1,32}$", description="The `next` of the page before.")] = None,
-    since: Annotated[datetime | None, Query(description="Nothing before, in ISO 8601 with a zone.")] = None,
+    since: Annotated[
+        str | None,
+        Query(
+            pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$",
+            description="Nothing before, in ISO 8601 with a zone.",
+        ),
+    ] = None,
     actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="What this owner did.")] = None,
     action: Annotated[str | None, Query(max_length=32, pattern=r"^[a-z.]*$", description="Such as key.create.")] = None,
 ) -> AuditPage:
     """Who did what, from where, and with which key. Nothing changes or removes an entry."""
-    if since is not None and since.tzinfo is None:
-        raise RequestError("since", f"{since.isoformat()} has no zone", "end it with Z, or with +02:00")
-    items = store.audit(limit + 1, cursor, since, actor, action)
+    try:
+        begin = None if since is None else datetime.fromisoformat(since).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise RequestError("since", f"{since!r} is no time", "write it like 2026-01-31T12:00:00Z") from None
+    items = store.audit(limit + 1, cursor, begin, actor, action)
     shown = [
         AuditView(
             id=item.id, time=item.time, actor=item.actor, key=item.key_id, source=item.source, action=item.action,

@@ -82,7 +82,9 @@ def test_what_was_done_is_told_to_administrators_with_key_and_address(serve, sto
         cursor = page["next"]
     assert pages == client.get("/v1/audit", headers=admin).json()["items"]
     assert [item["target"] for item in client.get("/v1/audit?action=job.submit", headers=admin).json()["items"]] == [job]
-    problem_of(client.get("/v1/audit?since=2026-01-01T00:00:00", headers=admin), 422)
+    assert client.get("/v1/audit?since=2026-01-01T00:00:00Z", headers=admin).json()["items"] == pages
+    for since in ("2026-01-01T00:00:00", "0.5", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00%2B05:00"):
+        problem_of(client.get(f"/v1/audit?since={since}", headers=admin), 422)
 
 
 def test_limits_are_looked_up_once_for_a_few_seconds(store: Store) -> None:
