@@ -1,5 +1,6 @@
 """Errors as problem documents (RFC 9457): what is wrong, where, and what to do."""
 
+import logging
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
 from search_spaces.errors import SearchSpaceError
 from storage.errors import (
+    DamagedRowError,
     DatabaseUnavailableError,
     JobStateError,
     SubmissionConflictError,
@@ -23,6 +25,7 @@ from storage.errors import (
     UnknownWebhookError,
 )
 
+log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 MOST_TOLD = 1000
 """Characters of a message: what a request held comes back in it."""
@@ -58,6 +61,11 @@ def install(app: FastAPI) -> None:
         wrong, _, remedy = str(error).partition("; ")
         errors = [{"field": "Idempotency-Key", "message": wrong, "remedy": remedy}]
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Idempotency-Key: {error}", errors)
+
+    @app.exception_handler(DamagedRowError)
+    def damaged_row(_request: Request, error: DamagedRowError) -> JSONResponse:
+        log.error("%s", error)
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:

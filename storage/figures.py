@@ -51,4 +51,12 @@ def _seconds(session: Session) -> Any:
 
 def _best(session: Session) -> Mapping[str, float]:
     query = select(JobRow.id, JobRow.answer).where(JobRow.state.in_(HELD))
-    return {job_id: answer["rate"]["mean"] for job_id, answer in session.execute(query) if answer is not None}
+    return {job_id: rate for job_id, answer in session.execute(query) if (rate := _rate(answer)) is not None}
+
+
+def _rate(answer: Any) -> float | None:
+    """Of a job's answer; None: there is none that can be read."""
+    try:
+        return float(answer["rate"]["mean"])
+    except (TypeError, ValueError, LookupError):
+        return None

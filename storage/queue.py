@@ -11,11 +11,11 @@ from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
 from storage import events, jobs, leases
 from storage.attempts import abandon
-from storage.codec import job_record
+from storage.codec import damaged, job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
 from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
-from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
+from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow, readable
 from storage.webhooks import announce
 from storage.workers import day_of
 
@@ -113,8 +113,14 @@ def change_request(session: Session, now: datetime, job_id: str, version: int | 
 
 
 def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, Any]) -> None:
-    """Set fields of the job's request; nothing is written where they have these values already."""
+    """Set fields of the job's request; nothing is written where they have these values already.
+
+    Raises:
+        DamagedRowError: the request cannot be read.
+    """
     plain = to_plain(changes)
+    if plain and (damage := job_record(job).damage):
+        raise damaged(f"job {job.id}", damage)  # before what is left of its request is written over
     if any(job.request.get(name) != value for name, value in plain.items()):
         job.request = {**job.request, **plain}
         tell(session, now, job, EventKind.JOB_CHANGED, plain)
@@ -157,7 +163,7 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
 def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
     """What the request of a job must say for this worker."""
     wanted = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
-    return [JobRow.request[path].as_string().in_(names) for path, names in wanted.items() if names]
+    return [readable(JobRow.request)[path].as_string().in_(names) for path, names in wanted.items() if names]
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:

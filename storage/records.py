@@ -266,6 +266,8 @@ class JobRecord:
     """Events up to this sequence were removed because they were old."""
     answer: Mapping[str, Any] | None = None
     """What the job has found so far (`autotune.verdict.answer_document`, without its standings); None: nothing yet."""
+    damage: str = ""
+    """What of its row cannot be read; request, reference losses and answer are empty then. Empty: nothing."""
 
 
 FULL = "full"

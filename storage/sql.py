@@ -15,6 +15,7 @@ from search_spaces.trial_config import TrialConfig
 from storage import (
     attempts,
     calibrations,
+    damage,
     events,
     figures,
     jobs,
@@ -55,7 +56,7 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
+from storage.service_records import Damage, Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
 from storage.store import Store
 
 __all__ = ["SqlStore", "default_database_url", "open_store"]
@@ -301,6 +302,12 @@ class SqlStore(Store):
 
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
         return self._look(transfer.dump, sink, job_id)
+
+    def load_job(self, source: TextIO, submitter: str = "") -> str:
+        return self._write(transfer.load_job, source, submitter)
+
+    def damages(self) -> list[Damage]:
+        return self._read(lambda session: list(damage.damages(session)))
 
     def load(self, source: TextIO) -> list[str]:
         return self._write(transfer.load, source)

@@ -31,7 +31,7 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
+from storage.service_records import Damage, Delivery, DeliveryState, DeliveryTry, Pruned, Usage, Webhook, WorkerRecord
 
 
 class Store(ABC):
@@ -443,14 +443,28 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def load(self, source: TextIO) -> list[str]:
-        """Read what `dump` wrote, all of it or nothing; return the ids of the jobs.
+    def load_job(self, source: TextIO, submitter: str = "") -> str:
+        """Read what `dump` wrote of a job, all of it or nothing; return the job's id.
 
-        A job that had not ended is PAUSED afterwards; those of a whole database go on as after a crash of their processes.
+        It is the job of `submitter` here, whoever it was of there, and is PAUSED if it had not ended.
 
         Raises:
-            TransferError: it is no such file, is cut off or newer, or holds what is here already.
+            TransferError: it is no such file, is cut off or newer, or holds what is here already or belongs to no such job.
         """
+
+    @abstractmethod
+    def load(self, source: TextIO) -> list[str]:
+        """Read what `dump` wrote of everything, all of it or nothing; return the ids of the jobs.
+
+        Jobs that ran go on as after a crash of their processes.
+
+        Raises:
+            TransferError: it is no such file, is cut off or newer, or there are jobs already.
+        """
+
+    @abstractmethod
+    def damages(self) -> list[Damage]:
+        """Every row that cannot be read. No other method fails for one, but those that are about that job alone."""
 
     @abstractmethod
     def prune(self, before: datetime) -> Pruned:

@@ -5,15 +5,16 @@ What is to be told is written in the transaction in which the job ends, so that 
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.plain import to_plain
-from storage.codec import clean
-from storage.errors import TooManyWebhooksError, UnknownWebhookError
+from storage.codec import clean, reading
+from storage.errors import DamagedRowError, TooManyWebhooksError, UnknownWebhookError
 from storage.records import ENDED
 from storage.service_records import Delivery, DeliveryState, DeliveryTry, Webhook
 from storage.tables import DeliveryRow, JobRow, WebhookRow
@@ -74,9 +75,14 @@ def claim_deliveries(session: Session, now: datetime, limit: int, seconds: float
     due = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
     due = due.where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now).order_by(DeliveryRow.due)
     found = session.execute(due.limit(limit).with_for_update(skip_locked=True, of=DeliveryRow)).all()
-    for row, _ in found:
+    claimed: list[Delivery] = []
+    for row, delivery in _readable(found):
         row.due = now + timedelta(seconds=seconds)
-    return [_delivery(row, webhook) for row, webhook in found]
+        if delivery is None:
+            row.state = DeliveryState.GIVEN_UP  # nothing can be sent, now or later
+        else:
+            claimed.append(delivery)
+    return claimed
 
 
 def finish_delivery(
@@ -87,7 +93,7 @@ def finish_delivery(
     if row is None or row.state is not DeliveryState.PENDING:
         return  # its webhook was deleted, or another process has told it meanwhile
     plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
-    row.tries = [*row.tries, plain]
+    row.tries = [*(row.tries if isinstance(row.tries, list) else ()), plain]
     row.state = state
     row.due = now + timedelta(seconds=wait)
 
@@ -98,17 +104,33 @@ def deliveries(session: Session, webhook_id: str, limit: int) -> list[Delivery]:
     if webhook is None:
         return []
     query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id)
-    rows: Sequence[DeliveryRow] = session.scalars(query.order_by(DeliveryRow.created.desc(), DeliveryRow.id).limit(limit)).all()
-    return [_delivery(row, webhook) for row in rows]
+    rows = session.scalars(query.order_by(DeliveryRow.created.desc(), DeliveryRow.id).limit(limit)).all()
+    return [delivery for _, delivery in _readable([(row, webhook) for row in rows]) if delivery is not None]
 
 
 def _webhook(row: WebhookRow) -> Webhook:
     return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.secret, created=row.created)
 
 
+def tries_of(plain: Sequence[Mapping[str, Any]]) -> tuple[DeliveryTry, ...]:
+    """Return stored tries as values."""
+    return tuple(DeliveryTry(**{**tried, "time": datetime.fromisoformat(tried["time"])}) for tried in plain)
+
+
 def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:
-    tries = (DeliveryTry(**tried | {"time": datetime.fromisoformat(tried["time"])}) for tried in row.tries)
-    return Delivery(
-        id=row.id, webhook=_webhook(webhook), job_id=row.job_id, created=row.created, due=row.due, state=row.state,
-        payload=row.payload, tries=tuple(tries),
-    )  # fmt: skip
+    with reading(f"delivery {row.id}"):
+        if type(row.payload) is not dict:
+            raise ValueError("its payload is no JSON object")
+        return Delivery(
+            id=row.id, webhook=_webhook(webhook), job_id=row.job_id, created=row.created, due=row.due, state=row.state,
+            payload=row.payload, tries=tries_of(row.tries),
+        )  # fmt: skip
+
+
+def _readable(found: Iterable[Any]) -> Iterator[tuple[DeliveryRow, Delivery | None]]:
+    """The deliveries; None for one that is damaged."""
+    for row, webhook in found:
+        try:
+            yield row, _delivery(row, webhook)
+        except DamagedRowError:
+            yield row, None

@@ -391,7 +391,7 @@ def request_from_row(row: Mapping[str, Any]) -> JobRequest:
     """
     try:
         return from_plain(JobRequest, with_present_names(row))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"its request cannot be read by this version ({error})"
         raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
 

@@ -17,7 +17,7 @@ from executor.errors import ExecutorError, RunnerError
 from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState
-from storage.errors import DatabaseUnavailableError, LeaseLostError
+from storage.errors import DamagedRowError, DatabaseUnavailableError, LeaseLostError
 from storage.owners import current_owner
 from storage.records import JobRecord, Lease, QueueLimits
 from storage.store import Store
@@ -109,7 +109,7 @@ class Worker:
                 raise
             except Exception as error:
                 # The job has been left FAILED with the reason; what its ranks do is not known.
-                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError)
+                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError | DamagedRowError)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id}, exc_info=not ours)
                 self.close()
                 return
