@@ -54,7 +54,7 @@ class Damaged(dict[str, Any]):
 _DAMAGED = "$damaged"
 
 
-def load_column(text: str | bytes) -> Any:
+def load_column(text: Any) -> Any:
     """Return the value of a JSON column, or `Damaged`. Raises nothing: one row must not stop a query of many."""
     if not isinstance(text, str | bytes):
         return Damaged(repr(text))  # SQLite keeps a text that is a number as one

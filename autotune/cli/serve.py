@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.cli import ROOT, bind_own_rooms
+from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.jobs.command_field import parse_allowed
@@ -57,6 +58,8 @@ class ServeOptions:
     webhook_networks: tuple[str, ...]
     ray_address: str | None
     """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
+    pass_environment: tuple[str, ...]
+    """Variables that the worker's trials find."""
     log_format: LogFormat
     access_log: bool
 
@@ -73,6 +76,7 @@ class WorkerOptions:
     replay: Path | None
     most_jobs: int | None
     ray_address: str | None
+    pass_environment: tuple[str, ...]
     log_format: LogFormat
     until_input_ends: bool
 
@@ -83,6 +87,7 @@ def serve_command(options: ServeOptions) -> Status:
     import uvicorn
 
     bind_own_rooms(("api",))
+    pass_environment(options.pass_environment)
     for command in options.commands:
         parse_allowed(command)
     url = options.database or default_database_url()
@@ -171,6 +176,7 @@ def _worker(url: str, options: ServeOptions) -> Iterator[None]:
 
 def worker_command(options: WorkerOptions) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
+    pass_environment(options.pass_environment)
     _require_known("runner", options.runners, RUNNERS)
     _require_known("device", options.devices, DEVICE_KINDS)
     set_up_logs(options.log_format)

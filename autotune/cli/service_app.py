@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Json, Logs, RayAddress, only_database
+from autotune.cli.options import Database, Json, Logs, PassEnvironment, RayAddress, only_database
 from autotune.cli.status import end
 from autotune.logs import LogFormat
 
@@ -42,6 +42,7 @@ def serve(
         typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
     ] = None,
     ray_address: RayAddress = None,
+    pass_environment: PassEnvironment = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_format: Logs = LogFormat.TEXT,
     db: Database = None,
@@ -55,7 +56,8 @@ def serve(
                 host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
                 commands=tuple(allow_command or ()),
                 requests_per_second=requests_per_second, webhook_networks=tuple(webhook_network or ()),
-                ray_address=ray_address, log_format=log_format, access_log=access_log,
+                ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
+                access_log=access_log,
             )
         )
     )  # fmt: skip
@@ -84,6 +86,7 @@ def worker(
         ),
     ] = None,
     ray_address: RayAddress = None,
+    pass_environment: PassEnvironment = None,
     log_format: Logs = LogFormat.TEXT,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
@@ -96,7 +99,7 @@ def worker(
             WorkerOptions(
                 database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
                 devices=tuple(device or ()), replay=replay, most_jobs=jobs, ray_address=ray_address,
-                log_format=log_format,
+                pass_environment=tuple(pass_environment or ()), log_format=log_format,
                 until_input_ends=until_input_ends,
             )
         )
