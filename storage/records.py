@@ -94,6 +94,8 @@ OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
 ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
 
+ORIGIN = "origin"
+"""Key of a job's stored request: what the job came by, where that was not by who writes the database: `service` or `file`."""
 LATEST = "latest"
 """Names the job that was created last wherever a job's id may be given. Ids begin with a digit."""
 BUDGET = ("trials", "max_seconds")

@@ -26,7 +26,7 @@ from storage.damage import damages
 from storage.errors import TransferError
 from storage.jobs import find_job
 from storage.migrations import HEAD
-from storage.records import HELD
+from storage.records import HELD, ORIGIN
 from storage.tables import (
     AttemptRow,
     Base,
@@ -242,6 +242,8 @@ def _owned_here(number: int, table: Table, row: dict[str, Any], submitter: str) 
         raise TransferError(f"line {number}: jobs.id: is not a job's id; {REMEDY}")
     if row["active_seconds"] < 0 or row.get("devices", 1) < 1:
         raise TransferError(f"line {number}: jobs: a job takes no less than nothing; {REMEDY}")
+    if isinstance(row["request"], dict):
+        row["request"][ORIGIN] = "file"
     # What it took elsewhere is charged to nobody here, and no holder of a former time can have its lease.
     row |= {"submitter": submitter, "priority": 0, "lease_token": 0, "queued": None, "charged_seconds": row["active_seconds"]}
     return str(row["id"])

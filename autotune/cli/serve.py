@@ -22,6 +22,7 @@ from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.jobs.allowed import AllowList
 from autotune.jobs.command_field import parse_allowed
 from autotune.jobs.ray_cluster import named_address
 from autotune.jobs.request import RUNNERS
@@ -76,6 +77,8 @@ class WorkerOptions:
     replay: Path | None
     most_jobs: int | None
     ray_address: str | None
+    factories: tuple[str, ...]
+    commands: tuple[str, ...]
     pass_environment: tuple[str, ...]
     log_format: LogFormat
     until_input_ends: bool
@@ -161,6 +164,8 @@ def _worker(url: str, options: ServeOptions) -> Iterator[None]:
     # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
     main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
     there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    there += [word for factory in options.factories for word in ("--allow-factory", factory)]
+    there += [word for allowed in options.commands for word in ("--allow-command", allowed)]
     command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
@@ -177,6 +182,8 @@ def _worker(url: str, options: ServeOptions) -> Iterator[None]:
 def worker_command(options: WorkerOptions) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
     pass_environment(options.pass_environment)
+    for command in options.commands:
+        parse_allowed(command)
     _require_known("runner", options.runners, RUNNERS)
     _require_known("device", options.devices, DEVICE_KINDS)
     set_up_logs(options.log_format)
@@ -201,7 +208,13 @@ def worker_command(options: WorkerOptions) -> Status:
         if options.replay is None and local_gpus() is None:
             # So that what forms predict before the first job is of this machine. Other numbers of ranks: with their first job.
             calibrate_quickly(store, local_cluster())
-        worker = Worker(store, make, limits, ray_address=named_address(options.ray_address))
+        worker = Worker(
+            store,
+            make,
+            limits,
+            ray_address=named_address(options.ray_address),
+            allowed=AllowList(factories=options.factories, commands=options.commands),
+        )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send either of the last two
             signal.signal(number, ended)
         if options.until_input_ends:

@@ -9,6 +9,19 @@ from autotune.cli.options import Database, Json, Logs, PassEnvironment, RayAddre
 from autotune.cli.status import end
 from autotune.logs import LogFormat
 
+AllowFactory = Annotated[
+    list[str] | None,
+    typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
+]
+AllowCommand = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-command",
+        metavar="FOLDER:COMMAND",
+        help="What a submitted command must begin with, and where it runs. May be repeated.",
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -24,18 +37,8 @@ def serve(
         bool | None, typer.Option("--keys/--no-keys", help="Ask for API keys. [default: unless bound to loopback]")
     ] = None,
     worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Run jobs too, not the API alone.")] = True,
-    allow_factory: Annotated[
-        list[str] | None,
-        typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
-    ] = None,
-    allow_command: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-command",
-            metavar="FOLDER:COMMAND",
-            help="What a submitted command must begin with, and where it runs. May be repeated.",
-        ),
-    ] = None,
+    allow_factory: AllowFactory = None,
+    allow_command: AllowCommand = None,
     requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
     webhook_network: Annotated[
         list[str] | None,
@@ -86,6 +89,8 @@ def worker(
         ),
     ] = None,
     ray_address: RayAddress = None,
+    allow_factory: AllowFactory = None,
+    allow_command: AllowCommand = None,
     pass_environment: PassEnvironment = None,
     log_format: Logs = LogFormat.TEXT,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
@@ -99,6 +104,7 @@ def worker(
             WorkerOptions(
                 database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
                 devices=tuple(device or ()), replay=replay, most_jobs=jobs, ray_address=ray_address,
+                factories=tuple(allow_factory or ()), commands=tuple(allow_command or ()),
                 pass_environment=tuple(pass_environment or ()), log_format=log_format,
                 until_input_ends=until_input_ends,
             )

@@ -16,7 +16,7 @@ from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
 from autotune.jobs.nvme import require_folder
 from autotune.jobs.ray_cluster import address_of, found_cluster
-from autotune.jobs.request import JobRequest, request_from_row
+from autotune.jobs.request import JobRequest, request_of
 from autotune.layouts import layouts_of
 from autotune.objective import Ranking
 from autotune.strategies.names import PREDICTING
@@ -323,10 +323,7 @@ def session_of(job: JobRecord) -> Session:
     Raises:
         JobNotResumableError: this version cannot read the row.
     """
-    if job.damage:
-        problem = f"{job.id} is damaged ({job.damage})"
-        raise JobNotResumableError("job", problem, "see `autotune db check`, and restore it from a backup")
-    return _resolve(request_from_row(job.request))
+    return _resolve(request_of(job))
 
 
 def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:

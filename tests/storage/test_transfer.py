@@ -60,7 +60,7 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlSt
     assert elsewhere.events(job.id) == store.events(job.id)
     here, there = store.job(job.id), elsewhere.job(job.id)
     assert (there.state, there.reason, there.request, there.submitter, there.version, there.devices) == (
-        here.state, here.reason, here.request, "berta", here.version, 2,
+        here.state, here.reason, {**here.request, "origin": "file"}, "berta", here.version, 2,
     )  # fmt: skip
     assert there.queued is None
     assert elsewhere.exact_jobs([other_job.id]) == {}
