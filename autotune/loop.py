@@ -133,7 +133,9 @@ class TuningLoop:
         self._forecast = _forecast(session, store, keeper)
         self._table = failure_table(session.request.failures)
         self._verifying = Verifying(store, self._table)
-        self._watchman = Watchman(store, lambda: keeper.lease, runner, session.world_size, self._table, listener.on_news)
+        self._watchman = Watchman(
+            store, lambda: keeper.lease, runner, session.world_size, self._table, session.request.failures, listener.on_news
+        )
         self._asked: JobState | None = None
         self.known_request: Mapping[str, Any] = {}
         """The job's request as it was read last: what decisions rest on."""
