@@ -390,12 +390,21 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
-        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again."""
+    def claim_deliveries(
+        self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
+    ) -> list[Delivery]:
+        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again.
+
+        Owners take turns. With `most` none has more than so many at a time, of which `running` are under way already.
+        """
 
     @abstractmethod
-    def finish_delivery(self, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float = 0.0) -> None:
-        """Write down a try; one that stays PENDING is due after `wait` seconds."""
+    def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
+        """Let nothing of a webhook be due for so many seconds; return how many deliveries wait for that."""
+
+    @abstractmethod
+    def finish_delivery(self, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float = 0.0) -> None:
+        """Write down a try, or None for one that was not made; a delivery that stays PENDING is due after `wait` seconds."""
 
     @abstractmethod
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import case, delete, func, literal, select, update
 from sqlalchemy.orm import Session
 
 from search_spaces.plain import to_plain
@@ -70,11 +70,26 @@ def some_due(session: Session, now: datetime) -> bool:
     return session.scalars(due.limit(1)).first() is not None
 
 
-def claim_deliveries(session: Session, now: datetime, limit: int, seconds: float) -> list[Delivery]:
-    """See `Store.claim_deliveries`."""
-    due = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-    due = due.where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now).order_by(DeliveryRow.due)
-    found = session.execute(due.limit(limit).with_for_update(skip_locked=True, of=DeliveryRow)).all()
+def claim_deliveries(
+    session: Session, now: datetime, limit: int, seconds: float, most: int | None, running: Mapping[str, int]
+) -> list[Delivery]:
+    """See `Store.claim_deliveries`.
+
+    1. The deliveries of each owner are numbered as they are due, from how many of the owner's run already.
+    2. The lowest numbers go first: whoever has few is not behind whoever has many.
+    """
+    before = case(dict(running), value=WebhookRow.owner, else_=0) if running else literal(0)
+    turn = func.row_number().over(partition_by=WebhookRow.owner, order_by=(DeliveryRow.due, DeliveryRow.id)) + before
+    due = select(DeliveryRow.id, turn.label("turn"), DeliveryRow.due).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
+    due = due.where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
+    turns = due.subquery()
+    chosen = select(turns.c.id).order_by(turns.c.turn, turns.c.due).limit(limit)
+    if most is not None:
+        chosen = chosen.where(turns.c.turn <= most)
+    rows = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
+    # Looked at once more, since another process may have claimed them before the lock was there.
+    mine = rows.where(DeliveryRow.id.in_(chosen), DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
+    found = session.execute(mine.order_by(DeliveryRow.due).with_for_update(skip_locked=True, of=DeliveryRow)).all()
     claimed: list[Delivery] = []
     for row, delivery in _readable(found):
         row.due = now + timedelta(seconds=seconds)
@@ -85,15 +100,23 @@ def claim_deliveries(session: Session, now: datetime, limit: int, seconds: float
     return claimed
 
 
+def postpone_deliveries(session: Session, now: datetime, webhook_id: str, wait: float) -> int:
+    """See `Store.postpone_deliveries`."""
+    until = now + timedelta(seconds=wait)
+    pending = update(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id, DeliveryRow.state == DeliveryState.PENDING)
+    return int(getattr(session.execute(pending.where(DeliveryRow.due < until).values(due=until)), "rowcount", 0))
+
+
 def finish_delivery(
-    session: Session, now: datetime, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float
+    session: Session, now: datetime, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float
 ) -> None:
     """See `Store.finish_delivery`."""
     row = session.get(DeliveryRow, delivery_id, with_for_update=True)
     if row is None or row.state is not DeliveryState.PENDING:
         return  # its webhook was deleted, or another process has told it meanwhile
-    plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
-    row.tries = [*(row.tries if isinstance(row.tries, list) else ()), plain]
+    if tried is not None:
+        plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
+        row.tries = [*(row.tries if isinstance(row.tries, list) else ()), plain]
     row.state = state
     row.due = now + timedelta(seconds=wait)
 

@@ -89,3 +89,32 @@ def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: 
     assert made[0].secret not in repr(made[0])
     store.create_webhook("bert", "https://b.example/")
     assert len(store.webhooks("anna")) == MOST_WEBHOOKS
+
+
+def test_owners_take_turns_and_none_has_more_than_its_share(store: SqlStore, clock) -> None:
+    store.create_webhook("anna", "https://a.example/x")
+    store.create_webhook("bert", "https://b.example/x")
+    for _ in range(6):
+        ended_job(store, "anna")
+    clock.advance(60)
+    ended_job(store, "bert")
+    first = store.claim_deliveries(limit=2)
+    assert [delivery.webhook.owner for delivery in first] == ["anna", "bert"]
+    assert store.claim_deliveries(most=1, running={"anna": 1}) == []
+    assert [delivery.webhook.owner for delivery in store.claim_deliveries(most=3, running={"anna": 1})] == ["anna", "anna"]
+    assert len(store.claim_deliveries()) == 3
+    clock.advance(61)
+    assert len(store.claim_deliveries(limit=100, most=2)) == 3
+
+
+def test_what_waits_for_a_receiver_waits_without_a_try(store: SqlStore, clock) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    for _ in range(2):
+        ended_job(store)
+    (claimed,) = store.claim_deliveries(limit=1)
+    store.finish_delivery(claimed.id, None, DeliveryState.PENDING, 30.0)
+    assert store.postpone_deliveries(webhook.id, 30.0) == 1
+    clock.advance(29)
+    assert store.claim_deliveries() == []
+    clock.advance(2)
+    assert [delivery.tries for delivery in store.claim_deliveries()] == [(), ()]
