@@ -34,7 +34,9 @@ MOST_GROWTH: Mapping[str, float] = {"rss_bytes": 12e6, "descriptors": 12, "threa
 """By how much the median of the last part may be above that of the part after the warm-up."""
 OPEN = ("QUEUED", "RUNNING", "PAUSING", "STOPPING", "CANCELLING", "PAUSED")
 END_SECONDS = 300.0
-SMALL = {**JOB, "trials": 2, "control_every": 0, "confirm_repeats": 0}
+MOST_WAITING = 10
+"""Jobs in the queue beyond which normal clients submit none."""
+SMALL = {**JOB, "trials": 2, "strategy": "random", "control_every": 0, "confirm_repeats": 0}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +166,10 @@ class _Traffic:
 
     def normal(self, http: httpx2.Client, chance: random.Random) -> None:
         """Submits, looks, and cancels or clones at times."""
+        waiting = self._ask("normal", http.get("/v1/jobs", params={"state": "QUEUED", "limit": MOST_WAITING}))
+        if waiting.status_code == httpx2.codes.OK and len(waiting.json()["items"]) == MOST_WAITING:
+            self._stop.wait(1.0)  # the workers come first: what waits in the end is waited for
+            return
         made = self._ask("normal", http.post("/v1/jobs", json=SMALL | {"seed": chance.randrange(3)}))
         listed = self._ask("normal", http.get("/v1/jobs", params={"limit": 20}))
         if made.status_code == httpx2.codes.ACCEPTED:
@@ -203,7 +209,9 @@ class _Traffic:
             f"row{number}": {"outcome": "FAILED", "remedy": "x", "output": [rf"(?:(?:.|.)*)*\x01{number}", "(a+)+$"]}
             for number in range(chance.randrange(1, 60))
         }
-        self._ask("patterns", http.post("/v1/jobs", json=SMALL | {"failures": rows}))
+        made = self._ask("patterns", http.post("/v1/jobs", json=SMALL | {"failures": rows}))
+        if made.status_code == httpx2.codes.ACCEPTED and chance.random() < 0.9:
+            self._ask("patterns", http.post(f"/v1/jobs/{made.json()['id']}/cancel"))
         self._stop.wait(1.0)
 
     def half_requests(self, _http: httpx2.Client, chance: random.Random) -> None:
