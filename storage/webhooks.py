@@ -55,7 +55,9 @@ def announce(session: Session, now: datetime, job: JobRow) -> None:
         return
     told = {"job": job.id, "state": job.state, "reason": job.reason, "message": job.message}
     payload = to_plain({"type": "job.ended", "timestamp": now.isoformat(), "data": told})
-    for webhook_id in session.scalars(select(WebhookRow.id).where(WebhookRow.owner == job.submitter)):
+    # Locked, or one that is deleted at the same time would make the end of the job fail.
+    mine = select(WebhookRow.id).where(WebhookRow.owner == job.submitter).order_by(WebhookRow.id)
+    for webhook_id in session.scalars(mine.with_for_update(read=True, key_share=True)):
         session.add(
             DeliveryRow(
                 id=f"msg_{secrets.token_hex(12)}", webhook_id=webhook_id, job_id=job.id, created=now, due=now,

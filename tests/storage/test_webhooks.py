@@ -1,8 +1,10 @@
 """Webhooks: what is to be told is written with the end of the job, claimed by one process, and logged."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from search_spaces.outcome import JobState
 from storage.errors import TooManyWebhooksError, UnknownWebhookError
@@ -118,3 +120,21 @@ def test_what_waits_for_a_receiver_waits_without_a_try(store: SqlStore, clock) -
     assert store.claim_deliveries() == []
     clock.advance(2)
     assert [delivery.tries for delivery in store.claim_deliveries()] == [(), ()]
+
+
+def test_a_webhook_that_is_deleted_meanwhile_does_not_hold_up_the_end_of_a_job(store: SqlStore, address: str) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    job = store.submit({}, Submission(submitter="anna"))[0]
+    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with ThreadPoolExecutor(1) as pool:
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM webhooks WHERE id = :id"), {"id": webhook.id})
+            asked = pool.submit(store.ask, job.id, Ask.CANCEL)
+            waits = text(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            while engine.dialect.name == "postgresql" and not connection.execute(waits).scalar():
+                assert not asked.done()
+        assert asked.result(60).state is JobState.CANCELLED
+    engine.dispose()
+    assert store.claim_deliveries() == []
