@@ -1,20 +1,11 @@
 """Commands that a submission may run on the server's machines: those that it was started with, and no others."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.fields import Integer
-from autotune.errors import RequestError
-from autotune.jobs.command_field import parse_allowed
-
-SAFE_VARIABLES = frozenset({
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
-    "TOKENIZERS_PARALLELISM", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS",
-})  # fmt: skip
-"""Environment variables that turn knobs and load no code: by others (LD_PRELOAD, PYTHONPATH) a request could run anything."""
+from autotune.jobs.allowed import AllowList
 
 Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]*$")]
@@ -43,19 +34,13 @@ class SubmittedCommand(BaseModel):
     report_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
-def allowed_command(command: SubmittedCommand, allowed: Sequence[str]) -> dict[str, Any]:
+def allowed_command(command: SubmittedCommand, allowed: AllowList) -> dict[str, Any]:
     """The command as a request has it.
 
     Raises:
         RequestError: the server does not allow it.
+        ModelFormatError: one of its fields cannot be used.
     """
-    folder = command.folder.rstrip("/") or "/"
-    beginnings = [words for place, words in map(parse_allowed, allowed) if place == folder]
-    if not any(tuple(command.arguments[: len(words)]) == words for words in beginnings):
-        problem = "is not among the commands and folders that this server allows"
-        raise RequestError("command", problem, "ask who runs the server (--allow-command)")
-    unsafe = sorted(set(command.environment_knobs) - SAFE_VARIABLES)
-    if unsafe:
-        remedy = f"use some of {', '.join(sorted(SAFE_VARIABLES))}"
-        raise RequestError(f"command.environment_knobs.{unsafe[0]}", "is no variable that a submission may set", remedy)
-    return {**command.model_dump(exclude_none=True), "folder": folder}
+    fields = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
+    allowed.require_words(command.folder, command.arguments, command.environment_knobs)
+    return fields

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from api.prediction import IntervalView
+from storage.records import JobRecord
 
 Plain = dict[str, Any]
 
@@ -62,6 +63,14 @@ class AnswerView(BaseModel):
     """Probability that no configuration that was tried is better than the answer."""
     expected_loss: float
     """Share of the best tried configuration's rate that the answer is expected to lack."""
+
+
+def answer_view(job: JobRecord) -> AnswerView | None:
+    """A job's answer as it is shown; None where there is none, or it is damaged: lists show many jobs."""
+    try:
+        return None if job.answer is None else AnswerView(**job.answer)
+    except (TypeError, ValueError):
+        return None
 
 
 class VerdictView(AnswerView):

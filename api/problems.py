@@ -15,6 +15,7 @@ from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
 from search_spaces.errors import SearchSpaceError
 from storage.errors import (
+    DamagedRowError,
     DatabaseUnavailableError,
     JobStateError,
     QuotaExceededError,
@@ -74,6 +75,11 @@ def install(app: FastAPI) -> None:
         wrong, _, remedy = str(error).partition("; ")
         errors = [{"field": "Idempotency-Key", "message": wrong, "remedy": remedy}]
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Idempotency-Key: {error}", errors)
+
+    @app.exception_handler(DamagedRowError)
+    def damaged_row(_request: Request, error: DamagedRowError) -> JSONResponse:
+        log.error("%s", error)
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
+from autotune.jobs.allowed import AllowList
 from autotune.network import is_loopback
 from storage.service_records import Quotas
 
@@ -50,6 +51,11 @@ class Settings:
     """Networks beside the public internet that webhooks may be in, such as 10.1.0.0/16."""
     access_log: bool = False
     """Whether every request is a line of the log."""
+
+    @property
+    def allow_list(self) -> AllowList:
+        """What jobs may run."""
+        return AllowList(factories=self.factories, commands=self.commands, runners=self.runners)
 
     def __post_init__(self) -> None:
         if not self.require_keys and not is_loopback(self.host):

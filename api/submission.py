@@ -152,7 +152,7 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     if body.baseline is not None:
         fields["baseline"] = checked(body.baseline)
     if body.command is not None:
-        fields["command"] = allowed_command(body.command, settings.commands)
+        fields["command"] = allowed_command(body.command, settings.allow_list)
     if body.model is None:
         return request_from_fields(fields), None
     fields["model"], uploaded = uploaded_or_named(body.model, settings)
@@ -194,9 +194,7 @@ def body_hash(body: JobSubmission) -> str:
 
 def _allowed_model(name: str, settings: Settings) -> str:
     if is_factory_reference(name):
-        if name not in settings.factories:
-            problem = f"{name!r} is not among the factories that this server allows"
-            raise RequestError("model", problem, "give a preset or a config.json, or ask who runs the server (--allow-factory)")
+        settings.allow_list.require_factory(name)
         return name
     presets = preset_tables("models")
     if name not in presets:

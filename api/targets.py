@@ -12,6 +12,16 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 PORTS = {"http": 80, "https": 443}
 MOST_CHARACTERS = 2000
+_METADATA = tuple(map(ipaddress.ip_network, (
+    "169.254.0.0/16",  # link-local: AWS, Google, Azure, Oracle, DigitalOcean, OpenStack; AWS ECS at 169.254.170.2
+    "fd00:ec2::/32",  # AWS by IPv6
+    "fd20:ce::/32",  # Google by IPv6
+    "100.100.100.200/32",  # Alibaba
+    "192.0.0.192/32",  # Oracle, formerly
+    "168.63.129.16/32",  # Azure's host, a public address
+    "192.0.0.0/24", "192.88.99.0/24",  # protocol assignments, and the former relays of 6to4
+)))  # fmt: skip
+"""Where clouds tell machines their secrets, and what else is special: some of it `ipaddress` takes for the public internet."""
 _CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10")))
 """IPv6 addresses that a gateway may turn into addresses of IPv4, private ones too; and a former kind of private ones."""
 
@@ -77,6 +87,8 @@ def _resolved(host: str, port: int) -> list[Address]:
 def _may_be_called(address: Address, allowed: Sequence[Network]) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
+    if any(address in network for network in _METADATA):
+        return any(address in network and network.prefixlen == network.max_prefixlen for network in allowed)
     if any(address in network for network in allowed):
         return True
     carried = any(address in network for network in _CARRIERS)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from api.point_views import AnswerView
+from api.point_views import AnswerView, answer_view
 from api.submission import shown_fields
 from search_spaces.plain import to_plain
 from storage.log_records import LogRecord, ProgressRecord
@@ -204,7 +204,7 @@ def job_view(job: JobRecord) -> JobView:
         id=job.id,
         state=job.state,
         reason=job.reason,
-        message=job.message,
+        message=f"damaged: {job.damage}" if job.damage else job.message,
         model=str(job.request.get("model", "")),
         submitter=job.submitter,
         priority=job.priority,
@@ -212,7 +212,7 @@ def job_view(job: JobRecord) -> JobView:
         updated=job.updated,
         active_seconds=int(job.active_seconds),
         version=job.version,
-        answer=None if job.answer is None else AnswerView(**job.answer),
+        answer=answer_view(job),
         request=shown_fields(dict(job.request)),
     )
 

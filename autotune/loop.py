@@ -31,7 +31,7 @@ from executor.runners.runner import Runner
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
-from storage.errors import JobStateError, StorageError
+from storage.errors import DamagedRowError, JobStateError, StorageError
 from storage.owners import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
@@ -79,15 +79,16 @@ def run_held_job(
 
     With `keeps_broken` the job stays held after a RunnerError, for the caller to go on with another runner.
     """
-    session, note = with_prior(session, store, keeper.lease)
-    if note and listener is not None:
-        listener.on_note(note)
-    loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
     try:
+        session, note = with_prior(session, store, keeper.lease)
+        if note and listener is not None:
+            listener.on_note(note)
+        loop = TuningLoop(session, store, keeper, runner, stop or StopSignal(), listener or LoopListener())
         released = _run_and_release(loop, store, keeper)
-    except StorageError:
-        raise
     except BaseException as error:
+        # A damaged row is the job's own end: left held, the job would be taken again, and again fail.
+        if isinstance(error, StorageError) and not isinstance(error, DamagedRowError):
+            raise
         if keeps_broken and isinstance(error, RunnerError):
             raise
         paused = isinstance(error, KeyboardInterrupt)
@@ -132,7 +133,9 @@ class TuningLoop:
         self._forecast = _forecast(session, store, keeper)
         self._table = failure_table(session.request.failures)
         self._verifying = Verifying(store, self._table)
-        self._watchman = Watchman(store, lambda: keeper.lease, runner, session.world_size, self._table, listener.on_news)
+        self._watchman = Watchman(
+            store, lambda: keeper.lease, runner, session.world_size, self._table, session.request.failures, listener.on_news
+        )
         self._asked: JobState | None = None
         self.known_request: Mapping[str, Any] = {}
         """The job's request as it was read last: what decisions rest on."""

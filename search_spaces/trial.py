@@ -256,5 +256,5 @@ class NodeEvent:
 
     node: str
     kind: str
-    """lost, added, slow, quarantined."""
+    """lost, added, slow, quarantined, shut (for this job alone)."""
     message: str = ""

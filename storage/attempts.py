@@ -15,7 +15,7 @@ from storage.errors import UnknownTrialError
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import AttemptRecord, AttemptState, EventKind, Lease, Placement
-from storage.tables import AttemptRow, JobRow, RankRow, TrialRow
+from storage.tables import AttemptRow, JobRow, RankRow, TrialRow, readable
 from storage.trials import settle
 
 
@@ -85,8 +85,9 @@ def attempts(session: Session, job_id: str, trial_number: int | None) -> list[At
 
 def placements(session: Session, job_id: str, first: int) -> dict[int, Placement]:
     """See `Store.placements`."""
-    rank = AttemptRow.result["ranks"][0]
-    named = func.coalesce(AttemptRow.result["node"].as_string(), rank["node"].as_string(), rank["host"].as_string())
+    result = readable(AttemptRow.result)
+    first_rank = [result["ranks", 0, name].as_string() for name in ("node", "host")]
+    named = func.coalesce(result["node"].as_string(), *first_rank)
     query = select(AttemptRow.trial_number, AttemptRow.started, named).where(AttemptRow.job_id == job_id)
     mine = query.where(AttemptRow.state.in_((AttemptState.RUNNING, AttemptState.ACCEPTED)), AttemptRow.trial_number >= first)
     return {number: Placement(started=started, node=node) for number, started, node in session.execute(mine)}

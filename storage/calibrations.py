@@ -1,14 +1,19 @@
 """Micro-benchmarks of clusters: kept whole, found by the cluster's fingerprint."""
 
+import contextlib
+import itertools
 import secrets
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Row, delete, select
 from sqlalchemy.orm import Session
 
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import Measured, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain
+from storage.codec import reading
+from storage.errors import DamagedRowError
 from storage.records import CalibrationRecord
 from storage.tables import CalibrationRow
 
@@ -35,10 +40,12 @@ def save_calibration(
 
 def calibrations(session: Session, fingerprint: str | None, limit: int) -> list[CalibrationRecord]:
     """See `Store.calibrations`."""
-    query = select(CalibrationRow).order_by(CalibrationRow.created.desc(), CalibrationRow.id.desc()).limit(limit)
+    query = select(CalibrationRow).order_by(CalibrationRow.created.desc(), CalibrationRow.id.desc())
     if fingerprint is not None:
         query = query.where(CalibrationRow.fingerprint == fingerprint)
-    return [_record(row) for row in session.scalars(query)]
+    with contextlib.closing(session.scalars(query.execution_options(yield_per=50))) as rows:
+        found = (record for row in rows if (record := _readable(row)) is not None)
+        return list(itertools.islice(found, limit))
 
 
 def prune_calibrations(session: Session, now: datetime, before: datetime) -> int:
@@ -50,7 +57,25 @@ def prune_calibrations(session: Session, now: datetime, before: datetime) -> int
     return int(getattr(session.execute(delete(CalibrationRow).where(old)), "rowcount", 0))
 
 
-def _record(row: CalibrationRow) -> CalibrationRecord:
+def _readable(row: CalibrationRow) -> CalibrationRecord | None:
+    """None where it is damaged: an older one, or none, is what who asks goes on with."""
+    try:
+        return calibration_record(row)
+    except DamagedRowError:
+        return None
+
+
+def calibration_record(row: CalibrationRow | Row[Any]) -> CalibrationRecord:
+    """Return a calibration as a value.
+
+    Raises:
+        DamagedRowError: its row cannot be read.
+    """
+    with reading(f"calibration {row.id}"):
+        return _record(row)
+
+
+def _record(row: CalibrationRow | Row[Any]) -> CalibrationRecord:
     return CalibrationRecord(
         id=row.id,
         created=row.created,

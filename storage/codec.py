@@ -1,7 +1,9 @@
 """Rows to records, and plain data to JSON text that both databases take."""
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Row
@@ -9,6 +11,7 @@ from sqlalchemy import Row
 from search_spaces.plain import from_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, is_whole
+from storage.errors import DamagedRowError
 from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
@@ -27,11 +30,62 @@ def dump_json(value: Any) -> str:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Return what `dump_json` was given."""
+    """Return what `dump_json` was given.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON, or none that can be read here.
+    """
     if text in _WORDS:
         return _WORDS[text]
     told = text if isinstance(text, str) else text.decode()
     return _decode_tagged(told) if _NUMBER in told else _decode(told)
+
+
+class Damaged(dict[str, Any]):
+    """A JSON value of the database that cannot be read: in place of an error, which would stop who reads other rows with it.
+
+    Its own content is the text that was found, so that it is written into a backup, and read from there, as what it is.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__({_DAMAGED: text})
+
+
+_DAMAGED = "$damaged"
+
+
+def load_column(text: Any) -> Any:
+    """Return the value of a JSON column, or `Damaged`. Raises nothing: one row must not stop a query of many."""
+    if not isinstance(text, str | bytes):
+        return Damaged(repr(text))  # SQLite keeps a text that is a number as one
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        return Damaged(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace"))
+    if type(value) is dict and value.keys() == {_DAMAGED}:
+        return Damaged(str(value[_DAMAGED]))
+    return value
+
+
+@contextlib.contextmanager
+def reading(place: str) -> Iterator[None]:
+    """Where what is read of a row is no value of its kind, say which row that is.
+
+    Raises:
+        DamagedRowError: it is not.
+    """
+    try:
+        yield
+    except DamagedRowError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        detail = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise damaged(place, detail) from error
+
+
+def damaged(place: str, detail: str) -> DamagedRowError:
+    """What is said of a row that cannot be read."""
+    return DamagedRowError(f"{place}: is damaged ({detail}); see `autotune db check`, and restore it from a backup")
 
 
 def clean(text: str) -> str:
@@ -47,7 +101,8 @@ def owner_of(row: JobRow) -> Owner | None:
 
 
 def job_record(row: JobRow) -> JobRecord:
-    """Return a job as a value."""
+    """Return a job as a value; one with a damaged row as one that has no request, for it must not hide the others of a list."""
+    damage = damage_of(row)
     return JobRecord(
         id=row.id,
         created=row.created,
@@ -55,8 +110,8 @@ def job_record(row: JobRow) -> JobRecord:
         state=row.state,
         reason=row.reason,
         message=row.message,
-        request=row.request,
-        reference_losses=tuple(row.reference_losses or ()),
+        request={} if damage else row.request,
+        reference_losses=() if damage else tuple(row.reference_losses or ()),
         active_seconds=row.active_seconds,
         owner=owner_of(row),
         submitter=row.submitter,
@@ -65,12 +120,50 @@ def job_record(row: JobRow) -> JobRecord:
         version=row.event_count,
         devices=row.devices,
         events_removed=row.events_removed,
-        answer=row.answer,
+        answer=None if damage else row.answer,
+        damage=damage,
     )
 
 
+_LISTED: dict[str, tuple[type[Any], ...]] = {
+    "model": (str,), "name": (str,), "note": (str,), "tags": (list,), "trials": (int, float), "max_seconds": (int, float),
+    "control_every": (int, float), "confirm_repeats": (int, float),
+}  # fmt: skip
+"""What lists of jobs read of each request, and the types that these fields have where they are given."""
+
+
+def damage_of(row: JobRow | Row[Any]) -> str:
+    """Which part of a job's row is not what it must be; empty: none."""
+    request = row.request
+    if not isinstance(request, dict) or isinstance(request, Damaged):
+        return "its request cannot be read"
+    for name, kinds in _LISTED.items():
+        if (value := request.get(name)) is not None and not isinstance(value, kinds):
+            return f"{name} of its request is {type(value).__name__}"
+    if not all(isinstance(tag, str) for tag in request.get("tags") or ()):
+        return "tags of its request are no texts"
+    if isinstance(row.answer, Damaged) or not isinstance(row.answer, dict | None):
+        return "its answer cannot be read"
+    if not isinstance(row.reference_losses, list | None):
+        return "its reference losses cannot be read"
+    return ""
+
+
 def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
-    """Return a trial as a value; `accepted` is the result of its accepted attempt."""
+    """Return a trial as a value; `accepted` is the result of its accepted attempt.
+
+    Raises:
+        DamagedRowError: its row cannot be read. So do the next functions.
+    """
+    with reading(_trial_place(row)):
+        return _trial_record(row, accepted)
+
+
+def _trial_place(row: TrialRow | Row[Any]) -> str:
+    return f"trial {row.number} of job {row.job_id}"
+
+
+def _trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
     result = accepted if accepted is not None else row.refusal
     return TrialRecord(
         job_id=row.job_id,
@@ -82,7 +175,7 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
         repeat=row.repeat,
         counted=row.counted,
         outcome=row.outcome,
-        result=_result(result),
+        result=result_of(result),
         attempts=row.attempt_count,
         created=row.created,
         started=row.started,
@@ -92,6 +185,11 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
 
 def plain_trial(row: Any) -> dict[str, Any]:
     """Return a trial as plain data, which is a record's but for its token: what is only passed on is not taken apart."""
+    with reading(_trial_place(row)):
+        return _plain_trial(row)
+
+
+def _plain_trial(row: Any) -> dict[str, Any]:
     result = row.result if row.result is not None else row.refusal
     known = is_whole(row.config)
     return {
@@ -112,6 +210,11 @@ def plain_trial(row: Any) -> dict[str, Any]:
 
 def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
     """Return a trial of which the row has the figures of its accepted result alone; `shared` is the same for all rows."""
+    with reading(_trial_place(row)):
+        return _slim_record(row, shared)
+
+
+def _slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
     return TrialRecord(
         job_id=shared.setdefault(row.job_id, row.job_id),
         number=row.number,
@@ -132,6 +235,7 @@ def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
 
 def config_of(values: dict[str, Any]) -> TrialConfig:
     """Return a configuration as a value."""
+    _readable(values)
     return TrialConfig(**values) if values.keys() <= _KNOBS else from_plain(TrialConfig, values)
 
 
@@ -142,7 +246,7 @@ def _hash_of(row: TrialRow | Row[Any]) -> str:
 
 def _slim_result(row: Row[Any]) -> TrialResult | None:
     if row.refusal is not None:
-        return _result(row.refusal)
+        return result_of(row.refusal)
     if row.outcome is None:
         return None
     mean = row.samples_per_second_mean
@@ -171,29 +275,43 @@ _EMPTY: dict[str, Any] = {}
 """Shared: two dictionaries for each of many trials are more than all else of their results."""
 
 
-def attempt_record(row: AttemptRow) -> AttemptRecord:
-    """Return an attempt as a value."""
-    return AttemptRecord(
-        token=row.token,
-        job_id=row.job_id,
-        trial_number=row.trial_number,
-        number=row.number,
-        state=row.state,
-        outcome=row.outcome,
-        started=row.started,
-        finished=row.finished,
-        host=row.host,
-        result=_result(row.result),
-    )
+def attempt_record(row: AttemptRow | Row[Any]) -> AttemptRecord:
+    """Return an attempt as a value.
+
+    Raises:
+        DamagedRowError: its row cannot be read.
+    """
+    with reading(f"attempt {row.number} of trial {row.trial_number} of job {row.job_id}"):
+        return AttemptRecord(
+            token=row.token,
+            job_id=row.job_id,
+            trial_number=row.trial_number,
+            number=row.number,
+            state=row.state,
+            outcome=row.outcome,
+            started=row.started,
+            finished=row.finished,
+            host=row.host,
+            result=result_of(row.result),
+        )
 
 
 def event_record(row: EventRow | Row[Any]) -> EventRecord:
-    """Return an event as a value."""
-    return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=row.payload)
+    """Return an event as a value; a damaged payload as none, for streams read the events of many jobs at once."""
+    payload = row.payload if type(row.payload) is dict else {}
+    return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=payload)
 
 
-def _result(data: dict[str, Any] | None) -> TrialResult | None:
-    return None if data is None else from_plain(TrialResult, data)
+def result_of(data: dict[str, Any] | None) -> TrialResult | None:
+    """Return a stored result as a value. Raises what `reading` says in words."""
+    return None if data is None else from_plain(TrialResult, _readable(data))
+
+
+def _readable(data: Any) -> Any:
+    """The value, unless the database had none in its place that can be read."""
+    if isinstance(data, Damaged) or not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    return data
 
 
 def _tagged(value: Any) -> Any:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from storage.address import describe, passwords_of
 from storage.backend import Backend, Fault
-from storage.codec import dump_json, load_json
+from storage.codec import dump_json, load_column
 from storage.errors import DatabaseUnavailableError
 from storage.postgresql import PostgreSQL
 from storage.sqlite import Sqlite
@@ -56,7 +56,7 @@ class Database:
         self._was_there = False
         try:
             # Threads are bounded by the callers: a bound here would only turn a short wait into an error.
-            options = {"max_overflow": -1, "json_serializer": dump_json, "json_deserializer": load_json}
+            options = {"max_overflow": -1, "json_serializer": dump_json, "json_deserializer": load_column}
             driver = url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
             self._engine = create_engine(driver, **options, **self._backend.engine_options(busy_seconds))
         except (ImportError, NoSuchModuleError) as error:

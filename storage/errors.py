@@ -2,6 +2,7 @@
 
 StorageError
 ├── DatabaseUnavailableError (OSError)      cannot be opened, is locked, read-only, or of a newer schema
+├── DamagedRowError          (ValueError)   a row of a job cannot be read
 ├── UnknownJobError          (LookupError)  no job has that id
 ├── UnknownTrialError        (LookupError)  the job has no such trial, or no such attempt
 ├── JobStateError            (ValueError)   what was asked does not fit the job's state
@@ -22,6 +23,10 @@ class StorageError(Exception):
 
 class DatabaseUnavailableError(StorageError, OSError):
     """The database cannot be opened, is locked or read-only, or has a newer schema than this version knows."""
+
+
+class DamagedRowError(StorageError, ValueError):
+    """A row of one job cannot be read as what it must be. Other jobs are not concerned."""
 
 
 class UnknownJobError(StorageError, LookupError):

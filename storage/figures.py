@@ -52,7 +52,15 @@ def _seconds(session: Session) -> Any:
 def _best(session: Session) -> Mapping[str, BestRate]:
     query = select(JobRow.id, JobRow.submitter, JobRow.answer).where(JobRow.state.in_(HELD))
     return {
-        job_id: BestRate(submitter=submitter, samples_per_second=answer["rate"]["mean"])
+        job_id: BestRate(submitter=submitter, samples_per_second=rate)
         for job_id, submitter, answer in session.execute(query)
-        if answer is not None
+        if (rate := _rate(answer)) is not None
     }
+
+
+def _rate(answer: Any) -> float | None:
+    """Of a job's answer; None: there is none that can be read."""
+    try:
+        return float(answer["rate"]["mean"])
+    except (TypeError, ValueError, LookupError):
+        return None

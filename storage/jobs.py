@@ -17,7 +17,7 @@ from storage.errors import JobStateError, UnknownJobError
 from storage.events import tell
 from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
 from storage.service_records import Actor
-from storage.tables import JobRow
+from storage.tables import JobRow, readable
 from storage.webhooks import announce
 from storage.workers import charge
 
@@ -104,7 +104,7 @@ def jobs(
         query = query.where(JobRow.submitter == submitter)
     for tag in tags:
         # The list as JSON text has the tag in quotation marks. `replace` compares case in both databases, LIKE does not.
-        listed = JobRow.request["tags"].as_string()
+        listed = readable(JobRow.request)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
     return [job_record(row) for row in session.scalars(query)]
 

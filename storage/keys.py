@@ -85,7 +85,9 @@ def _key(row: KeyRow) -> ApiKey:
     return ApiKey(
         id=row.id,
         owner=row.owner,
-        scopes=frozenset(row.scopes),
+        scopes=frozenset(scope for scope in row.scopes if isinstance(scope, str))
+        if isinstance(row.scopes, list)
+        else frozenset(),
         created=row.created,
         expires=row.expires,
         revoked=row.revoked,

@@ -75,8 +75,17 @@ def progress(session: Session, job_ids: Collection[str]) -> dict[str, list[Progr
     runs = and_(AttemptRow.job_id.in_(job_ids), AttemptRow.state == AttemptState.RUNNING)
     query = select(*columns).where(runs, AttemptRow.progress_time.is_not(None)).order_by(AttemptRow.trial_number)
     for job_id, trial, number, told, time in session.execute(query):
-        found[job_id].append(ProgressRecord(trial_number=trial, attempt=number, time=time, **told))
+        if (sign := _sign(trial, number, time, told)) is not None:
+            found[job_id].append(sign)
     return found
+
+
+def _sign(trial: int, attempt: int, time: datetime, told: Any) -> ProgressRecord | None:
+    """None where it cannot be read: it is of interest until the next one comes."""
+    try:
+        return ProgressRecord(trial_number=trial, attempt=attempt, time=time, **told)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from storage import leases
+from storage.codec import damaged
 from storage.records import Lease
 from storage.tables import PriorRow
 
@@ -18,10 +19,16 @@ def set_prior(session: Session, now: datetime, lease: Lease, prior: Mapping[str,
     if row is None:
         row = PriorRow(job_id=job.id, prior=dict(prior))
         session.add(row)
-    return row.prior
+    return _readable(row)
 
 
 def prior(session: Session, job_id: str) -> Mapping[str, Any] | None:
     """See `Store.prior`."""
     row = session.get(PriorRow, job_id)
-    return None if row is None else row.prior
+    return None if row is None else _readable(row)
+
+
+def _readable(row: PriorRow) -> Mapping[str, Any]:
+    if type(row.prior) is not dict:
+        raise damaged(f"prior of job {row.job_id}", "it is no JSON object")
+    return row.prior

@@ -12,12 +12,12 @@ from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
 from storage import audit, events, jobs, leases, quotas
 from storage.attempts import abandon
-from storage.codec import dump_json, job_record
+from storage.codec import damaged, dump_json, job_record
 from storage.errors import JobStateError, QuotaExceededError, SubmissionConflictError
 from storage.events import tell
 from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
 from storage.service_records import Actor, Quota, Quotas
-from storage.tables import EventRow, JobRow, QuotaRow, SubmissionRow, UsageRow
+from storage.tables import EventRow, JobRow, QuotaRow, SubmissionRow, UsageRow, readable
 from storage.webhooks import announce
 from storage.workers import day_of
 
@@ -162,8 +162,14 @@ def change_request(
 
 
 def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, Any]) -> None:
-    """Set fields of the job's request; nothing is written where they have these values already."""
+    """Set fields of the job's request; nothing is written where they have these values already.
+
+    Raises:
+        DamagedRowError: the request cannot be read.
+    """
     plain = to_plain(changes)
+    if plain and (damage := job_record(job).damage):
+        raise damaged(f"job {job.id}", damage)  # before what is left of its request is written over
     if any(job.request.get(name) != value for name, value in plain.items()):
         job.request = {**job.request, **plain}
         # The event keeps every value that a field ever had, so that all of them count.
@@ -209,7 +215,7 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
 def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
     """What the request of a job must say for this worker."""
     wanted = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
-    return [JobRow.request[path].as_string().in_(names) for path, names in wanted.items() if names]
+    return [readable(JobRow.request)[path].as_string().in_(names) for path, names in wanted.items() if names]
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:

@@ -95,6 +95,8 @@ OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
 ENDED = (*OVER, JobState.FAILED)
 """States in which nothing happens to a job unless a person wants it."""
 
+ORIGIN = "origin"
+"""Key of a job's stored request: what the job came by, where that was not by who writes the database: `service` or `file`."""
 LATEST = "latest"
 """Names the job that was created last wherever a job's id may be given. Ids begin with a digit."""
 BUDGET = ("trials", "max_seconds")
@@ -280,6 +282,8 @@ class JobRecord:
     """Events up to this sequence were removed because they were old."""
     answer: Mapping[str, Any] | None = None
     """What the job has found so far (`autotune.verdict.answer_document`, without its standings); None: nothing yet."""
+    damage: str = ""
+    """What of its row cannot be read; request, reference losses and answer are empty then. Empty: nothing."""
 
 
 FULL = "full"

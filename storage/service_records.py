@@ -88,6 +88,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A row that cannot be read."""
+
+    place: str
+    """Its table and its key."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """What was removed because it was old."""
 

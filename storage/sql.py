@@ -18,6 +18,7 @@ from storage import (
     attempts,
     audit,
     calibrations,
+    damage,
     events,
     figures,
     jobs,
@@ -64,6 +65,7 @@ from storage.secret_box import SecretBox
 from storage.service_records import (
     Actor,
     AuditRecord,
+    Damage,
     Delivery,
     DeliveryState,
     DeliveryTry,
@@ -327,11 +329,18 @@ class SqlStore(Store):
     def delete_webhook(self, webhook_id: str) -> None:
         self._write(webhooks.delete_webhook, webhook_id, self._actor)
 
-    def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
+    def claim_deliveries(
+        self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
+    ) -> list[Delivery]:
         # Asked for every second: to look first spares a transaction that writes.
-        return self._write(webhooks.claim_deliveries, limit, seconds) if self._look(webhooks.some_due) else []
+        return (
+            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {}) if self._look(webhooks.some_due) else []
+        )
 
-    def finish_delivery(self, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float = 0.0) -> None:
+    def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
+        return self._write(webhooks.postpone_deliveries, webhook_id, wait)
+
+    def finish_delivery(self, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float = 0.0) -> None:
         self._write(webhooks.finish_delivery, delivery_id, tried, state, wait)
 
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
@@ -358,6 +367,12 @@ class SqlStore(Store):
         count = self._look(transfer.dump, sink, job_id)
         self._note("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
         return count
+
+    def load_job(self, source: TextIO, submitter: str = "") -> str:
+        return self._write(transfer.load_job, source, submitter, self._actor)
+
+    def damages(self) -> list[Damage]:
+        return self._read(lambda session: list(damage.damages(session)))
 
     def load(self, source: TextIO) -> list[str]:
         return self._write(transfer.load, source, self._box, self._actor)

@@ -43,6 +43,8 @@ class Sqlite(Backend):
         def connect(connection: sqlite3.Connection, _record: Any) -> None:
             try:
                 connection.isolation_level = None
+                # A text that is no UTF-8 is a damaged value of one row; the driver's own error would be the whole query's.
+                connection.text_factory = _decoded
                 connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_seconds)}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
@@ -68,6 +70,10 @@ class Sqlite(Backend):
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
         return _REMEDIES.get(_code(error))
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "backslashreplace")
 
 
 def _begun(connection: Connection, seconds: float) -> bool:

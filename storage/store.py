@@ -34,6 +34,7 @@ from storage.records import (
 from storage.service_records import (
     Actor,
     AuditRecord,
+    Damage,
     Delivery,
     DeliveryState,
     DeliveryTry,
@@ -457,12 +458,21 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def claim_deliveries(self, limit: int = 10, seconds: float = 60.0) -> list[Delivery]:
-        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again."""
+    def claim_deliveries(
+        self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
+    ) -> list[Delivery]:
+        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again.
+
+        Owners take turns. With `most` none has more than so many at a time, of which `running` are under way already.
+        """
 
     @abstractmethod
-    def finish_delivery(self, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float = 0.0) -> None:
-        """Write down a try; one that stays PENDING is due after `wait` seconds."""
+    def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
+        """Let nothing of a webhook be due for so many seconds; return how many deliveries wait for that."""
+
+    @abstractmethod
+    def finish_delivery(self, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float = 0.0) -> None:
+        """Write down a try, or None for one that was not made; a delivery that stays PENDING is due after `wait` seconds."""
 
     @abstractmethod
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
@@ -510,14 +520,28 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def load(self, source: TextIO) -> list[str]:
-        """Read what `dump` wrote, all of it or nothing; return the ids of the jobs.
+    def load_job(self, source: TextIO, submitter: str = "") -> str:
+        """Read what `dump` wrote of a job, all of it or nothing; return the job's id.
 
-        A job that had not ended is PAUSED afterwards; those of a whole database go on as after a crash of their processes.
+        It is the job of `submitter` here, whoever it was of there, and is PAUSED if it had not ended.
 
         Raises:
-            TransferError: it is no such file, is cut off or newer, or holds what is here already.
+            TransferError: it is no such file, is cut off or newer, or holds what is here already or belongs to no such job.
         """
+
+    @abstractmethod
+    def load(self, source: TextIO) -> list[str]:
+        """Read what `dump` wrote of everything, all of it or nothing; return the ids of the jobs.
+
+        Jobs that ran go on as after a crash of their processes.
+
+        Raises:
+            TransferError: it is no such file, is cut off or newer, or there are jobs already.
+        """
+
+    @abstractmethod
+    def damages(self) -> list[Damage]:
+        """Every row that cannot be read. No other method fails for one, but those that are about that job alone."""
 
     @abstractmethod
     def prune(self, before: datetime) -> Pruned:

@@ -10,6 +10,8 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
+    ColumnElement,
     DateTime,
     Dialect,
     Enum,
@@ -22,8 +24,12 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    case,
+    select,
 )
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.sql.functions import FunctionElement
 
 from search_spaces.outcome import JobState, Outcome, Purpose
 from storage.records import AttemptState
@@ -52,6 +58,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class JsonList(JSON):
+    """A JSON array: the database does not tell it from an object."""
+
+
 def _words(kind: type[StrEnum]) -> Enum:
     """A column of the values of `kind`, kept as text so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [member.value for member in members])
@@ -71,7 +81,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012  read once by SQLAlchemy
         datetime: UtcDateTime,
         dict[str, Any]: JSON(none_as_null=True),
-        list[Any]: JSON(none_as_null=True),
+        list[Any]: JsonList(none_as_null=True),
         JobState: _words(JobState),
         Outcome: _words(Outcome),
         Purpose: _words(Purpose),
@@ -85,6 +95,37 @@ def table_of(row: type[Base]) -> Table:
     table = row.__table__
     assert isinstance(table, Table)
     return table
+
+
+class _ValidJson(FunctionElement[bool]):
+    """Whether a column's text is JSON."""
+
+    type = Boolean()
+    name = "valid_json"
+    inherit_cache = True
+
+
+@compiles(_ValidJson)
+def _always(_element: _ValidJson, _compiler: Any, **_options: Any) -> str:
+    return "true"  # the server takes no other text into such a column
+
+
+@compiles(_ValidJson, "sqlite")
+def _asked(element: _ValidJson, compiler: Any, **options: Any) -> str:
+    return f"json_valid({compiler.process(element.clauses, **options)})"
+
+
+def readable(column: Any) -> ColumnElement[Any]:
+    """A JSON column whose parts a query asks for: NULL where its text is damaged, for the error would be every row's."""
+    return case((_ValidJson(column), column))
+
+
+def of_job(table: Table, job_id: str) -> ColumnElement[bool]:
+    """Which rows of a table belong to a job."""
+    if table is table_of(RankRow):
+        return table.c.attempt.in_(select(AttemptRow.token).where(AttemptRow.job_id == job_id))
+    belongs: ColumnElement[bool] = (table.c.id if table is table_of(JobRow) else table.c.job_id) == job_id
+    return belongs
 
 
 class JobRow(Base):

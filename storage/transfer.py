@@ -3,25 +3,31 @@
 The first line says what the file is; each further one is `{"table": …, "row": {column: value}}`, tables in the order of their
 foreign keys; the last one is `{"end": …}` with the number of rows, so that a file that was cut off is known. Times are ISO 8601
 in UTC. Columns that a later version adds are filled with their defaults when an older file is read.
+
+A backup comes from who runs the database. The file of a job may come from anybody: only the rows of one job are read from it,
+each refers to that job, and who owns, holds, or pays for it is not taken from the file.
 """
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TextIO
 
-from sqlalchemy import Table, func, insert, select
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Enum, Float, Integer, String, Table, func, insert, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
 from storage import audit
 from storage.attempts import abandon
-from storage.codec import dump_json, load_json
+from storage.codec import clean, dump_json, load_json
+from storage.damage import damages
 from storage.errors import TransferError
 from storage.jobs import find_job
 from storage.migrations import HEAD
-from storage.records import HELD
+from storage.records import HELD, ORIGIN
 from storage.secret_box import SecretBox
 from storage.service_records import Actor
 from storage.tables import (
@@ -42,12 +48,14 @@ from storage.tables import (
     UsageRow,
     UtcDateTime,
     WebhookRow,
+    of_job,
     table_of,
 )
 from storage.webhooks import seal_all
 
 FORMAT = "autotune-rows"
 VERSION = 1
+REMEDY = "take a file as `autotune db export` wrote it"
 BATCH = 500
 OF_A_JOB: tuple[type[Base], ...] = (JobRow, PriorRow, TrialRow, AttemptRow, RankRow, LogRow, EventRow)
 EVERYTHING: tuple[type[Base], ...] = (
@@ -82,23 +90,46 @@ def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> i
     return count
 
 
+def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by: Actor) -> str:
+    """See `Store.load_job`. May run twice: it reads from the beginning.
+
+    1. The first row is the job's: nobody holds it here, and who imports it says whose it is.
+    2. Every other row belongs to it: to the job, or to an attempt that the file has.
+    3. All of it can be read back as values, and its counters are beyond what they count.
+    """
+    rows = _rows_of(source, "job")
+    job_id: str | None = None
+    attempts: set[str] = set()
+    for table, batch in _batches(rows, OF_A_JOB, "a job's file"):
+        for number, row in batch:
+            if job_id is None:
+                job_id = _owned_here(number, table, row, submitter)
+            elif table is table_of(JobRow):
+                raise TransferError(f"line {number}: is a second job; import each job from a file of its own")
+            elif not (row["attempt"] in attempts if table is table_of(RankRow) else row["job_id"] == job_id):
+                raise TransferError(f"line {number}: {table.name} of another job; {REMEDY}")
+            if table is table_of(AttemptRow):
+                attempts.add(row["token"])
+        _insert(session, table, [row for _, row in batch])
+    if job_id is None:
+        raise TransferError(f"the file has no job; {REMEDY}")
+    _require_whole(session, job_id)
+    _settle(session, now, job_id)
+    audit.note(session, now, by, "db.import", job_id, {"owner": submitter})
+    return job_id
+
+
 def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Actor) -> list[str]:
     """See `Store.load`. May run twice: it reads from the beginning."""
-    source.seek(0)
-    lines = enumerate(source, 1)
-    head = _head(next(lines, (1, ""))[1])
-    if head["kind"] == "database" and session.scalar(select(func.count()).select_from(JobRow)):
+    rows = _rows_of(source, "database")
+    if session.scalar(select(func.count()).select_from(JobRow)):
         raise TransferError("the database has jobs already; restore a backup into a new one, named with --db")
     jobs: list[str] = []
-    rows = _parsed(lines)
-    for name, batch in itertools.groupby(rows, key=lambda item: item[0]):
-        table = _known_table(name)
-        while chunk := [row for _, row in itertools.islice(batch, BATCH)]:
-            jobs += _insert(session, table, chunk)
-    if head["kind"] == "job":
-        _settle(session, now, jobs)
+    for table, batch in _batches(rows, EVERYTHING, "a backup"):
+        _insert(session, table, [row for _, row in batch])
+        jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
     seal_all(session, now, box)  # a backup of a former version has secrets in plain text
-    audit.note(session, now, by, "db.import" if head["kind"] == "job" else "db.restore", " ".join(jobs), {"jobs": len(jobs)})
+    audit.note(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
 
@@ -106,31 +137,36 @@ def _rows(session: Session, table: Table, job: str | None) -> Iterator[dict[str,
     columns = [column for column in table.columns if column.name not in LEFT_OUT]
     query = select(*columns).order_by(*table.primary_key)
     if job is not None:
-        query = query.where(_belongs(table, job))
+        query = query.where(of_job(table, job))
     for row in session.execute(query.execution_options(yield_per=BATCH)):
         yield {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row._mapping.items()}
 
 
-def _belongs(table: Table, job: str) -> Any:
-    if table is table_of(RankRow):
-        return table.c.attempt.in_(select(AttemptRow.token).where(AttemptRow.job_id == job))
-    return (table.c.id if table is table_of(JobRow) else table.c.job_id) == job
+_Numbered = tuple[int, dict[str, Any]]
+"""A row and its line in the file."""
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 
 
-def _head(line: str) -> Mapping[str, Any]:
-    head = _json(line, 1)
+def _rows_of(source: TextIO, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Line, table and row of each line of a file of that kind."""
+    source.seek(0)
+    lines = enumerate(source, 1)
+    head = _json(next(lines, (1, ""))[1], 1)
     if head.get("format") != FORMAT:
         raise TransferError("line 1: is not the head of a file of autotune's rows; make one with `autotune db export`")
     if head.get("version") != VERSION or str(head.get("schema")) > HEAD:
         problem = f"line 1: was written by a newer version of autotune (schema {head.get('schema')}, this one knows {HEAD})"
         raise TransferError(f"{problem}; upgrade autotune")
-    if head.get("kind") not in ("job", "database"):
-        raise TransferError(f"line 1: kind {head.get('kind')!r} is not known; it is job or database")
-    return head
+    if head.get("kind") != kind:
+        commands = {"job": "`autotune db import`", "database": "`autotune db restore`"}
+        if head.get("kind") not in commands:
+            raise TransferError(f"line 1: kind {head.get('kind')!r} is not known; it is job or database")
+        raise TransferError(f"line 1: is the file of a {head['kind']}, not of a {kind}; read it with {commands[head['kind']]}")
+    return _parsed(lines)
 
 
-def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(table, row) of each line up to the end, which must be there."""
+def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Line, table and row of each line up to the end, which must be there."""
     count = 0
     for number, line in lines:
         item = _json(line, number)
@@ -139,62 +175,141 @@ def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, dict[str, A
                 raise TransferError(f"line {number}: {count} rows were read, and {item['end']} were written; take a whole file")
             return
         if not isinstance(item.get("row"), dict):
-            raise TransferError(f"line {number}: is no row; take a file as `autotune db export` wrote it")
+            raise TransferError(f"line {number}: is no row; {REMEDY}")
         count += 1
-        yield str(item.get("table")), item["row"]
+        yield number, str(item.get("table")), item["row"]
     raise TransferError(f"the file ends after {count} rows, before its last line; take a whole file")
 
 
-def _insert(session: Session, table: Table, rows: list[dict[str, Any]]) -> list[str]:
-    """Write rows of one table; return the jobs among them."""
-    for row in rows:
-        if unknown := row.keys() - {column.name for column in table.columns}:
-            raise TransferError(f"{table.name}: has no column {min(unknown)!r}; upgrade autotune")
-    if table is table_of(CalibrationRow):  # those that are here already are the same: calibrations are never changed
-        there = set(session.scalars(select(CalibrationRow.id).where(CalibrationRow.id.in_([row["id"] for row in rows]))))
-        rows = [row for row in rows if row["id"] not in there]
-        if not rows:
-            return []
-    decoded = [{name: _value(table, name, value) for name, value in row.items()} for row in rows]
-    ids = [str(row["id"]) for row in rows] if table is table_of(JobRow) else []
-    for job_id in ids:
-        if session.get(JobRow, job_id) is not None:
-            problem = f"job {job_id} is in this database already"
-            raise TransferError(f"{problem}; remove it with `autotune clean {job_id} --yes`, or name another one with --db")
-    session.execute(insert(table), decoded)
-    return ids
+def _batches(
+    rows: Iterator[tuple[int, str, dict[str, Any]]], models: tuple[type[Base], ...], of: str
+) -> Iterator[tuple[Table, list[_Numbered]]]:
+    """Rows of one table after another, at most `BATCH` at a time, with values as their columns take them."""
+    known = {table_of(model).name: table_of(model) for model in models}
+    every = {table_of(model).name for model in EVERYTHING}
+    for name, batch in itertools.groupby(rows, key=lambda item: item[1]):
+        while chunk := list(itertools.islice(batch, BATCH)):
+            if name in every and name not in known:
+                raise TransferError(f"line {chunk[0][0]}: rows of {name} are no part of {of}; leave them out")
+            if name not in known:
+                raise TransferError(f"line {chunk[0][0]}: table {name!r} is not known to this version; upgrade autotune")
+            yield known[name], [(number, _checked(known[name], number, row)) for number, _, row in chunk]
 
 
-def _settle(session: Session, now: datetime, jobs: list[str]) -> None:
-    """A job that was running elsewhere waits here for a person: nobody's worker begins it without being asked."""
-    for job_id in jobs:
-        job = session.get_one(JobRow, job_id)
-        job.queued = None
-        if job.state in (*HELD, JobState.QUEUED):
-            abandon(session, now, job)
-            job.state, job.reason, job.message = JobState.PAUSED, "imported", "was not finished where it was exported"
+def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """The row, each of its values of its column's kind."""
+    columns = {column.name: column for column in table.columns if column.name not in LEFT_OUT}
+    if unknown := row.keys() - columns.keys():
+        raise TransferError(f"line {number}: {table.name}: has no column {min(unknown)!r}; upgrade autotune")
+    values = {}
+    for name, value in row.items():
+        try:
+            values[name] = _value(columns[name], value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TransferError(f"line {number}: {table.name}.{name}: {error}; {REMEDY}") from error
+    needed = (c.name for c in columns.values() if not c.nullable and c.server_default is None and c.name not in values)
+    if missing := next(needed, None):
+        raise TransferError(f"line {number}: {table.name}: lacks {missing!r}; {REMEDY}")
+    return values
 
 
-def _value(table: Table, name: str, value: Any) -> Any:
-    if isinstance(table.c[name].type, UtcDateTime) and value is not None:
-        return datetime.fromisoformat(value)
+def _value(column: Column[Any], value: Any) -> Any:
+    """The value as the database takes it.
+
+    Raises:
+        TypeError, ValueError: it is not of the column's kind.
+    """
+    kind = column.type
+    if value is None:
+        if not column.nullable:
+            raise TypeError("is missing")
+        return None
+    if isinstance(kind, UtcDateTime):
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ValueError("is a time without a zone")
+        return moment
+    if isinstance(kind, Enum):
+        return kind.python_type(value)
+    if isinstance(kind, JSON):
+        return value
+    expected = next(word for base, word in _KINDS.items() if isinstance(kind, base))
+    if type(value) not in expected[1]:
+        raise TypeError(f"is not {expected[0]}")
+    if isinstance(kind, Integer) and not -(2**63) <= value < 2 ** (63 if isinstance(kind, BigInteger) else 31):
+        raise ValueError("is out of range")
+    if isinstance(value, str) and (len(value) > (getattr(kind, "length", None) or len(value)) or value != clean(value)):
+        raise ValueError("is longer than its column, or has characters that no text may have")
     return value
 
 
-def _known_table(name: str) -> Table:
-    known = {table_of(model).name: table_of(model) for model in EVERYTHING}
-    if name not in known:
-        raise TransferError(f"table {name!r} is not known to this version; upgrade autotune")
-    return known[name]
+_KINDS: dict[type[Any], tuple[str, tuple[type[Any], ...]]] = {
+    Boolean: ("true or false", (bool,)),
+    Integer: ("a whole number", (int,)),
+    Float: ("a number", (int, float)),
+    String: ("a text", (str,)),
+}
+"""Kind of a column -> what its values are called, and their types."""
+
+
+def _owned_here(number: int, table: Table, row: dict[str, Any], submitter: str) -> str:
+    """Make the file's job one of this database; return its id."""
+    if table is not table_of(JobRow):
+        raise TransferError(f"line {number}: is a row of {table.name} before the job's; {REMEDY}")
+    if not _JOB_ID.fullmatch(row["id"]):
+        raise TransferError(f"line {number}: jobs.id: is not a job's id; {REMEDY}")
+    if row["active_seconds"] < 0 or row.get("devices", 1) < 1:
+        raise TransferError(f"line {number}: jobs: a job takes no less than nothing; {REMEDY}")
+    if isinstance(row["request"], dict):
+        row["request"][ORIGIN] = "file"
+    # What it took elsewhere is charged to nobody here, and no holder of a former time can have its lease.
+    row |= {"submitter": submitter, "priority": 0, "lease_token": 0, "queued": None, "charged_seconds": row["active_seconds"]}
+    return str(row["id"])
+
+
+def _insert(session: Session, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Write rows of one table."""
+    if table is table_of(CalibrationRow):  # those that are here already are the same: calibrations are never changed
+        there = set(session.scalars(select(CalibrationRow.id).where(CalibrationRow.id.in_([row["id"] for row in rows]))))
+        rows = [row for row in rows if row["id"] not in there]
+    for row in rows if table is table_of(JobRow) else ():
+        if session.get(JobRow, row["id"]) is not None:
+            problem = f"job {row['id']} is in this database already"
+            raise TransferError(f"{problem}; remove it with `autotune clean {row['id']} --yes`, or name another one with --db")
+    try:
+        # By the columns that they have: a statement takes those of its first row for all.
+        for _, alike in itertools.groupby(rows, key=lambda row: sorted(row)):
+            session.execute(insert(table), list(alike))
+    except IntegrityError as error:
+        problem = f"{table.name}: a row refers to one that is not there, or is there already"
+        raise TransferError(f"{problem}; {REMEDY}") from error
+
+
+def _require_whole(session: Session, job_id: str) -> None:
+    """Pass where later trials and events get numbers of their own, and every row can be read as a value."""
+    job = session.get_one(JobRow, job_id)
+    trial = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.job_id == job_id))
+    event = session.scalar(select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id))
+    if (trial is not None and trial >= job.trial_count) or (event or 0) > job.event_count:
+        raise TransferError(f"job {job_id}: has more trials or events than it counts; {REMEDY}")
+    if found := next(iter(damages(session, job_id)), None):
+        raise TransferError(f"{found.place}: {found.problem}; {REMEDY}")
+
+
+def _settle(session: Session, now: datetime, job_id: str) -> None:
+    """A job that was running elsewhere waits here for a person: nobody's worker begins it without being asked."""
+    job = session.get_one(JobRow, job_id)
+    if job.state in (*HELD, JobState.QUEUED):
+        abandon(session, now, job)
+        job.state, job.reason, job.message = JobState.PAUSED, "imported", "was not finished where it was exported"
 
 
 def _json(line: str, number: int) -> dict[str, Any]:
     try:
         item = load_json(line)
-    except json.JSONDecodeError as error:
-        raise TransferError(
-            f"line {number}: is not JSON ({error.msg}); take a file as `autotune db export` wrote it"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        told = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deep, or has too long a number"
+        raise TransferError(f"line {number}: is not JSON ({told}); {REMEDY}") from error
     if not isinstance(item, dict):
-        raise TransferError(f"line {number}: is no JSON object; take a file as `autotune db export` wrote it")
+        raise TransferError(f"line {number}: is no JSON object; {REMEDY}")
     return item

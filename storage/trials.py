@@ -1,5 +1,6 @@
 """Trials: what a job wants measured."""
 
+import contextlib
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from storage.codec import plain_trial, slim_record, trial_record
 from storage.events import tell
 from storage.leases import fenced
 from storage.records import AttemptState, EventKind, Lease, TrialRecord
-from storage.tables import AttemptRow, JobRow, TrialRow
+from storage.tables import AttemptRow, JobRow, TrialRow, readable
 
 PART = 1000
 """Rows that are fetched at once."""
@@ -65,19 +66,20 @@ def figures_of(session: Session, job_id: str, first: int, limit: int | None) -> 
     query = select(*TrialRow.__table__.columns, *_FIGURES).outerjoin(AttemptRow, _ACCEPTED)
     mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     shared: dict[Any, Any] = {}
-    return [slim_record(row, shared) for row in session.execute(mine, execution_options={"yield_per": PART})]
+    # Closed, since a damaged row ends this before the last one is fetched.
+    with contextlib.closing(session.execute(mine, execution_options={"yield_per": PART})) as rows:
+        return [slim_record(row, shared) for row in rows]
 
 
 # Not the column itself: SQLite would take the index of a job's attempts by state, and look through all accepted ones of the job
 # for each of its trials.
 _IS_ACCEPTED = func.coalesce(AttemptRow.state, AttemptState.RUNNING) == AttemptState.ACCEPTED
 _ACCEPTED = and_(AttemptRow.job_id == TrialRow.job_id, AttemptRow.trial_number == TrialRow.number, _IS_ACCEPTED)
-_RESULT = AttemptRow.result
+_RESULT = readable(AttemptRow.result)
 # As the database's own types, where they are no lists and cannot be infinite: JSON is read text by text.
 _FIGURES = (
     *(_RESULT[name].as_string().label(f"result_{name}") for name in ("message", "rule", "cause")),
-    _RESULT["unstable"].as_boolean().label("result_unstable"),
-    *(_RESULT[name].label(f"result_{name}") for name in ("within_relative_error", "extrapolated", "slow_nodes")),
+    *(_RESULT[name].label(f"result_{name}") for name in ("unstable", "within_relative_error", "extrapolated", "slow_nodes")),
 )
 """What `slim_record` takes from a result beside the columns of its trial."""
 

@@ -5,17 +5,18 @@ What is to be told is written in the transaction in which the job ends, so that 
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import case, delete, func, literal, select, update
 from sqlalchemy.orm import Session
 
 from search_spaces.plain import to_plain
 from storage import audit, quotas
-from storage.codec import clean
-from storage.errors import UnknownWebhookError
+from storage.codec import clean, reading
+from storage.errors import DamagedRowError, UnknownWebhookError
 from storage.records import ENDED
 from storage.secret_box import SecretBox
 from storage.service_records import Actor, Delivery, DeliveryState, DeliveryTry, Quota, Webhook
@@ -74,7 +75,9 @@ def announce(session: Session, now: datetime, job: JobRow) -> None:
         return
     told = {"job": job.id, "state": job.state, "reason": job.reason, "message": job.message}
     payload = to_plain({"type": "job.ended", "timestamp": now.isoformat(), "data": told})
-    for webhook_id in session.scalars(select(WebhookRow.id).where(WebhookRow.owner == job.submitter)):
+    # Locked, or one that is deleted at the same time would make the end of the job fail.
+    mine = select(WebhookRow.id).where(WebhookRow.owner == job.submitter).order_by(WebhookRow.id)
+    for webhook_id in session.scalars(mine.with_for_update(read=True, key_share=True)):
         session.add(
             DeliveryRow(
                 id=f"msg_{secrets.token_hex(12)}", webhook_id=webhook_id, job_id=job.id, created=now, due=now,
@@ -89,25 +92,53 @@ def some_due(session: Session, now: datetime) -> bool:
     return session.scalars(due.limit(1)).first() is not None
 
 
-def claim_deliveries(session: Session, now: datetime, limit: int, seconds: float) -> list[Delivery]:
-    """See `Store.claim_deliveries`."""
-    due = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-    due = due.where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now).order_by(DeliveryRow.due)
-    found = session.execute(due.limit(limit).with_for_update(skip_locked=True, of=DeliveryRow)).all()
-    for row, _ in found:
+def claim_deliveries(
+    session: Session, now: datetime, limit: int, seconds: float, most: int | None, running: Mapping[str, int]
+) -> list[Delivery]:
+    """See `Store.claim_deliveries`.
+
+    1. The deliveries of each owner are numbered as they are due, from how many of the owner's run already.
+    2. The lowest numbers go first: whoever has few is not behind whoever has many.
+    """
+    before = case(dict(running), value=WebhookRow.owner, else_=0) if running else literal(0)
+    turn = func.row_number().over(partition_by=WebhookRow.owner, order_by=(DeliveryRow.due, DeliveryRow.id)) + before
+    due = select(DeliveryRow.id, turn.label("turn"), DeliveryRow.due).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
+    due = due.where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
+    turns = due.subquery()
+    chosen = select(turns.c.id).order_by(turns.c.turn, turns.c.due).limit(limit)
+    if most is not None:
+        chosen = chosen.where(turns.c.turn <= most)
+    rows = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
+    # Looked at once more, since another process may have claimed them before the lock was there.
+    mine = rows.where(DeliveryRow.id.in_(chosen), DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
+    found = session.execute(mine.order_by(DeliveryRow.due).with_for_update(skip_locked=True, of=DeliveryRow)).all()
+    claimed: list[Delivery] = []
+    for row, delivery in _readable(found):
         row.due = now + timedelta(seconds=seconds)
-    return [_delivery(row, webhook) for row, webhook in found]
+        if delivery is None:
+            row.state = DeliveryState.GIVEN_UP  # nothing can be sent, now or later
+        else:
+            claimed.append(delivery)
+    return claimed
+
+
+def postpone_deliveries(session: Session, now: datetime, webhook_id: str, wait: float) -> int:
+    """See `Store.postpone_deliveries`."""
+    until = now + timedelta(seconds=wait)
+    pending = update(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id, DeliveryRow.state == DeliveryState.PENDING)
+    return int(getattr(session.execute(pending.where(DeliveryRow.due < until).values(due=until)), "rowcount", 0))
 
 
 def finish_delivery(
-    session: Session, now: datetime, delivery_id: str, tried: DeliveryTry, state: DeliveryState, wait: float
+    session: Session, now: datetime, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float
 ) -> None:
     """See `Store.finish_delivery`."""
     row = session.get(DeliveryRow, delivery_id, with_for_update=True)
     if row is None or row.state is not DeliveryState.PENDING:
         return  # its webhook was deleted, or another process has told it meanwhile
-    plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
-    row.tries = [*row.tries, plain]
+    if tried is not None:
+        plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
+        row.tries = [*(row.tries if isinstance(row.tries, list) else ()), plain]
     row.state = state
     row.due = now + timedelta(seconds=wait)
 
@@ -118,17 +149,33 @@ def deliveries(session: Session, webhook_id: str, limit: int) -> list[Delivery]:
     if webhook is None:
         return []
     query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id)
-    rows: Sequence[DeliveryRow] = session.scalars(query.order_by(DeliveryRow.created.desc(), DeliveryRow.id).limit(limit)).all()
-    return [_delivery(row, webhook) for row in rows]
+    rows = session.scalars(query.order_by(DeliveryRow.created.desc(), DeliveryRow.id).limit(limit)).all()
+    return [delivery for _, delivery in _readable([(row, webhook) for row in rows]) if delivery is not None]
 
 
 def _webhook(row: WebhookRow) -> Webhook:
     return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.sealed or row.secret, created=row.created)
 
 
+def tries_of(plain: Sequence[Mapping[str, Any]]) -> tuple[DeliveryTry, ...]:
+    """Return stored tries as values."""
+    return tuple(DeliveryTry(**{**tried, "time": datetime.fromisoformat(tried["time"])}) for tried in plain)
+
+
 def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:
-    tries = (DeliveryTry(**tried | {"time": datetime.fromisoformat(tried["time"])}) for tried in row.tries)
-    return Delivery(
-        id=row.id, webhook=_webhook(webhook), job_id=row.job_id, created=row.created, due=row.due, state=row.state,
-        payload=row.payload, tries=tuple(tries),
-    )  # fmt: skip
+    with reading(f"delivery {row.id}"):
+        if type(row.payload) is not dict:
+            raise ValueError("its payload is no JSON object")
+        return Delivery(
+            id=row.id, webhook=_webhook(webhook), job_id=row.job_id, created=row.created, due=row.due, state=row.state,
+            payload=row.payload, tries=tries_of(row.tries),
+        )  # fmt: skip
+
+
+def _readable(found: Iterable[Any]) -> Iterator[tuple[DeliveryRow, Delivery | None]]:
+    """The deliveries; None for one that is damaged."""
+    for row, webhook in found:
+        try:
+            yield row, _delivery(row, webhook)
+        except DamagedRowError:
+            yield row, None

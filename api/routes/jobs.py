@@ -8,17 +8,18 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api.auth import Principal, Reader, Steerer, StoreOf, Submitter, if_visible, visible_job
+from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
 from api.fields import Integer
 from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for, body_hash
 from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
+from autotune.jobs.allowed import is_from_outside
 from autotune.jobs.labels import MOST_TAGS, merged_labels
-from autotune.jobs.request import request_to_row
+from autotune.jobs.request import request_of, request_to_row
 from search_spaces.outcome import JobState
-from storage.records import LABELS, OVER, Ask, JobRecord, Submission
+from storage.records import LABELS, ORIGIN, OVER, Ask, JobRecord, Submission
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -38,6 +39,7 @@ Submissions = Together[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bo
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
+FROM_SERVICE = {ORIGIN: "service"}
 ASKED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}, 409: {}}
 
 
@@ -78,7 +80,7 @@ async def submit_job(
         body_hash=body_hash(body) if key else "", by=principal.actor,
     )  # fmt: skip
     submissions: Submissions = state.submissions
-    job, _ = await submissions.ask((request_to_row(wanted), submission))
+    job, _ = await submissions.ask((request_to_row(wanted) | FROM_SERVICE, submission))
     return _located(job, response)
 
 
@@ -130,9 +132,20 @@ def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Respo
 
 @router.post("/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
 def resume_job(
-    job_id: JobId, store: StoreOf, principal: Steerer, response: Response, body: BudgetChange | None = None
+    job_id: JobId,
+    store: StoreOf,
+    settings: SettingsOf,
+    principal: Steerer,
+    response: Response,
+    body: BudgetChange | None = None,
 ) -> JobView:
-    """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget."""
+    """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget.
+
+    What it runs must still be allowed.
+    """
+    job = visible_job(store, principal, job_id)
+    if is_from_outside(job):
+        settings.allow_list.require(request_of(job))
     return _ask(store, principal, job_id, Ask.RESUME, response, body)
 
 
@@ -149,14 +162,17 @@ def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Resp
 
 
 @router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}, 409: {}})
-def clone_job(job_id: JobId, store: StoreOf, principal: Submitter, response: Response, key: Key = None) -> JobView:
-    """Submit the same request once more."""
+def clone_job(
+    job_id: JobId, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
+) -> JobView:
+    """Submit the same request once more, if what it runs is still allowed."""
     job = visible_job(store, principal, job_id)
+    settings.allow_list.require(request_of(job))
     submission = Submission(
         submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}",
         by=principal.actor,
     )  # fmt: skip
-    return _located(store.submit(job.request, submission)[0], response)
+    return _located(store.submit({**job.request, **FROM_SERVICE}, submission)[0], response)
 
 
 @router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from api.auth import Reader, StoreOf, if_visible
-from api.point_views import AnswerView, GainView
+from api.point_views import GainView, answer_view
 from autotune.job_cost import Measurements, job_seconds_left
 from storage.records import JobRecord, Overview
 
@@ -57,7 +57,7 @@ def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewL
 
 
 def _view(job: JobRecord, found: Overview) -> OverviewView:
-    answer = None if job.answer is None else AnswerView(**job.answer)
+    answer = answer_view(job)
     done = Measurements(search=found.searched, control=found.controls, confirm=found.confirmations)
     return OverviewView(
         job=job.id,

@@ -7,17 +7,24 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TextIO
 
+import typer
+
 from autotune.cli.console import Console
 from autotune.cli.status import Status
-from autotune.errors import OutputError, RequestError
+from autotune.errors import AutotuneError, OutputError, RequestError
+from autotune.jobs.request import request_from_row
 from autotune.output import require_writable
+from autotune.visible_text import visible
+from search_spaces.errors import SearchSpaceError
 from storage.errors import StorageError
+from storage.service_records import Damage
 from storage.sql import default_database_url, open_store
+from storage.store import Store
 
 PART = 1 << 20
 """Characters that are copied at a time."""
@@ -36,13 +43,45 @@ def dump_command(job_id: str | None, every: bool, out: Path | None, database: st
     return Status.OK
 
 
-def load_command(path: Path, database: str | None) -> Status:
-    """Read such a file: all of it, or nothing."""
+def import_command(path: Path, owner: str, database: str | None) -> Status:
+    """Read the file of a job: all of it, or nothing."""
+    with _source(path) as source, open_store(database or default_database_url()) as store:
+        job = store.load_job(source, owner)
+    Console(stderr=True).print(f"read job {job} from {path}", highlight=False, soft_wrap=True)
+    return Status.OK
+
+
+def restore_command(path: Path, database: str | None) -> Status:
+    """Read a backup: all of it, or nothing."""
     with _source(path) as source, open_store(database or default_database_url()) as store:
         jobs = store.load(source)
-    told = f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs):,} jobs"
-    Console(stderr=True).print(f"read {told} from {path}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"read {len(jobs):,} jobs from {path}", highlight=False, soft_wrap=True)
     return Status.OK
+
+
+def check_command(database: str | None) -> Status:
+    """Print every row that cannot be read."""
+    with open_store(database or default_database_url()) as store:
+        lines = list(_lines(store, store.damages()))
+    for line in lines:
+        typer.echo(visible(line))
+    told = f"{len(lines):,} rows are damaged; restore them from a backup, or remove their jobs with `autotune clean JOB --yes`"
+    Console(stderr=True).print(told if lines else "every row can be read", highlight=False, soft_wrap=True)
+    return Status.FAILURE if lines else Status.OK
+
+
+def _lines(store: Store, found: Sequence[Damage]) -> Iterator[str]:
+    """Damaged rows, and jobs whose requests say what this version does not understand."""
+    yield from (f"{damage.place}: {damage.problem}" for damage in found)
+    before = None
+    while page := store.jobs(before=before):
+        before = page[-1].id
+        for job in page:
+            try:
+                if not job.damage:
+                    request_from_row(job.request)
+            except (AutotuneError, SearchSpaceError) as error:
+                yield f"jobs {job.id}: {error}"
 
 
 def prune_command(days: float, database: str | None) -> Status:

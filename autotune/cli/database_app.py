@@ -8,10 +8,11 @@ import typer
 from autotune.cli.options import Database, Job, only_database
 from autotune.cli.status import end
 
-app = typer.Typer(help="Move jobs between databases, back up, restore, remove old logs.", no_args_is_help=True)
+app = typer.Typer(help="Move jobs between databases, back up, restore, check, remove old logs.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A file, packed if it ends in .gz. [default: standard output]")]
 In = Annotated[Path, typer.Argument(metavar="FILE", help="A file that this command's counterpart wrote; - for standard input.")]
+Owner = Annotated[str, typer.Option(metavar="NAME", help="Whose job it is here. [default: nobody's]")]
 
 
 @app.command("export")
@@ -23,11 +24,11 @@ def export_job(job: Job = None, out: Out = None, db: Database = None) -> None:
 
 
 @app.command("import")
-def import_job(file: In, db: Database = None) -> None:
-    """Read a job from a file; one that had not ended waits to be resumed."""
-    from autotune.cli.database import load_command
+def import_job(file: In, owner: Owner = "", db: Database = None) -> None:
+    """Read a job from a file; one that had not ended waits to be resumed. Nothing else is read from it."""
+    from autotune.cli.database import import_command
 
-    end(lambda: load_command(file, only_database("db import", db)))
+    end(lambda: import_command(file, owner, only_database("db import", db)))
 
 
 @app.command()
@@ -41,9 +42,17 @@ def backup(out: Out = None, db: Database = None) -> None:
 @app.command()
 def restore(file: In, db: Database = None) -> None:
     """Read a backup into a database without jobs, of either kind; jobs that ran then are taken up by the next worker."""
-    from autotune.cli.database import load_command
+    from autotune.cli.database import restore_command
 
-    end(lambda: load_command(file, only_database("db restore", db)))
+    end(lambda: restore_command(file, only_database("db restore", db)))
+
+
+@app.command()
+def check(db: Database = None) -> None:
+    """List the rows that cannot be read. Other jobs go on without them."""
+    from autotune.cli.database import check_command
+
+    end(lambda: check_command(only_database("db check", db)))
 
 
 @app.command()

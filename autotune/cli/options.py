@@ -56,6 +56,14 @@ RayAddress = Annotated[
         help="Ray to run on, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else one is started here.",
     ),
 ]
+PassEnvironment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pass-environment",
+        metavar="NAME",
+        help="A variable that trials find as it is here, beside those of a fixed list. May be repeated.",
+    ),
+]
 RayToLookAt = Annotated[
     str | None,
     typer.Option(

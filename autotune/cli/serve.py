@@ -20,9 +20,11 @@ from rich.table import Table
 
 from autotune.cli import ROOT, bind_own_rooms
 from autotune.cli.console import Console
+from autotune.cli.passed import pass_environment
 from autotune.cli.quota import parsed_quotas
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.jobs.allowed import AllowList
 from autotune.jobs.command_field import parse_allowed
 from autotune.jobs.ray_cluster import named_address
 from autotune.jobs.request import RUNNERS
@@ -64,6 +66,8 @@ class ServeOptions:
     webhook_networks: tuple[str, ...]
     ray_address: str | None
     """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
+    pass_environment: tuple[str, ...]
+    """Variables that the worker's trials find."""
     log_format: LogFormat
     access_log: bool
 
@@ -80,6 +84,9 @@ class WorkerOptions:
     replay: Path | None
     most_jobs: int | None
     ray_address: str | None
+    factories: tuple[str, ...]
+    commands: tuple[str, ...]
+    pass_environment: tuple[str, ...]
     log_format: LogFormat
     until_input_ends: bool
 
@@ -90,6 +97,7 @@ def serve_command(options: ServeOptions) -> Status:
     import uvicorn
 
     bind_own_rooms(("api",))
+    pass_environment(options.pass_environment)
     for command in options.commands:
         parse_allowed(command)
     quotas = parsed_quotas(options.quotas)
@@ -168,6 +176,8 @@ def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
     there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
     if quotas.device_hours is not None:
         there += ["--device-seconds", str(3600 * quotas.device_hours)]
+    there += [word for factory in options.factories for word in ("--allow-factory", factory)]
+    there += [word for allowed in options.commands for word in ("--allow-command", allowed)]
     command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
     try:
@@ -183,6 +193,9 @@ def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
 
 def worker_command(options: WorkerOptions) -> Status:
     """Take and run jobs until a signal: the job that is under way goes back to the queue."""
+    pass_environment(options.pass_environment)
+    for command in options.commands:
+        parse_allowed(command)
     _require_known("runner", options.runners, RUNNERS)
     _require_known("device", options.devices, DEVICE_KINDS)
     set_up_logs(options.log_format)
@@ -207,7 +220,13 @@ def worker_command(options: WorkerOptions) -> Status:
         if options.replay is None and local_gpus() is None:
             # So that what forms predict before the first job is of this machine. Other numbers of ranks: with their first job.
             calibrate_quickly(store, local_cluster())
-        worker = Worker(store, make, limits, ray_address=named_address(options.ray_address))
+        worker = Worker(
+            store,
+            make,
+            limits,
+            ray_address=named_address(options.ray_address),
+            allowed=AllowList(factories=options.factories, commands=options.commands),
+        )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send either of the last two
             signal.signal(number, ended)
         if options.until_input_ends:

@@ -5,9 +5,22 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Json, Logs, RayAddress, only_database
+from autotune.cli.options import Database, Json, Logs, PassEnvironment, RayAddress, only_database
 from autotune.cli.status import end
 from autotune.logs import LogFormat
+
+AllowFactory = Annotated[
+    list[str] | None,
+    typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
+]
+AllowCommand = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-command",
+        metavar="FOLDER:COMMAND",
+        help="What a submitted command must begin with, and where it runs. May be repeated.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,18 +38,8 @@ def serve(
         bool | None, typer.Option("--keys/--no-keys", help="Ask for API keys. [default: unless bound to loopback]")
     ] = None,
     worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Run jobs too, not the API alone.")] = True,
-    allow_factory: Annotated[
-        list[str] | None,
-        typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
-    ] = None,
-    allow_command: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-command",
-            metavar="FOLDER:COMMAND",
-            help="What a submitted command must begin with, and where it runs. May be repeated.",
-        ),
-    ] = None,
+    allow_factory: AllowFactory = None,
+    allow_command: AllowCommand = None,
     requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
     quota: Annotated[
         list[str] | None,
@@ -50,6 +53,7 @@ def serve(
         typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
     ] = None,
     ray_address: RayAddress = None,
+    pass_environment: PassEnvironment = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_format: Logs = LogFormat.TEXT,
     db: Database = None,
@@ -64,7 +68,8 @@ def serve(
                 commands=tuple(allow_command or ()),
                 requests_per_second=requests_per_second, quotas=tuple(quota or ()),
                 webhook_networks=tuple(webhook_network or ()),
-                ray_address=ray_address, log_format=log_format, access_log=access_log,
+                ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
+                access_log=access_log,
             )
         )
     )  # fmt: skip
@@ -93,6 +98,9 @@ def worker(
         ),
     ] = None,
     ray_address: RayAddress = None,
+    allow_factory: AllowFactory = None,
+    allow_command: AllowCommand = None,
+    pass_environment: PassEnvironment = None,
     log_format: Logs = LogFormat.TEXT,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
@@ -105,7 +113,8 @@ def worker(
             WorkerOptions(
                 database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
                 devices=tuple(device or ()), replay=replay, most_jobs=jobs, ray_address=ray_address,
-                log_format=log_format,
+                factories=tuple(allow_factory or ()), commands=tuple(allow_command or ()),
+                pass_environment=tuple(pass_environment or ()), log_format=log_format,
                 until_input_ends=until_input_ends,
             )
         )

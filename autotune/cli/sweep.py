@@ -14,6 +14,7 @@ from typing import Any
 from autotune.cli.console import Console
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.live import LiveTable
+from autotune.cli.passed import pass_environment
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
 from autotune.command import notes_of
@@ -58,12 +59,15 @@ class SweepOptions:
     resume: str | None
     database: str | None
     json: bool
+    pass_environment: tuple[str, ...] = ()
+    """Variables that trials find, beside those of a fixed list."""
 
 
 def sweep_command(options: SweepOptions) -> Status:
     """Everything that can be found out is found out before the first trial: model, space, output path, database."""
     console = Console(stderr=True)
     require_writable(options.out)
+    pass_environment(options.pass_environment)
     if options.resume is not None:
         result = _resumed(options, console)
     else:

@@ -23,13 +23,17 @@ class Nodes:
 
     faults: frozenset[str] = frozenset()
     """Causes that lie in a node's hardware or driver, whatever ran on it: rows of the failure table."""
+    own: frozenset[str] = frozenset()
+    """Causes of the request's own rows: what they say of a node holds for this job alone."""
+    shut: set[str] = field(default_factory=set)
+    """Nodes that get no further trial of this job, by a row of its request."""
     worked: set[str] = field(default_factory=set)
     """Nodes on which a trial was measured."""
     slow: set[str] = field(default_factory=set)
     strikes: dict[str, set[int]] = field(default_factory=dict)
     """Node -> trials that failed on it and succeeded elsewhere, since it last worked."""
-    _failed_on: dict[int, dict[str, None]] = field(default_factory=dict)
-    """Trial -> nodes that it failed on, in order."""
+    _failed_on: dict[int, dict[str, bool]] = field(default_factory=dict)
+    """Trial -> nodes that it failed on, in order, and whether that was by a row of the request: no strike against the node."""
     _errors: dict[tuple[str, str | None, str], set[str]] = field(default_factory=dict)
     """Kind of failure -> nodes that had it."""
 
@@ -43,7 +47,10 @@ class Nodes:
         """Take in how an attempt ended; return the nodes that it shows to fail, again and again, what succeeds elsewhere."""
         self.slow.update(result.slow_nodes)
         if result.outcome in BROKE and result.node is not None:
-            self._failed_on.setdefault(trial, {})[result.node] = None
+            own = result.cause in self.own
+            self._failed_on.setdefault(trial, {})[result.node] = own
+            if own and result.cause in self.faults:
+                self.shut.add(result.node)
             self._errors.setdefault(kind_of_failure(result), set()).add(result.node)
         here = {node_of(rank) for rank in result.ranks}
         if result.outcome not in WORKED or not here:
@@ -51,7 +58,7 @@ class Nodes:
         self.worked |= here
         for node in here:
             self.strikes.pop(node, None)
-        elsewhere = [node for node in self._failed_on.pop(trial, {}) if node not in here]
+        elsewhere = [node for node, own in self._failed_on.pop(trial, {}).items() if node not in here and not own]
         for node in elsewhere:
             self.strikes.setdefault(node, set()).add(trial)
         return [node for node in elsewhere if len(self.strikes[node]) >= STRIKES]
@@ -74,10 +81,10 @@ class Nodes:
     def kept_off(self, trial: int, quarantined: Iterable[str], rooms: Mapping[str, int], ranks: int) -> tuple[str, ...]:
         """The nodes that the trial's next attempt is to keep off, as far as there is room for its ranks without them.
 
-        First those in quarantine, then those that it failed on, then slow ones.
+        First those in quarantine, then those that are shut for this job, those that it failed on, and slow ones.
         """
         off: set[str] = set()
-        for node in (*quarantined, *self.failed_on(trial), *sorted(self.slow)):
+        for node in (*quarantined, *sorted(self.shut), *self.failed_on(trial), *sorted(self.slow)):
             if node in rooms and has_room(rooms, {*off, node}, ranks):
                 off.add(node)
         return tuple(sorted(off))

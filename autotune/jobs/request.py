@@ -29,6 +29,7 @@ from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
+from storage.records import JobRecord
 
 SIMPLE_TARGETS = (
     "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning", "torch",
@@ -391,9 +392,21 @@ def request_from_row(row: Mapping[str, Any]) -> JobRequest:
     """
     try:
         return from_plain(JobRequest, with_present_names(row))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"its request cannot be read by this version ({error})"
         raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
+
+
+def request_of(job: JobRecord) -> JobRequest:
+    """Return the request of a job.
+
+    Raises:
+        JobNotResumableError: its row is damaged, or this version cannot read it.
+    """
+    if job.damage:
+        problem = f"{job.id} is damaged ({job.damage})"
+        raise JobNotResumableError("job", problem, "see `autotune db check`, and restore it from a backup")
+    return request_from_row(job.request)
 
 
 def request_to_row(request: JobRequest) -> dict[str, Any]:

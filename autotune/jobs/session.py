@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.engines import capability_of, require_usable
-from autotune.errors import RequestError
+from autotune.errors import JobNotResumableError, RequestError
 from autotune.intervals import CPU_SPREAD, Spread
 from autotune.jobs.baselines import baselines_of
 from autotune.jobs.chosen_strategy import strategy_of
@@ -16,7 +16,7 @@ from autotune.jobs.feasible import nothing_legal, require_fit, require_positions
 from autotune.jobs.machine import cluster_of, require_here, require_text
 from autotune.jobs.nvme import require_folder
 from autotune.jobs.ray_cluster import address_of, found_cluster
-from autotune.jobs.request import JobRequest, request_from_row
+from autotune.jobs.request import JobRequest, request_of
 from autotune.layouts import layouts_of
 from autotune.objective import Ranking
 from autotune.strategies.names import PREDICTING
@@ -298,7 +298,11 @@ def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, s
         kept = store.set_prior(lease, to_plain(learned))
     if not predicts:
         return session, ""
-    prior = from_plain(Prior, kept)
+    try:
+        prior = from_plain(Prior, kept)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        problem = f"{lease.job_id} has a damaged prior ({error})"
+        raise JobNotResumableError("job", problem, "see `autotune db check`, or clone it") from error
     strategy = strategy_of(session.request, session.space, session.model, session.ranking, prior)
     return dataclasses.replace(session, strategy=strategy), prior.note
 
@@ -319,7 +323,7 @@ def session_of(job: JobRecord) -> Session:
     Raises:
         JobNotResumableError: this version cannot read the row.
     """
-    return _resolve(request_from_row(job.request))
+    return _resolve(request_of(job))
 
 
 def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:

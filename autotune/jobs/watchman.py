@@ -1,12 +1,12 @@
 """Keeps an eye on the nodes while a job runs: what is slow, gone or broken is told, and kept off."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from autotune.jobs.nodes import WORKED, Nodes, has_room
 from executor.measurement.stragglers import slow_nodes
 from executor.runners.runner import Runner
-from search_spaces.failure import FailureTable
+from search_spaces.failure import FailureRow, FailureTable
 from search_spaces.trial import NodeEvent, TrialResult
 from storage.records import AttemptState, Lease, TrialRecord
 from storage.store import Store
@@ -15,7 +15,7 @@ QUARANTINE_SECONDS = 3600.0
 """How long every job of the database keeps off a node: long enough to be seen, and over by itself where nobody looks."""
 SLOW_REPEATS = 1
 """How often a trial is measured again elsewhere because a node held it back."""
-EVENTS = {"lost": "node_lost", "added": "node_added", "slow": "node_slow"}
+EVENTS = {"lost": "node_lost", "added": "node_added", "slow": "node_slow", "shut": "node_shut"}
 """Kind of a runner's node event -> kind of the job's event; of quarantine the store tells."""
 
 
@@ -33,9 +33,13 @@ class Watchman:
         runner: Runner,
         ranks: int,
         table: FailureTable,
+        own_rows: Sequence[FailureRow],
         tell: Callable[[str], None],
     ) -> None:
-        """`ranks`: of a trial; `tell` takes what people should know, in a line."""
+        """`ranks`: of a trial; `own_rows`: those of the request in the table, which say nothing of a node to other jobs; `tell`
+        takes what people should know, in a line.
+        """
+        self._own = frozenset(row.name for row in own_rows)
         self._faults = frozenset(row.name for row in table.rows if row.quarantine)
         self._store, self._lease, self._runner, self._ranks, self._tell = store, lease, runner, ranks, tell
         self._recalled: Nodes | None = None
@@ -68,18 +72,21 @@ class Watchman:
         if len(self._runner.rooms()) < 2:
             return result, False
         result = self._with_slow_nodes(trial, result, between)
+        shut = set(self._nodes.shut)
         again = self._is_tried_elsewhere(trial, result) or self._is_measured_elsewhere(trial, result)
         for node in self._nodes.note(trial.number, result):
             strikes = len(self._nodes.strikes[node])
             self._quarantine(node, f"{strikes} trials in a row failed on it and succeeded elsewhere, last trial {trial.number}")
-        if result.cause in self._faults and result.node is not None:
+        if result.cause in self._faults - self._own and result.node is not None:
             self._quarantine(result.node, result.message)
+        for node in self._nodes.shut - shut:
+            self._add_event(NodeEvent(node=node, kind="shut", message=result.message), trial.number)
         return result, again
 
     @property
     def _nodes(self) -> Nodes:
         if self._recalled is None:
-            self._recalled = Nodes(faults=self._faults)
+            self._recalled = Nodes(faults=self._faults, own=self._own)
             self._recalled.recall(self._store.attempts(self._lease().job_id))
         return self._recalled
 
@@ -104,7 +111,7 @@ class Watchman:
         return before < SLOW_REPEATS and self._has_room_without({*self._quarantined(), *self._nodes.slow, *result.slow_nodes})
 
     def _has_room_without(self, nodes: Iterable[str]) -> bool:
-        return has_room(self._runner.rooms(), nodes, self._ranks)
+        return has_room(self._runner.rooms(), {*nodes, *self._nodes.shut}, self._ranks)
 
     def _quarantined(self) -> list[str]:
         return [record.node for record in self._store.quarantined_nodes()]

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
+from autotune.jobs.allowed import AllowList, is_from_outside
 from autotune.jobs.beats import WorkerBeats
 from autotune.jobs.journal import Journal
 from autotune.jobs.keeper import LEASE_SECONDS, LeaseKeeper
+from autotune.jobs.request import request_of
 from autotune.jobs.session import Session, on_ray, require_startable, session_of
 from autotune.jobs.stop import StopSignal
 from autotune.loop import run_held_job
@@ -17,7 +19,7 @@ from executor.errors import ExecutorError, RunnerError
 from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState
-from storage.errors import DatabaseUnavailableError, LeaseLostError
+from storage.errors import DamagedRowError, DatabaseUnavailableError, LeaseLostError
 from storage.owners import current_owner
 from storage.records import JobRecord, Lease, QueueLimits
 from storage.store import Store
@@ -54,8 +56,18 @@ class Worker:
         limits: QueueLimits | None = None,
         poll_seconds: float = POLL_SECONDS,
         ray_address: str | None = None,
+        allowed: AllowList | None = None,
     ) -> None:
-        """`ray_address`: of the Ray that jobs run on which name none; None: one of their own."""
+        """
+        Args:
+            store: the jobs.
+            make_runner: makes the ranks of a job.
+            limits: which jobs it takes.
+            poll_seconds: how soon a job that comes into an empty queue is seen.
+            ray_address: of the Ray that jobs run on which name none; None: one of their own.
+            allowed: what jobs from outside may run; None: no factory and no command.
+        """
+        self._allowed = allowed or AllowList()
         self._store, self._make_runner, self._limits = store, make_runner, limits
         self._ray_address = ray_address
         self._poll_seconds = poll_seconds
@@ -96,7 +108,10 @@ class Worker:
         self._beats.runs(lease.job_id)
         with LeaseKeeper(self._store, lease) as keeper:
             try:
-                session = on_ray(session_of(self._store.job(lease.job_id)), self._ray_address)
+                job = self._store.job(lease.job_id)
+                if is_from_outside(job):
+                    self._allowed.require(request_of(job))
+                session = on_ray(session_of(job), self._ray_address)
                 require_startable(session)
                 calibrate_for(self._store, session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
@@ -109,7 +124,7 @@ class Worker:
                 raise
             except Exception as error:
                 # The job has been left FAILED with the reason; what its ranks do is not known.
-                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError)
+                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError | DamagedRowError)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id}, exc_info=not ours)
                 self.close()
                 return

@@ -1,5 +1,6 @@
 """Trials of the database that ran on the same hardware: what they were, and what they took."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+from storage.errors import DamagedRowError
 from storage.records import JobRecord, TrialRecord
 from storage.store import Store
 
@@ -126,11 +128,12 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
 
 
 def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
-    """A job's trials, a part at a time: of a long job the first ones are enough."""
+    """A job's trials, a part at a time: of a long job the first ones are enough. A damaged one ends them."""
     first = 0
-    while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
-        yield from part
-        first = part[-1].number + 1
+    with contextlib.suppress(DamagedRowError):
+        while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
+            yield from part
+            first = part[-1].number + 1
 
 
 def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from executor.errors import RunnerError
+from executor.runners.rank_environment import for_trials
 from executor.runners.transport import LOOPBACK, thread_environment
 from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain
@@ -33,7 +34,7 @@ def measure_processors(world_size: int) -> MicrobenchmarkResult:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **LOOPBACK, **threads},
+        env={**for_trials(os.environ), **LOOPBACK, **threads},
         text=True,
         process_group=0,
     )

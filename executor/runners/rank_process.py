@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 
 from executor.engines.leftovers import note_processes, release_processes, remove_files_of, sweep_ledgers
 from executor.process_tree import MARK, kill_all, kill_strays, out_of_memory_kills, own_mark
+from executor.runners.rank_environment import for_trials
 from executor.runners.rank_output import RankOutput
 
 STACK_TAIL_SECONDS = 0.05
@@ -54,7 +55,7 @@ class RankProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {}), MARK: self._mark},
+            env={**for_trials(os.environ), **(environment or {}), MARK: self._mark},
             pass_fds=(theirs.fileno(),),
             process_group=0,
         )

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.errors import RequestError
 from autotune.jobs.command_field import parse_allowed
+from search_spaces.outcome import JobState
 from storage.store import Store
 from tests.api.conftest import problem_of
 
@@ -51,3 +52,15 @@ def test_none_is_without_the_setting(client, store: Store) -> None:
 def test_a_setting_that_is_none_is_told(text: str) -> None:
     with pytest.raises(RequestError, match="is no FOLDER:COMMAND"):
         parse_allowed(text)
+
+
+def test_a_list_that_became_shorter_holds_for_clones_and_for_what_is_resumed(serve, store: Store) -> None:
+    job = serve(commands=ALLOWED).post("/v1/jobs", json=BODY | {"command": COMMAND}).json()["id"]
+    serve(commands=ALLOWED).post(f"/v1/jobs/{job}/pause")
+    shorter = serve(commands=("/srv/other:python",))
+    for asked in ("clone", "resume"):
+        refused = problem_of(shorter.post(f"/v1/jobs/{job}/{asked}"), 422)
+        assert refused["errors"][0]["field"] == "command"
+    assert [(found.id, found.state) for found in store.jobs()] == [(job, JobState.PAUSED)]
+    assert serve(commands=ALLOWED).post(f"/v1/jobs/{job}/resume").status_code == 202
+    assert serve(commands=ALLOWED).post(f"/v1/jobs/{job}/clone").status_code == 202

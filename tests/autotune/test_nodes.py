@@ -13,6 +13,7 @@ from autotune.jobs.listener import LoopListener
 from autotune.jobs.nodes import STRIKES
 from autotune.jobs.request import request_to_row
 from autotune.loop import run_job
+from search_spaces.failure import FailureRow
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import NodeEvent, TrialResult
 from storage.records import AttemptState, EventRecord, TrialRecord
@@ -144,6 +145,25 @@ def test_a_broken_device_puts_its_node_in_quarantine_at_once(tmp_path: Path, sto
     assert [(record.node, record.reason) for record in store.quarantined_nodes()] == [("c", "rank 0: uncorrectable ECC error")]
     assert all(trial.outcome is Outcome.OK for trial in book.trials)
     assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(book.job.id)) == 1
+
+
+def test_a_row_of_the_request_keeps_its_own_job_off_a_node_and_no_other(tmp_path: Path, store: Store) -> None:
+    row = FailureRow(name="mine", outcome=Outcome.FAILED, remedy="none", message=("anything",), quarantine=True, retries=9)
+    for rows, cause in (((row,), "mine"), ((dataclasses.replace(row, name="ecc"),), "ecc")):
+        failed = dataclasses.replace(table.ended(Outcome.FAILED, "anything"), cause=cause)
+        book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": failed}), failures=rows, trials=16)
+        assert store.quarantined_nodes() == []
+        assert [event.payload["node"] for event in events(store, book.job.id, "node_shut")] == ["c"]
+        assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(book.job.id)) == 1
+        assert all(trial.outcome is Outcome.OK for trial in book.trials)
+
+
+def test_failures_by_rows_of_the_request_are_no_strikes(tmp_path: Path, store: Store) -> None:
+    row = FailureRow(name="mine", outcome=Outcome.LOST, remedy="none", message=("anything",), retries=9)
+    lost = dataclasses.replace(LOST, cause="mine")
+    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": lost}), failures=(row,), trials=20)
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(book.job.id)) > STRIKES
+    assert store.quarantined_nodes() == []
 
 
 def test_an_error_that_may_be_its_nodes_is_tried_elsewhere_and_no_other_is(tmp_path: Path, store: Store) -> None:

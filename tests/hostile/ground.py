@@ -105,6 +105,8 @@ class Ground:
     server: "subprocess.Popen[bytes]"
     workers: "list[subprocess.Popen[bytes]]"
     keys: bool
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of all processes: for those that an attack starts beside them."""
     normal_key: str = ""
     _normal_job: str = ""
 
@@ -209,7 +211,7 @@ def ground(
         asks = "--keys" if keys else "--no-keys"
         command = ["serve", "--no-worker", "--port", str(port), asks, *map(str, serve)]
         server = stack.enter_context(_process(command, folder, "server", variables))
-        here = Ground(folder=folder, database=address, port=port, server=server, workers=[], keys=keys)
+        here = Ground(folder=folder, database=address, port=port, server=server, workers=[], keys=keys, variables=variables)
         limit = time.monotonic() + 120
         while not here.is_alive():
             assert server.poll() is None and time.monotonic() < limit, here.log()

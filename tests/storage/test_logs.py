@@ -136,7 +136,7 @@ def test_they_go_with_their_job_and_with_age(store: SqlStore, lease: Lease, toke
     sink = io.StringIO()
     store.dump(sink, lease.job_id)
     with open_store(str(tmp_path / "elsewhere.db")) as elsewhere:
-        elsewhere.load(sink)
+        elsewhere.load_job(sink)
         assert elsewhere.logs(lease.job_id, 0) == store.logs(lease.job_id, 0) != []
         elsewhere.delete_job(lease.job_id)
         assert elsewhere.logs(lease.job_id, 0) == []

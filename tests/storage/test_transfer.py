@@ -54,13 +54,13 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlSt
     other_job = store.create_job({"model": "none"})
     job = store.submit({"model": "llama-tiny", "pins": {"a": [1, 2]}}, Submission(submitter="anna", priority=3, devices=2))[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "BUDGET", "spent")
-    assert elsewhere.load(io.StringIO(text_of(store, job.id))) == [job.id]
+    assert elsewhere.load_job(io.StringIO(text_of(store, job.id)), "berta") == job.id
     assert repr(elsewhere.trials(job.id)) == repr(store.trials(job.id))  # losses hold a NaN, which equals nothing
     assert repr(elsewhere.attempts(job.id)) == repr(store.attempts(job.id))
     assert elsewhere.events(job.id) == store.events(job.id)
     here, there = store.job(job.id), elsewhere.job(job.id)
     assert (there.state, there.reason, there.request, there.submitter, there.version, there.devices) == (
-        here.state, here.reason, here.request, "anna", here.version, 2,
+        here.state, here.reason, {**here.request, "origin": "file"}, "berta", here.version, 2,
     )  # fmt: skip
     assert there.queued is None
     assert elsewhere.exact_jobs([other_job.id]) == {}
@@ -69,7 +69,7 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlSt
 def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: SqlStore, elsewhere: Store) -> None:
     job = store.submit({}, Submission())[0]
     work_on(store, job.id)
-    elsewhere.load(io.StringIO(text_of(store, job.id)))
+    elsewhere.load_job(io.StringIO(text_of(store, job.id)))
     there = elsewhere.job(job.id)
     assert (there.state, there.reason, there.owner) == (JobState.PAUSED, "imported", None)
     assert elsewhere.claim(current_owner()) is None
@@ -131,7 +131,7 @@ def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: SqlStore, e
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
     for text, problem in damaged(text_of(store, job.id)):
         with pytest.raises(TransferError, match=problem):
-            elsewhere.load(io.StringIO(text))
+            elsewhere.load_job(io.StringIO(text))
         assert elsewhere.jobs() == []
     with pytest.raises(UnknownJobError):
         store.dump(io.StringIO(), "20200101-000000-aaaa")
@@ -140,7 +140,7 @@ def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: SqlStore, e
 def test_what_is_here_already_is_not_written_over(store: SqlStore) -> None:
     job = store.submit({}, Submission())[0]
     with pytest.raises(TransferError, match=f"autotune clean {job.id}"):
-        store.load(io.StringIO(text_of(store, job.id)))
+        store.load_job(io.StringIO(text_of(store, job.id)))
     with pytest.raises(TransferError, match="has jobs already"):
         store.load(io.StringIO(text_of(store)))
     assert [item.id for item in store.jobs()] == [job.id]
@@ -152,5 +152,71 @@ def test_a_file_of_an_older_version_is_filled_up(store: SqlStore, elsewhere: Sto
     lines[0]["schema"] = "0004"
     for name in ("devices", "charged_seconds", "events_removed"):
         del lines[1]["row"][name]
-    elsewhere.load(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
+    elsewhere.load_job(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
     assert elsewhere.job(job.id).devices == 1
+
+
+def with_rows(text: str, *rows: dict[str, object], **columns: object) -> str:
+    """The file of a job with further rows, and other values in the job's own."""
+    head, job, *others = [json.loads(line) for line in text.splitlines()]
+    job["row"] |= columns
+    lines = [head, job, *others[:-1], *rows]
+    return "".join(json.dumps(line) + "\n" for line in [*lines, {"end": len(lines) - 1}])
+
+
+def hostile(text: str) -> list[tuple[str, str]]:
+    """Files of a job that hold more than the job, and what is said of each."""
+    now = "2030-01-01T00:00:00+00:00"
+    key = {"id": "aaaa", "secret_hash": "0" * 64, "owner": "mallory", "scopes": ["admin"], "created": now}
+    webhook = {"id": "bbbb", "owner": "anna", "url": "https://evil.example/", "secret": "s", "created": now}
+    event = {"job_id": "20200101-000000-aaaa", "sequence": 1, "time": now, "kind": "x", "payload": {}}
+    rank = json.loads(next(line for line in text.splitlines() if '"rank_measurements"' in line))
+    lines = text.splitlines(keepends=True)
+    return [
+        (with_rows(text, {"table": "api_keys", "row": key}), "rows of api_keys are no part of a job's file"),
+        (with_rows(text, {"table": "webhooks", "row": webhook}), "rows of webhooks are no part"),
+        (with_rows(text, {"table": "usage", "row": {}}), "rows of usage are no part"),
+        (with_rows(text, {"table": "events", "row": event}), "events of another job"),
+        (with_rows(text, rank | {"row": rank["row"] | {"attempt": "f" * 32}}), "rank_measurements of another job"),
+        (with_rows(text, json.loads(lines[1])), "is a second job"),
+        (lines[0] + lines[2] + '{"end":1}\n', "before the job's"),
+        (with_rows(text, lease_host="here"), "no column 'lease_host'"),
+        (with_rows(text, id="../../etc/passwd"), "is not a job's id"),
+        (with_rows(text, state="zombie"), "jobs.state: 'zombie' is not a valid"),
+        (with_rows(text, devices=-8), "less than nothing"),
+        (with_rows(text, trial_count=2**70), "out of range"),
+        (with_rows(text, event_count=0), "more trials or events than it counts"),
+        (with_rows(text, request="x"), "request"),
+        (with_rows(text, request={"trials": "many"}), "trials of its request"),
+        (with_rows(text, created=5), "jobs.created"),
+        (with_rows(text, reason=None), "jobs.reason: is missing"),
+        (text.replace('"zero_stage":1', '"zero_stage":[]'), "trials"),
+        (text.replace('"outcome":"ok"', '"outcome":"fine"').replace('"outcome":"OK"', '"outcome":"fine"'), "outcome"),
+    ]
+
+
+def test_the_file_of_a_job_brings_nothing_but_the_job(store: SqlStore, elsewhere: Store) -> None:
+    job = store.submit({"model": "m"}, Submission())[0]
+    store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
+    text = text_of(store, job.id)
+    for changed, problem in hostile(text):
+        with pytest.raises(TransferError, match=problem) as refused:
+            elsewhere.load_job(io.StringIO(changed))
+        assert "\n" not in str(refused.value)
+        assert (elsewhere.jobs(), elsewhere.keys(), elsewhere.webhooks()) == ([], [], [])
+    with pytest.raises(TransferError, match="autotune db restore"):
+        elsewhere.load_job(io.StringIO(text_of(store)))
+    with pytest.raises(TransferError, match="autotune db import"):
+        elsewhere.load(io.StringIO(text))
+
+
+def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: SqlStore, elsewhere: Store) -> None:
+    job = store.submit({}, Submission(submitter="anna", priority=100))[0]
+    work_on(store, job.id)
+    elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), lease_token=2**62, charged_seconds=-1e9)))
+    there = elsewhere.job(job.id)
+    assert (there.submitter, there.priority, there.owner) == ("", 0, None)
+    lease = elsewhere.acquire(job.id, current_owner())
+    assert lease.token == 1
+    elsewhere.release(lease, JobState.PAUSED, "", "")
+    assert elsewhere.usage("").device_seconds < 1.0

@@ -1,9 +1,11 @@
 """Webhooks: what is to be told is written with the end of the job, claimed by one process, and logged."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from search_spaces.outcome import JobState
 from storage.errors import QuotaExceededError, UnknownWebhookError
@@ -91,3 +93,50 @@ def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: 
     assert made[0].secret not in repr(made[0])
     limited.create_webhook("bert", "https://b.example/")
     assert len(store.webhooks("anna")) == 3
+
+
+def test_owners_take_turns_and_none_has_more_than_its_share(store: SqlStore, clock) -> None:
+    store.create_webhook("anna", "https://a.example/x")
+    store.create_webhook("bert", "https://b.example/x")
+    for _ in range(6):
+        ended_job(store, "anna")
+    clock.advance(60)
+    ended_job(store, "bert")
+    first = store.claim_deliveries(limit=2)
+    assert [delivery.webhook.owner for delivery in first] == ["anna", "bert"]
+    assert store.claim_deliveries(most=1, running={"anna": 1}) == []
+    assert [delivery.webhook.owner for delivery in store.claim_deliveries(most=3, running={"anna": 1})] == ["anna", "anna"]
+    assert len(store.claim_deliveries()) == 3
+    clock.advance(61)
+    assert len(store.claim_deliveries(limit=100, most=2)) == 3
+
+
+def test_what_waits_for_a_receiver_waits_without_a_try(store: SqlStore, clock) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    for _ in range(2):
+        ended_job(store)
+    (claimed,) = store.claim_deliveries(limit=1)
+    store.finish_delivery(claimed.id, None, DeliveryState.PENDING, 30.0)
+    assert store.postpone_deliveries(webhook.id, 30.0) == 1
+    clock.advance(29)
+    assert store.claim_deliveries() == []
+    clock.advance(2)
+    assert [delivery.tries for delivery in store.claim_deliveries()] == [(), ()]
+
+
+def test_a_webhook_that_is_deleted_meanwhile_does_not_hold_up_the_end_of_a_job(store: SqlStore, address: str) -> None:
+    webhook = store.create_webhook("anna", "https://a.example/x")
+    job = store.submit({}, Submission(submitter="anna"))[0]
+    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with ThreadPoolExecutor(1) as pool:
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM webhooks WHERE id = :id"), {"id": webhook.id})
+            asked = pool.submit(store.ask, job.id, Ask.CANCEL)
+            waits = text(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            while engine.dialect.name == "postgresql" and not connection.execute(waits).scalar():
+                assert not asked.done()
+        assert asked.result(60).state is JobState.CANCELLED
+    engine.dispose()
+    assert store.claim_deliveries() == []

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from executor.errors import RunnerError
+from executor.runners.rank_environment import hidden_from_children
 from executor.runners.ray.token import MODE, put_mode_back, token_told
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,9 @@ def _connect(address: str | None, cores: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        ray.init(address=address or "local", **options)
+        # A Ray that starts here gives its processes this one's environment.
+        with hidden_from_children() if address is None else contextlib.nullcontext():
+            ray.init(address=address or "local", **options)
         _keep_out_of_stdout()
     except Exception as error:
         # It is not initialized, but of a cluster that has refused Ray keeps a client, by which the next start hangs, and which

@@ -7,6 +7,7 @@ import ray
 
 from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
+from executor.runners.rank_environment import passed_variables
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.pool import Pool, PoolTerms
 from executor.runners.ray.seats import SeatTerms
@@ -65,7 +66,8 @@ class RayRunner(GangsRunner):
                 device=device,
                 own_cores=0 if gpus else max(1, int(cpus_per_rank)),
             )
-            pool = Pool(terms, SeatTerms(bundle=bundle, environment=environment or {}, trial_function=trial_function))
+            variables = {**passed_variables(os.environ), **(environment or {})}
+            pool = Pool(terms, SeatTerms(bundle=bundle, environment=variables, trial_function=trial_function))
         except BaseException:
             self._cluster.close()
             raise

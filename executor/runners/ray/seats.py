@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from executor import process_tree
 from executor.engines import leftovers
 from executor.errors import RunnerError
-from executor.runners import head_and_tail, rank_output, rank_process
+from executor.runners import head_and_tail, rank_environment, rank_output, rank_process
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.ray import actor
 from executor.runners.ray.actor import CONTROL, RankActor
@@ -150,7 +150,7 @@ class Seat:
         self._stream = None
 
     def _start_actor(self) -> Any:
-        for module in (actor, rank_process, rank_output, head_and_tail, process_tree, leftovers):
+        for module in (actor, rank_process, rank_environment, rank_output, head_and_tail, process_tree, leftovers):
             ray.cloudpickle.register_pickle_by_value(module)
         remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={CONTROL: 1})(RankActor)
         bundle = self._terms.bundle

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,39 @@ def test_what_cannot_be_read_or_written_is_one_line(command: Command, folder: Pa
         answer = command(*words, "--db", "jobs.db")
         assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
         assert told in answer.err
+
+
+def test_a_job_from_a_file_is_whose_the_command_says(command: Command, folder: Path, job: str) -> None:
+    command("db", "export", job, "--db", "jobs.db", "--out", "job.jsonl")
+    assert command("db", "import", "job.jsonl", "--db", "other.db", "--owner", "berta").status == 0
+    with open_store(str(folder / "other.db")) as store:
+        assert store.job(job).submitter == "berta"
+    backup = command("db", "restore", "job.jsonl", "--db", "third.db")
+    assert backup.status == 2
+    assert "autotune db import" in backup.err
+
+
+def test_damaged_rows_are_listed(command: Command, folder: Path, job: str) -> None:
+    assert command("db", "check", "--db", "jobs.db").status == 0
+    with open_store(str(folder / "jobs.db")) as store:
+        newer = store.submit({"model": "llama-tiny", "objective": "of a later version"}, Submission())[0].id
+    with sqlite3.connect(folder / "jobs.db") as connection:
+        connection.execute("UPDATE jobs SET request = '{' WHERE id = ?", (job,))
+        connection.execute("UPDATE events SET payload = '[]' WHERE job_id = ?", (job,))
+    damaged = command("db", "check", "--db", "jobs.db")
+    assert damaged.status == 1
+    lines = damaged.out.splitlines()
+    assert f"jobs {job}: is damaged (request is not JSON)" in lines
+    assert f"events {job}/1: is damaged (payload is list)" in lines
+    assert any(line.startswith(f"jobs {newer}: ") and "cannot be read by this version" in line for line in lines)
+    assert f"{len(lines)} rows are damaged" in damaged.err
+    for name in (job, newer):
+        assert command("clean", name, "--yes", "--db", "jobs.db").status == 0
+    assert command("db", "check", "--db", "jobs.db").status == 0
+
+
+def test_a_variable_to_be_passed_must_be_there(command: Command) -> None:
+    answer = command("worker", "--db", "jobs.db", "--pass-environment", "NOT_SET_ANYWHERE")
+    assert (answer.status, answer.err.count("\n")) == (2, 1)
+    assert "NOT_SET_ANYWHERE is not set here" in answer.err
+    assert command("worker", "--db", "jobs.db", "--pass-environment", "A=B").status == 2

@@ -68,6 +68,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "keys revoke": (Place.DATABASE, ["none"]),
     "db export": (Place.DATABASE, []),
     "db import": (Place.DATABASE, ["job.jsonl"]),
+    "db check": (Place.DATABASE, []),
     "db backup": (Place.DATABASE, []),
     "db restore": (Place.DATABASE, ["all.jsonl"]),
     "db prune": (Place.DATABASE, ["--days", "1"]),

@@ -1,6 +1,8 @@
 """Coefficients from trials of the database: few move little, many are learnt from, spreads are honest."""
 
 import dataclasses
+import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
+from storage.sql import open_store
 from storage.store import Store
 
 CLUSTER = "dgx-a100:1"
@@ -146,6 +149,18 @@ def test_old_jobs_that_cannot_be_read_are_passed_by(store: Store) -> None:
     store.create_job({})
     run_job(store, 3, 0.0)
     assert [len(runs.keys) for runs in trial_history(store, cluster(), "native")] == [3]
+
+
+def test_a_damaged_trial_leaves_out_its_job_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.db"
+    with open_store(str(path)) as store:
+        run_job(store, 3, 0.0)
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE trials SET config = '{'")
+            connection.execute("UPDATE calibrations SET cluster = '5'")
+        run_job(store, 3, 0.0, seed=1)
+        assert [len(runs.keys) for runs in trial_history(store, cluster(), "native")] == [3]
+        assert calibrated(store, cluster(), "native", SHIPPED).source == "3 trials on the same hardware"
 
 
 def test_repeats_are_one_figure(store: Store) -> None:

@@ -12,8 +12,20 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))  # for `runner_contract`; ranks get it by PYTHONPATH, for `scripted`
 
 
+SECRETS = ("AUTOTUNE_DB", "AUTOTUNE_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TORCH_HUB_TOKEN", "MINE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secrets() -> Iterator[None]:
+    """What the environment of who starts ranks holds, and trials must not find."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SECRETS:
+            patch.setenv(name, f"secret of {name}")
+        yield
+
+
 @pytest.fixture(scope="module")
-def started_ray() -> Iterator[None]:
+def started_ray(secrets: None) -> Iterator[None]:
     """A Ray that the runners of a module find running. Not longer: its processes take a share of the machine all the time."""
     from executor.runners.ray.cluster import RayCluster
 

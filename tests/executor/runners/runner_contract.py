@@ -232,6 +232,10 @@ class ProcessRunnerContract(RunnerContract):
         assert (cancelled.outcome, cancelled.message) == (Outcome.CANCELLED, "stopped by a person")
         assert gone(descendants())
 
+    def test_ranks_find_nothing_of_the_environment_but_what_is_listed(self, runner: Runner) -> None:
+        seen = run(runner).environment
+        assert (seen["secrets"], seen["secrets_of_parent"]) == ("", "0")
+
     def test_more_ranks_than_there_is_room_for_are_refused(self, runner: Runner) -> None:
         refused = run(runner, world_size=1000)
         assert (refused.outcome, refused.rule) == (Outcome.INVALID, "world_size")

@@ -42,6 +42,8 @@ def measure(context, request, progress):
             "cores": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             "policy": os.environ.get("OMP_WAIT_POLICY", ""),
+            "secrets": " ".join(sorted(name for name, value in os.environ.items() if value.startswith("secret of"))),
+            "secrets_of_parent": str(Path(f"/proc/{os.getppid()}/environ").read_bytes().count(b"=secret of")),
         },
     )
 

@@ -1,0 +1,110 @@
+"""Rows that cannot be read as what they must be, found one by one: a disk, a restore or a hand may have damaged them.
+
+What reads many rows passes over them (`storage.codec`), so that nobody would know of them without this.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import JSON, Row, Table, select, tuple_
+from sqlalchemy.orm import Session
+
+from storage.calibrations import calibration_record
+from storage.codec import Damaged, attempt_record, config_of, damage_of, damaged, reading, result_of
+from storage.errors import DamagedRowError
+from storage.service_records import Damage
+from storage.tables import (
+    AttemptRow,
+    Base,
+    CalibrationRow,
+    DeliveryRow,
+    JobRow,
+    JsonList,
+    TrialRow,
+    of_job,
+    table_of,
+)
+from storage.webhooks import tries_of
+
+BATCH = 200
+
+
+def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
+    """The damaged rows of a job, or of the whole database, table by table.
+
+    Rows are read together, and each by itself where some of them cannot be.
+    """
+    for table in Base.metadata.sorted_tables:
+        if job_id is not None and table is not table_of(JobRow) and not _has_job(table):
+            continue
+        key = list(table.primary_key)
+        query = select(*key).order_by(*key)
+        if job_id is not None:
+            query = query.where(of_job(table, job_id))
+        with contextlib.closing(session.execute(query.execution_options(yield_per=BATCH))) as found:
+            for keys in found.partitions(BATCH):
+                yield from _among(session, table, [tuple(key) for key in keys])
+
+
+def _has_job(table: Table) -> bool:
+    return "job_id" in table.c or "attempt" in table.primary_key.columns
+
+
+def _among(session: Session, table: Table, keys: list[tuple[Any, ...]]) -> Iterator[Damage]:
+    key = tuple_(*table.primary_key)
+    place = f"{table.name} {'/'.join(map(str, keys[0]))}"
+    try:
+        rows = session.execute(select(table).where(key.in_(keys))).all()
+    except (LookupError, ValueError, TypeError) as error:  # a state or a time that is none
+        if len(keys) > 1:
+            for one in keys:
+                yield from _among(session, table, [one])
+        else:
+            yield Damage(place=place, problem=(str(error).splitlines() or ["cannot be read"])[0][:200])
+        return
+    for row in rows:
+        name = "/".join(str(row._mapping[column]) for column in table.primary_key)
+        try:
+            _check(table, row)
+        except DamagedRowError as error:
+            yield Damage(place=f"{table.name} {name}", problem=str(error).partition(": ")[2].partition("; ")[0])
+
+
+def _check(table: Table, row: Row[Any]) -> None:
+    """Raises:
+    DamagedRowError: the row cannot be read.
+    """
+    with reading(table.name):
+        for column in table.columns:
+            value = row._mapping[column]
+            if not isinstance(column.type, JSON) or value is None:
+                continue
+            if isinstance(value, Damaged):
+                raise damaged(table.name, f"{column.name} is not JSON")
+            if not isinstance(value, list if isinstance(column.type, JsonList) else dict):
+                raise damaged(table.name, f"{column.name} is {type(value).__name__}")
+        if (check := _CHECKS.get(table)) is not None:
+            check(row)
+
+
+def _check_job(row: Row[Any]) -> None:
+    if damage := damage_of(row):
+        raise damaged("jobs", damage)
+
+
+def _check_trial(row: Row[Any]) -> None:
+    for name, value in config_of(row.config).values().items():
+        if not isinstance(value, bool | int | float | str | None):
+            raise damaged("trials", f"{name} of its configuration is {type(value).__name__}")
+    result_of(row.refusal)
+
+
+_CHECKS: Mapping[Table, Callable[[Row[Any]], object]] = {
+    table_of(JobRow): _check_job,
+    table_of(TrialRow): _check_trial,
+    table_of(AttemptRow): attempt_record,
+    table_of(CalibrationRow): calibration_record,
+    table_of(DeliveryRow): lambda row: tries_of(row.tries),
+}
+"""What reads rows whose JSON must hold more than an object or a list."""
