@@ -15,4 +15,6 @@ VARIABLE = "AUTOTUNE_SERVER"
 
 def make_app() -> FastAPI:
     """The service with the settings of the environment."""
-    return create_app(from_plain(Settings, json.loads(os.environ[VARIABLE])))
+    app = create_app(from_plain(Settings, json.loads(os.environ[VARIABLE])))
+    app.openapi()  # it is kept: to make it for the first who asks would hold up everybody else
+    return app
