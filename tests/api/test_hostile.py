@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from api.app import create_app
+from api.computing import Pools
 from api.rates import KnownKeys, Rates
 from api.settings import Settings
 from storage.sql import open_store
@@ -319,11 +319,12 @@ def test_who_waits_to_count_holds_no_thread(serve, monkeypatch: pytest.MonkeyPat
         patience.append(asyncio.timeout(None))
         return patience[-1]
 
-    monkeypatch.setattr("api.computing.asyncio", SimpleNamespace(timeout=until_told))
     client = serve(counts_at_once=1)
     gate = asyncio.Semaphore(1)
-    client.app.state.counting = gate
+    pools: Pools = client.app.state.pools
+    pools.computing._places = gate
     asyncio.run(gate.acquire())
+    monkeypatch.setattr(asyncio, "timeout", until_told)
 
     async def run() -> list[int]:
         body = (json.dumps(REQUEST).encode(),)
