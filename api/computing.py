@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 5.0
 """How long a request waits for a thread before it is answered 503."""
 CALL_SECONDS = 30.0
 """After which a call is ended at its next checkpoint. Most have narrower bounds of their own, in steps."""
-TURN_SECONDS, REST_SECONDS = 0.002, 0.001
+TURN_SECONDS, REST_SECONDS = 0.002, 0.002
 """How long a call computes before it gives way, and for how long: a read needs the interpreter for moments, several times."""
 WAITING = 100
 """Requests that may wait for a thread of one pool; further ones are answered 503 at once."""

@@ -33,7 +33,7 @@ class Settings:
     """Of one key, and of one address without a valid key, over bursts of ten seconds; 0: no limit."""
     counts_at_once: int = 2
     """Spaces that are counted, and predictions and figures that are made, at the same time."""
-    submissions_at_once: int = 2
+    submissions_at_once: int = 1
     """Submissions that are resolved at the same time."""
     names_at_once: int = 4
     """Names of webhooks' hosts that are resolved at the same time."""

@@ -21,8 +21,8 @@ CONFIG = {
     "num_key_value_heads": 8, "vocab_size": 256, "max_position_embeddings": 4096,
 }  # fmt: skip
 LARGE = JOB | {
-    "model": {"config": CONFIG}, "ranks": 8, "space": "full", "strategy": "guided", "global_batch_size": 2**20,
-    "sequence_length": 4096, "runner": "local",
+    "model": {"config": CONFIG}, "ranks": 8, "space": "full", "strategy": "guided", "global_batch_size": 1024,
+    "sequence_length": 512, "runner": "local",
 }  # fmt: skip
 OBEYED_SECONDS = 5.0
 """Where one second is meant, on a machine that has nothing else to do."""
