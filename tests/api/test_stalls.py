@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.api.stalls import noticed_stalls
+from tests.api.stalls import limit_now, noticed_stalls
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def computed(seconds: float) -> None:
 
 def test_a_callback_that_computes_is_noticed() -> None:
     async def work() -> None:
-        computed(0.06)
+        computed(1.5 * limit_now())
 
     with noticed_stalls() as stalls:
         asyncio.run(work())
