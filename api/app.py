@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from api import problems
+from api.computing import Pool, Pools
 from api.deliverer import Deliverer
 from api.delivery import deliver
 from api.document import DocumentedApp
@@ -55,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
         gc.freeze()
         yield
         gc.unfreeze()
+        app.state.pools.close()
         app.state.hub.close()
         app.state.logs.close()
         await asyncio.to_thread(deliverer.close)
@@ -68,7 +70,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics(store)
     app.state.limits = OwnerLimits(store, settings.quotas)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
-    app.state.counting = asyncio.Semaphore(settings.counts_at_once)
+    app.state.pools = Pools(
+        submitting=Pool("submitted", settings.submissions_at_once),
+        computing=Pool("computed", settings.counts_at_once),
+        naming=Pool("resolved", settings.names_at_once),
+    )
     app.state.known_keys = KnownKeys()
     app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(Timed, metrics=app.state.metrics, log=settings.access_log)

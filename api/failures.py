@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.fields import Integer
-from search_spaces.failure import LONGEST_PATTERN
+from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 
 RowName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$")]
 _Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 _Pattern = Annotated[str, Field(min_length=1, max_length=LONGEST_PATTERN, pattern=r"^[^\x00]*$")]
-_Words = Annotated[list[_Word], Field(max_length=100)]
-_Patterns = Annotated[list[_Pattern], Field(max_length=100)]
+_Words = Annotated[list[_Word], Field(max_length=100, fail_fast=True)]
+_Patterns = Annotated[list[_Pattern], Field(max_length=MOST_PATTERNS, fail_fast=True)]
 
 
 class SubmittedRow(BaseModel):

@@ -58,7 +58,8 @@ class PlanRequest(Asked):
     space: Name = "parallel"
     """A preset's name."""
     pins: Annotated[
-        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
+        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
+        Field(max_length=100),
     ] = Field({})
     simple: Name | None = None
     """The framework whose export must say every plan without loss."""

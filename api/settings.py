@@ -34,7 +34,11 @@ class Settings:
     requests_per_second: float = 0.0
     """Of one key, and of one address without a valid key, over bursts of ten seconds; 0: no limit."""
     counts_at_once: int = 2
-    """Spaces that are counted, and predictions that are made, at the same time."""
+    """Spaces that are counted, and predictions and figures that are made, at the same time."""
+    submissions_at_once: int = 1
+    """Submissions that are resolved at the same time."""
+    names_at_once: int = 4
+    """Names of webhooks' hosts that are resolved at the same time."""
     count_steps: int = 120_000
     """What counting one may take: some three seconds."""
     plan_configurations: int = 1_000_000

@@ -1,20 +1,21 @@
 """A job as it is submitted: the fields of a tuning request, less all that names a path or code on the server."""
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.commands import SubmittedCommand, allowed_command
+from api.computing import Pool
 from api.failures import RowName, SubmittedRow
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.jobs.labels import LONGEST, MOST_TAGS, TAG
-from autotune.jobs.request import FIELDS, JobRequest, request_from_fields
+from autotune.jobs.request import FIELDS, JobRequest, request_from_fields, request_to_row
 from autotune.jobs.resolved import Resolver
 from autotune.jobs.session import Session, resolve
 from autotune.strategies.names import STRATEGIES
@@ -47,7 +48,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
 JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
 JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
-JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS)]
+JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
 class UploadedModel(BaseModel):
@@ -72,7 +73,8 @@ class JobSubmission(Body):
     space: Name | None = None
     """A preset's name."""
     pins: Annotated[
-        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100)]], Field(max_length=100)
+        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
+        Field(max_length=100),
     ] = Field({})
     simple: Name | None = None
     """The framework whose export must say all that is searched without loss."""
@@ -106,7 +108,7 @@ class JobSubmission(Body):
     runner: Name | None = None
     confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
     control_every: Annotated[Integer, Field(ge=0, le=1_000_000)] | None = None
-    environment_settings: Annotated[list[Setting], Field(max_length=MOST_SETTINGS)] | None = None
+    environment_settings: Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)] | None = None
     """NAME=VALUE pairs that the ranks' processes are started with in the last stage, on the best layout; or `standard`."""
     allow_unstable: bool | None = None
     racing: bool | None = None
@@ -120,6 +122,8 @@ class JobSubmission(Body):
     """Higher ones go first."""
 
 
+SMALL_BYTES = 4_096
+"""Of a body that is read and looked up within a millisecond or two."""
 HIDDEN = ("data_path", "nvme_path", "python_path", "fidelity", "ray_address")
 """Fields of a request that are the server's own affair: they name its paths and hosts, or what its trials cost."""
 
@@ -138,11 +142,46 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
     return resolve(*_request(body, settings), most_steps)
 
 
-async def asked_for(body: JobSubmission, settings: Settings, resolver: Resolver) -> JobRequest:
-    """What was submitted, resolved and checked, as a job's row holds it. Raises what `session_of_submission` raises."""
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What was submitted, as a job's row holds it."""
+
+    row: Mapping[str, Any]
+    devices: int
+    body_hash: str
+    """Empty where it was not asked for."""
+
+
+async def asked_for(
+    body: JobSubmission, length: int, settings: Settings, resolver: Resolver, pool: Pool, hashed: bool
+) -> Resolved:
+    """What was submitted, resolved and checked. Raises what `session_of_submission` raises, and what `Pool.run` does.
+
+    Nothing that may take long is done in the event loop: a body of up to `SMALL_BYTES` is looked up
+    there, all else is a thread's.
+
+    Args:
+        body: what was submitted.
+        length: its bytes.
+        settings: what the server allows.
+        resolver: what was resolved before.
+        pool: threads for what was not.
+        hashed: whether `body_hash` is needed.
+    """
+    if length <= SMALL_BYTES and body.failures is None and body.command is None:
+        known = resolver.known(*_request(body, settings))
+        if known is not None:
+            return _row(body, known, hashed)
+    return await pool.run(_resolved, body, settings, resolver, hashed)
+
+
+def _resolved(body: JobSubmission, settings: Settings, resolver: Resolver, hashed: bool) -> Resolved:
     request, model = _request(body, settings)
-    known = resolver.known(request, model)
-    return known if known is not None else await asyncio.to_thread(resolver.resolved, request, model, settings.submission_steps)
+    return _row(body, resolver.resolved(request, model, settings.submission_steps), hashed)
+
+
+def _row(body: JobSubmission, request: JobRequest, hashed: bool) -> Resolved:
+    return Resolved(request_to_row(request), request.devices, body_hash(body) if hashed else "")
 
 
 def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, ModelSpec | None]:

@@ -12,6 +12,8 @@ AutotuneError
 ├── MissingPackageError   (ImportError)  an optional package is not installed
 ├── ExportRefusedError    (ValueError)   a format cannot say a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
+
+DecisionAbandonedError    (Exception)    nobody waits for a decision any more; never leaves the loop
 """
 
 
@@ -70,3 +72,7 @@ class ExportRefusedError(AutotuneError, ValueError):
 
 class UnknownFormatError(AutotuneError, LookupError):
     """No exporter has that name."""
+
+
+class DecisionAbandonedError(Exception):
+    """The run is to end: what would be tried next is not computed to its end."""

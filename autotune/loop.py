@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import DecisionAbandonedError
 from autotune.jobs.agenda import ending, next_wants
 from autotune.jobs.book import Book, BookReader, read_book
 from autotune.jobs.checks import refusal
@@ -28,6 +29,7 @@ from autotune.verdict import Verdict, Verdicts, answer_summary
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.runner import Runner
+from search_spaces.checkpoints import checkpoints
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 """How soon a wish to stop is seen while trials run."""
+LOOK_SECONDS = 1.0
+"""How soon a wish that is written in the database is seen while a decision is computed."""
 ANSWER_SECONDS = 0.5
 """Least time between two answers so far: of trials that take less, not each has one."""
 
@@ -146,7 +150,8 @@ class TuningLoop:
         if (news := slowness(self._session.request)) is not None:
             self._listener.on_news(news)
         # The first decision loads libraries and orders the space: paid here, not between two trials. It changes nothing.
-        self._session.strategy.propose(self._session.space, (), (), 1, self._session.request.seed)
+        with self._abandonable():
+            self._session.strategy.propose(self._session.space, (), (), 1, self._session.request.seed)
         while True:
             book = self.recall()
             self._obey(book.job.state)
@@ -183,7 +188,27 @@ class TuningLoop:
         numbers = {trial.number for trial in self._running.values()}
         # A runner that is busy with its own affairs queues one attempt: an idle loop must not take that for the end.
         room = self._runner.capacity() or int(not self._running)
-        return next_wants(self._session, book, numbers, room)
+        wanted: list[Want] = []  # where it is abandoned
+        with self._abandonable():
+            wanted += next_wants(self._session, book, numbers, room)
+        return wanted
+
+    @contextlib.contextmanager
+    def _abandonable(self) -> Iterator[None]:
+        """A decision, which may take a minute in a large space: it is abandoned when nothing further is to start."""
+        looked = time.monotonic()
+
+        def answer() -> None:
+            nonlocal looked
+            if time.monotonic() - looked > LOOK_SECONDS:
+                with contextlib.suppress(StorageError):
+                    self._obey(self._store.job(self._keeper.lease.job_id).state)
+                looked = time.monotonic()
+            if self._stop.requested:
+                raise DecisionAbandonedError
+
+        with contextlib.suppress(DecisionAbandonedError), checkpoints(answer):
+            yield
 
     def check(self, wanted: list[Want]) -> list[TrialRecord]:
         """Write down what is wanted, and return what nothing speaks against."""

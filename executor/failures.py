@@ -1,7 +1,7 @@
 """The failure table as it comes with the package, and with a user's rows. Imports no torch: the search reads it too."""
 
 import tomllib
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from search_spaces.failure import FailureRow, FailureTable, rows_from
@@ -14,7 +14,7 @@ def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
     return _SHIPPED if not rows else _extended(rows)
 
 
-@cache
+@lru_cache(16)
 def _extended(rows: tuple[FailureRow, ...]) -> FailureTable:
     return _SHIPPED.with_rows(rows)
 

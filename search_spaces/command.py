@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from search_spaces.errors import ModelFormatError
+from search_spaces.errors import ModelFormatError, PatternError
+from search_spaces.patterns import compiled
 
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Whose variables a rank's script finds."""
@@ -131,9 +132,9 @@ def variant_values(variant: str) -> dict[str, str]:
 
 def _require_pattern(pattern: str) -> None:
     try:
-        groups = set(re.compile(pattern).groupindex)
-    except (re.error, TypeError) as error:
-        raise _wrong("pattern", f"{pattern!r} is no regular expression ({error})", "correct it") from None
+        groups = compiled(pattern).groups
+    except PatternError as error:
+        raise _wrong("pattern", error.problem, error.remedy) from None
     unknown = sorted(groups - set(READINGS))
     _require(not unknown, "pattern", f"the group {', '.join(unknown)} is not known", f"name groups of {', '.join(READINGS)}")
     example = r"write for example 'samples_per_second=(?P<samples_per_second>[\d.]+)'"

@@ -8,6 +8,7 @@ SearchSpaceError
 ├── IllegalConfigError    (ValueError)   a rule refuses the configuration
 ├── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
 ├── FailureTableError     (ValueError)   a row of a failure table has no meaning
+├── PatternError          (ValueError)   a regular expression cannot be used
 └── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
 """
 
@@ -51,6 +52,10 @@ class SpaceFormatError(SearchSpaceError, ValueError):
 
 class FailureTableError(SearchSpaceError, ValueError):
     """A row of a failure table has no meaning, or its file cannot be read."""
+
+
+class PatternError(SearchSpaceError, ValueError):
+    """A regular expression cannot be read, or is too large."""
 
 
 class SpaceTooLargeError(SearchSpaceError, ValueError):

@@ -2,21 +2,24 @@
 
 import dataclasses
 import difflib
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
-from search_spaces.errors import FailureTableError
+from search_spaces.errors import FailureTableError, PatternError
 from search_spaces.outcome import Outcome
+from search_spaces.patterns import compiled
 
 OUTCOMES = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED)
 """What a row may say. The other outcomes are decided by rules and by people, not by how something failed."""
 LONGEST_PATTERN = 400
 """Characters of a regular expression."""
+MOST_PATTERNS = 100
+"""Regular expressions of the rows that a user gives, in all."""
+MOST_INSTRUCTIONS = 5_000
+"""Of them together, see `search_spaces.patterns`: each failure is searched for all of them."""
 _PATTERNS = ("said", "message", "traceback", "output")
 
 
@@ -122,9 +125,9 @@ class FailureRow:
 
     def line_in(self, text: str) -> str:
         """The last line of a text in which one of the row's patterns for what was said is found; empty: none."""
-        patterns = [_compiled(pattern) for pattern in (*self.said, *self.message, *self.output)]
+        patterns = [compiled(pattern) for pattern in (*self.said, *self.message, *self.output)]
         lines = (line.strip() for line in reversed(text.splitlines()))
-        return next((line for line in lines if any(pattern.search(line) for pattern in patterns)), "")
+        return next((line for line in lines if any(pattern.found_in(line) for pattern in patterns)), "")
 
     def _ended(self, evidence: Evidence) -> bool:
         if not (self.exceptions or self.exit_codes or self.signals):
@@ -137,16 +140,15 @@ class FailureRow:
         said = {"message": evidence.message, "traceback": evidence.traceback, "output": evidence.output}
         asked = [(pattern, text) for field, text in said.items() for pattern in getattr(self, field)]
         asked += [(pattern, text) for text in (evidence.message, evidence.output) for pattern in self.said]
-        return not asked or any(_compiled(pattern).search(text) for pattern, text in asked)
+        return not asked or any(compiled(pattern).found_in(text) for pattern, text in asked)
 
     def _require_pattern(self, field: str, pattern: Any) -> None:
         short = isinstance(pattern, str) and 0 < len(pattern) <= LONGEST_PATTERN
         self._require(short, field, f"{pattern!r} is no regular expression", f"give text of up to {LONGEST_PATTERN} characters")
         try:
-            _compiled(pattern)
-        except re.error as error:
-            problem = f"{pattern!r} is no regular expression ({error})"
-            raise FailureTableError(f"failures.{self.name}.{field}", problem, "correct it") from error
+            compiled(pattern)
+        except PatternError as error:
+            raise FailureTableError(f"failures.{self.name}.{field}", error.problem, error.remedy) from error
 
     def _require(self, holds: bool, field: str, problem: str, remedy: str) -> None:
         if not holds:
@@ -191,7 +193,35 @@ def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
     """
     if not isinstance(tables, Mapping):
         raise FailureTableError("failures", "is no table of rows", "write [ROW] and its fields below it")
-    return tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
+    _require_few(sum(len(given) for row in tables.values() if isinstance(row, Mapping) for given in _lists(row)))
+    rows = tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
+    require_small(rows)
+    return rows
+
+
+def require_small(rows: Sequence[FailureRow]) -> None:
+    """Refuse rows that would take long to match.
+
+    Raises:
+        FailureTableError: they have too many regular expressions, or too large ones.
+    """
+    patterns = [pattern for row in rows for field in _PATTERNS for pattern in getattr(row, field)]
+    _require_few(len(patterns))
+    size = sum(compiled(pattern).instructions for pattern in patterns)
+    if size > MOST_INSTRUCTIONS:
+        problem = f"regular expressions are {size:,} steps of RE2 together, and may be {MOST_INSTRUCTIONS:,}"
+        raise FailureTableError("failures", problem, "repeat less: .{100} is nearly a thousand")
+
+
+def _require_few(count: int) -> None:
+    if count > MOST_PATTERNS:
+        problem = f"has {count:,} regular expressions, and may have {MOST_PATTERNS}"
+        raise FailureTableError("failures", problem, "join some with |, or leave some out")
+
+
+def _lists(row: Mapping[str, Any]) -> list[list[Any] | tuple[Any, ...]]:
+    """The lists of regular expressions that a row's fields give."""
+    return [given for field in _PATTERNS if isinstance(given := row.get(field), list | tuple)]
 
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(FailureRow) if item.name != "name")
@@ -223,11 +253,6 @@ def _member(where: str, field: str, kind: type[StrEnum], value: Any) -> Any:
     if value not in list(kind):
         raise FailureTableError(f"{where}.{field}", f"{value!r} is not known", f"use one of {', '.join(kind)}")
     return kind(value)
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.MULTILINE)
 
 
 def _signal_name(number: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_values
+from search_spaces.checkpoints import checkpoint
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.rules import HONOURS, rules_of
@@ -31,6 +32,10 @@ class Tally:
     legal: int
     refused: Mapping[str, int]
     """Rule -> configurations, each counted under the first rule that refuses while it is built."""
+
+
+CHECKED_STEPS = 64
+"""Steps between two checkpoints: some two milliseconds."""
 
 
 class Lattice:
@@ -186,6 +191,8 @@ class Lattice:
 
     def _step(self) -> None:
         self._steps += 1
+        if self._steps % CHECKED_STEPS == 0:
+            checkpoint()
         if self._most_steps is not None and self._steps > self._most_steps:
             problem = f"it takes more than {self._most_steps:,} steps to count"
             raise SpaceTooLargeError("space", problem, "pin some knobs, or give their domains fewer values")

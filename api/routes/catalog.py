@@ -1,12 +1,11 @@
 """What there is to choose from: models, clusters, spaces, engines; and what a space holds."""
 
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 
 from api.auth import Reader, SettingsOf
 from api.choices import ChoicesView, choices
-from api.computing import Computing, place
+from api.computing import Computing
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
@@ -70,8 +69,7 @@ def list_choices(settings: SettingsOf, principal: Reader) -> ChoicesView:
 @router.post("/spaces/count", operation_id="count_space")
 async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> SpaceView:
     """Count the legal configurations of a request's space, and what each rule refuses. Spaces that take too long are 422."""
-    async with place(computing):
-        return await run_in_threadpool(_counted, body, settings)
+    return await computing.run(_counted, body, settings)
 
 
 def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
@@ -89,8 +87,12 @@ def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
 
 
 @router.post("/spaces/validate", operation_id="validate_config")
-def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader) -> ValidationView:
+async def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> ValidationView:
     """Judge one configuration: legal, or which rules refuse it and what to do."""
+    return await computing.run(_judged, body, settings)
+
+
+def _judged(body: ConfigSubmission, settings: Settings) -> ValidationView:
     submission = JobSubmission(**body.model_dump(exclude={"config"}))
     space = session_of_submission(submission, settings, settings.submission_steps).space
     config = space.canonical(space.base.replace(checked(body.config)))

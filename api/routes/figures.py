@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Principal, Reader, StoreOf, visible_job
-from api.computing import Computing, place
+from api.computing import Computing
 from api.figure_views import FigureView, PartsView
 from api.figures import FigureBoard, JobFigures
 from api.point_views import PointsView
@@ -34,8 +34,7 @@ async def list_points(
     if board.knows(job_id):
         body = await run_in_threadpool(board.read, job, since)
     else:
-        async with place(computing):
-            body = await run_in_threadpool(board.read, job, since)
+        body = await computing.run(board.read, job, since)
     return Response(body, media_type="application/json")
 
 
@@ -53,8 +52,8 @@ async def get_figure(
     """A figure as plain data: what it says in a sentence, its tables, its axes. Nothing to show is told in the sentence."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     # Those of one job are made one after another: who waits for the others takes no place.
-    async with figures.turn, place(computing):
-        body = await run_in_threadpool(figures.figure, name)
+    async with figures.turn:
+        body = await computing.run(figures.figure, name)
     return Response(body, media_type="application/json")
 
 
@@ -67,8 +66,8 @@ async def get_figure(
 async def get_explanation(job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing) -> Response:
     """Why the best configuration is the best: time, memory, each knob, what limits it, what would help."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn, place(computing):
-        body = await run_in_threadpool(figures.explanation)
+    async with figures.turn:
+        body = await computing.run(figures.explanation)
     return Response(body, media_type="application/json")
 
 
@@ -85,8 +84,8 @@ async def get_report(
     """The job as one file that opens anywhere: every figure, its numbers, the explanation."""
     require_format(format)
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn, place(computing):
-        body = await run_in_threadpool(figures.report, format)
+    async with figures.turn:
+        body = await computing.run(figures.report, format)
     # A file to save, not a page of this server.
     return Response(body, media_type="application/octet-stream")
 
@@ -97,8 +96,8 @@ async def get_parts(
 ) -> PartsView:
     """Where a trial's measured step goes, by the equations."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn, place(computing):
-        return await run_in_threadpool(figures.parts, number)
+    async with figures.turn:
+        return await computing.run(figures.parts, number)
 
 
 def _figures(request: Request, store: Store, principal: Principal, job_id: str) -> JobFigures:

@@ -11,13 +11,13 @@ from starlette.exceptions import HTTPException
 from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
 from api.fields import Integer
-from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for, body_hash
+from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for
 from api.together import Together
 from api.views import JobPage, JobView, job_view
 from autotune.errors import RequestError
 from autotune.jobs.allowed import is_from_outside
 from autotune.jobs.labels import MOST_TAGS, merged_labels
-from autotune.jobs.request import request_of, request_to_row
+from autotune.jobs.request import request_of
 from search_spaces.outcome import JobState
 from storage.records import LABELS, ORIGIN, OVER, Ask, JobRecord, Submission
 from storage.store import Store
@@ -74,13 +74,14 @@ async def submit_job(
 ) -> JobView:
     """Submit a tuning job; its address is in `Location`."""
     state = request.app.state
-    wanted = await asked_for(body, state.settings, state.resolver)
+    length = len(await request.body())
+    wanted = await asked_for(body, length, state.settings, state.resolver, state.pools.submitting, hashed=key is not None)
     submission = Submission(
-        submitter=principal.owner, priority=body.priority, devices=wanted.devices, key=key,
-        body_hash=body_hash(body) if key else "", by=principal.actor,
+        submitter=principal.owner, priority=body.priority, devices=wanted.devices, key=key, body_hash=wanted.body_hash,
+        by=principal.actor,
     )  # fmt: skip
     submissions: Submissions = state.submissions
-    job, _ = await submissions.ask((request_to_row(wanted) | FROM_SERVICE, submission))
+    job, _ = await submissions.ask(({**wanted.row, **FROM_SERVICE}, submission))
     return _located(job, response)
 
 

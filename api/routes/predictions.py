@@ -1,10 +1,9 @@
 """What is predicted, without a trial."""
 
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Reader, SettingsOf, StoreOf
-from api.computing import Computing, place
+from api.computing import Computing
 from api.prediction import PlanRequest, PlansView, PredictionRequest, PredictionView, planned, predicted
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
@@ -15,12 +14,10 @@ async def predict(
     body: PredictionRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing
 ) -> PredictionView:
     """Predict step time and memory of one configuration. Nothing is run."""
-    async with place(computing):
-        return await run_in_threadpool(predicted, body, settings, store)
+    return await computing.run(predicted, body, settings, store)
 
 
 @router.post("/plans", operation_id="plan")
 async def plan(body: PlanRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing) -> PlansView:
     """Rank every configuration of a space by what is predicted. Spaces that take too long are 422, and where nothing fits."""
-    async with place(computing):
-        return await run_in_threadpool(planned, body, settings, store)
+    return await computing.run(planned, body, settings, store)

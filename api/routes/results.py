@@ -3,16 +3,19 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
+from api.computing import Computing
 from api.events import EventHub
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
 from autotune.best_config import build_best_config
 from autotune.exports import EXPORTERS, exporter
+from autotune.exports.export import Export
 from autotune.jobs.book import read_book
 from autotune.jobs.session import session_of
 from storage.records import ENDED, JobRecord
@@ -55,10 +58,16 @@ def list_attempts(job_id: JobId, number: Number, store: StoreOf, principal: Read
     return AttemptList(items=[attempt_view(attempt) for attempt in store.attempts(job_id, number)])
 
 
-@router.get("/best", operation_id="get_best", responses={200: {"description": "docs/best-config.md says what it holds."}})
-def get_best(job_id: JobId, store: StoreOf, principal: Reader) -> dict[str, Any]:
+@router.get(
+    "/best",
+    operation_id="get_best",
+    response_model=dict[str, Any],
+    responses={200: {"description": "docs/best-config.md says what it holds."}},
+)
+async def get_best(job_id: JobId, store: StoreOf, principal: Reader, computing: Computing) -> Response:
     """The best configuration so far."""
-    return _best(store, visible_job(store, principal, job_id))
+    job = await run_in_threadpool(visible_job, store, principal, job_id)
+    return Response(await computing.run(_best_json, store, job), media_type="application/json")
 
 
 @router.get(
@@ -69,16 +78,16 @@ def get_best(job_id: JobId, store: StoreOf, principal: Reader) -> dict[str, Any]
         200: {"content": {"application/octet-stream": {}}, "description": "The file; `Autotune-Note` says what it lacks."}
     },
 )
-def export_best(
+async def export_best(
     job_id: JobId,
     store: StoreOf,
     principal: Reader,
+    computing: Computing,
     format: Annotated[str, Query(max_length=40, description=f"One of {', '.join(EXPORTERS)}.")] = "json",
 ) -> Response:
     """The best configuration as a framework's file."""
-    job = visible_job(store, principal, job_id)
-    make = exporter(format)
-    made = make(_best(store, job))
+    job = await run_in_threadpool(visible_job, store, principal, job_id)
+    made = await computing.run(_exported, store, job, format)
     notes = "; ".join(made.notes).encode("ascii", "replace").decode()
     headers = {"Autotune-Note": notes} if notes else {}
     return Response(made.text, media_type="application/octet-stream", headers=headers)
@@ -134,6 +143,15 @@ def _require_kept(job: JobRecord, after: int) -> None:
     if after < job.events_removed:
         told = f"events up to {job.events_removed} were removed because they were old; begin with after={job.events_removed}"
         raise HTTPException(410, f"after: {told}")
+
+
+def _exported(store: Store, job: JobRecord, format_name: str) -> Export:
+    make = exporter(format_name)  # before the best is looked for, because there may be none
+    return make(_best(store, job))
+
+
+def _best_json(store: Store, job: JobRecord) -> bytes:
+    return to_json(_best(store, job), inf_nan_mode="null")
 
 
 def _best(store: Store, job: JobRecord) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
+from api.computing import PoolsOf
 from api.targets import checked_target, networks
 from storage.errors import UnknownWebhookError
 from storage.records import Scope
@@ -79,10 +81,12 @@ class DeliveryList(BaseModel):
 
 
 @router.post("", operation_id="create_webhook", status_code=201, responses={409: {"description": "There are too many."}})
-def create_webhook(body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter) -> NewWebhookView:
+async def create_webhook(
+    body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, pools: PoolsOf
+) -> NewWebhookView:
     """Be told when one of your jobs ends: a signed POST, tried again for a day."""
-    checked_target(body.url, networks(settings.webhook_networks))
-    made = store.by(principal.actor).create_webhook(principal.owner, body.url)
+    await pools.naming.run(checked_target, body.url, networks(settings.webhook_networks))
+    made = await run_in_threadpool(store.by(principal.actor).create_webhook, principal.owner, body.url)
     return NewWebhookView(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from executor.failures import failure_table
-from search_spaces.failure import FailureRow, rows_from
+from search_spaces.failure import FailureRow, require_small, rows_from
 from search_spaces.file_kinds import mistaken
 from search_spaces.plain import to_plain
 
@@ -43,6 +43,7 @@ def with_failures(fields: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         rows: Any = rows_from(given, failure_table())
     elif isinstance(given, list | tuple) and all(isinstance(row, FailureRow) for row in given):
+        require_small(given)
         rows = given
     else:
         raise RequestError("failures", f"{given!r} is no table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml")

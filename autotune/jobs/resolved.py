@@ -1,6 +1,7 @@
 """What requests name, resolved and remembered: a service is sent the same few models and spaces again and again."""
 
 import dataclasses
+import hashlib
 import json
 import threading
 import time
@@ -16,6 +17,10 @@ from search_spaces.plain import to_plain
 
 KEPT = 256
 """Requests that are remembered; the one that was resolved longest ago is forgotten first."""
+KEPT_BYTES = 8_000_000
+"""Of all that is remembered, as JSON."""
+LARGEST = 40_000
+"""Bytes of a request that is remembered, with what it resolved to: who looks it up does so in an event loop."""
 KEPT_SECONDS = 60.0
 """How long `local` is taken to be the machine that it was."""
 INDEPENDENT = (
@@ -30,6 +35,8 @@ RESOLVED = tuple(item.name for item in dataclasses.fields(JobRequest) if item.na
 class _Known:
     request: JobRequest
     until: float
+    size: int
+    """Bytes, about: of what was asked for and of what it resolved to, as JSON."""
 
 
 class Resolver:
@@ -37,13 +44,14 @@ class Resolver:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._size = 0
         self._lock = threading.Lock()
 
     def known(self, request: JobRequest, model: ModelSpec | None = None) -> JobRequest | None:
         """What `resolved` returns, where that is known; it is never known that a request is refused."""
         with self._lock:
-            known = self._known.get(_name(request, model))
+            known = self._known.get(_name(_text(request, model)))
         return None if known is None or known.until <= self._clock() else _filled(request, known.request)
 
     def resolved(self, request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> JobRequest:
@@ -59,20 +67,30 @@ class Resolver:
             return known
         found = resolve(request, model, most_steps).request
         if not is_factory_reference(request.model):  # whose code may change
-            name = _name(request, model)
-            with self._lock:
-                self._known[name] = _Known(found, self._clock() + KEPT_SECONDS)
-                self._known.move_to_end(name)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
+            text = _text(request, model)
+            size = len(text) + len(json.dumps(to_plain(found)))
+            if size <= LARGEST:
+                self._keep(_name(text), _Known(found, self._clock() + KEPT_SECONDS, size))
         return found
+
+    def _keep(self, name: bytes, known: _Known) -> None:
+        with self._lock:
+            former = self._known.pop(name, None)
+            self._known[name] = known
+            self._size += known.size - (0 if former is None else former.size)
+            while len(self._known) > KEPT or self._size > KEPT_BYTES:
+                self._size -= self._known.popitem(last=False)[1].size
 
 
 def _filled(request: JobRequest, known: JobRequest) -> JobRequest:
     return dataclasses.replace(request, **{name: getattr(known, name) for name in RESOLVED})
 
 
-def _name(request: JobRequest, model: ModelSpec | None) -> str:
+def _name(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _text(request: JobRequest, model: ModelSpec | None) -> str:
     """The same for requests that resolve to the same."""
     values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request) if item.name not in INDEPENDENT}
     return json.dumps([to_plain(values), to_plain(model)], sort_keys=True)

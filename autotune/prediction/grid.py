@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.checkpoints import checkpoint
 from search_spaces.knobs import KNOBS
 from search_spaces.lattice import Lattice
 from search_spaces.space import SearchSpace
@@ -113,6 +114,7 @@ class Grid:
         steps = [_Step(self._reads[depth] if judged[depth] else (), self._most) for depth in DEPTHS]
         waiting: list[Rows] = []
         for rows in self._walk(Rows((), 1), steps, judged, most):
+            checkpoint()
             waiting.append(rows)
             if sum(item.count for item in waiting) >= most:
                 yield joined(waiting)

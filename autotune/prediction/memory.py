@@ -26,6 +26,7 @@ from autotune.prediction.parameters import (
 from autotune.prediction.pipeline import in_flight, split_layers
 from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
+from search_spaces.checkpoints import checkpoint
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
 """As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
@@ -80,6 +81,7 @@ class Memory:
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
     """Of the fullest rank: of all where layers are written out, else of those that can be it."""
+    checkpoint()
     even = _even_memory(cases, rates)
     if not written_out(cases):
         return even

@@ -30,6 +30,7 @@ from autotune.prediction.uneven import (
     where_it_runs,
     written_out,
 )
+from search_spaces.checkpoints import checkpoint
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 """What a step is spent on: compute (with recomputation and launches), tensor (with context and expert communication),
@@ -93,6 +94,7 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
 
 def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
+    checkpoint()
     even = _even_parts(cases, rates)
     return overlaid(cases, even, lambda own: _uneven_parts(own, rates)) if written_out(cases) else even
 

@@ -21,6 +21,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.sql import open_store
 from storage.store import Store
+from tests.api.stalls import noticed_stalls
 
 BASE = "http://127.0.0.1:8000"
 REQUEST = {"model": "llama-tiny", "ranks": 2, "space": "zero", "trials": 3, "global_batch_size": 8, "sequence_length": 64}
@@ -36,6 +37,14 @@ def _no_collection_at_the_start() -> Iterator[None]:
     """A service sets aside, once and for good, what its process has imported: hundreds of them in one process do it in vain."""
     with patch("api.app.gc"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_stalls() -> Iterator[None]:
+    """No callback of a service's event loop computes for longer than 50 ms, whatever a test asks of it."""
+    with noticed_stalls() as stalls:
+        yield
+    assert stalls == []
 
 
 @pytest.fixture

@@ -5,17 +5,20 @@ and everybody's jobs by everybody else's keys. Each is refused within seconds, b
 import asyncio
 import json
 import shutil
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from api import submission
 from api.app import create_app
+from api.computing import Pools
 from api.rates import KnownKeys, Rates
 from api.settings import Settings
 from storage.sql import open_store
@@ -171,6 +174,15 @@ BOMBS: dict[str, bytes] = {
     "one text": json.dumps(REQUEST | {"model": {"config": MODEL | {"model_type": "x" * 900_000}}}).encode(),
     "surrogates": b'{"model": "' + b"\\ud800" * (MEGABYTE // 6) + b'"}',
     "spaces": b" " * MEGABYTE,
+    "lists": json.dumps(REQUEST | {"model": {"config": MODEL | {"x": [[]] * 240_000}}}).encode(),
+    "wrong rows": json.dumps(
+        REQUEST | {"failures": {f"r{n}": dict.fromkeys(map(str, range(900)), 1) for n in range(80)}}
+    ).encode(),
+    "wrong values": json.dumps(REQUEST | {"pins": {f"k{n}": [{}] * 45 for n in range(100)}}).encode(),
+    "expressions": json.dumps(
+        REQUEST | {"failures": {f"r{n}": {"said": [f"(?:{n}{m}a?){{90}}" for m in range(100)]} for n in range(24)}}
+    ).encode(),
+    "large expressions": json.dumps(REQUEST | {"failures": {"r": {"said": [f"(?:{n}a?){{190}}" for n in range(99)]}}}).encode(),
     "twice": b'{"trials": 1, "model": "llama-tiny", "trials": 1000}',
     "UTF-16": json.dumps(REQUEST).encode("utf-16"),
 }
@@ -194,7 +206,7 @@ def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
     job_id = submit(client, anna)["id"]
     measure(store, job_id)
     before = store.job(job_id), store.events(job_id)
-    paths = client.get("/openapi.json").json()["paths"]
+    paths = client.app.openapi()["paths"]
     asked = 0
     for path, item in paths.items():
         for method in item:
@@ -216,7 +228,7 @@ def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
     writer, reader = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"submit"}, {"read"}))
     job_id = submit(client, writer)["id"]
     before = store.job(job_id), store.events(job_id)
-    for path, item in client.get("/openapi.json").json()["paths"].items():
+    for path, item in client.app.openapi()["paths"].items():
         for method in item:
             if method == "get" or path.startswith(("/v1/spaces/", "/v1/predictions", "/v1/plans", "/v1/drafts/")):
                 continue
@@ -311,30 +323,77 @@ def test_what_is_remembered_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatc
     assert keys.client(None, "unix") == "unix"
 
 
+def test_names_that_do_not_resolve_take_no_thread_of_reads(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than the framework has threads."""
+    may_end, asked = threading.Event(), threading.Event()
+
+    def dead(*_: object, **__: object) -> None:
+        asked.set()
+        may_end.wait(60)
+        raise socket.gaierror
+
+    monkeypatch.setattr("api.targets.socket.getaddrinfo", dead)
+
+    async def run() -> list[int]:
+        body = (json.dumps({"url": "https://nowhere.example/"}).encode(),)
+        create = Raw(method="POST", target=b"/v1/webhooks", headers=(HOST, JSON), body=body)
+        waiting = [asyncio.create_task(ask(client.app, create)) for _ in range(60)]
+        try:
+            while not asked.is_set():
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                assert (await asyncio.wait_for(ask(client.app, Raw(headers=(HOST,))), 30)).status == 200
+            assert not any(task.done() for task in waiting)
+        finally:
+            may_end.set()
+        return [(await task).status for task in waiting]
+
+    assert set(asyncio.run(run())) == {422}
+
+
+def test_a_large_submission_is_resolved_in_a_thread(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is known; a small one that is known needs none."""
+    threads: list[str] = []
+    request = submission.request_from_fields
+
+    def seen(fields: dict[str, Any]) -> Any:
+        threads.append(threading.current_thread().name)
+        return request(fields)
+
+    monkeypatch.setattr(submission, "request_from_fields", seen)
+    failures = {"r": {"outcome": "LOST", "remedy": "look", "said": ["x"]}}
+    for changes in (
+        {},
+        {},
+        {"failures": failures},
+        {"failures": failures},
+        {"note": "x" * 1500, "model": {"config": MODEL | {"x": "y" * 5000}}},
+    ):
+        threads.clear()
+        submit(client, **changes)
+        assert len(threads) == 1 or changes == {}, threads
+        if changes:
+            assert threads[0].startswith("submitted"), threads
+
+
 def test_who_waits_to_count_holds_no_thread(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """More counts than there are threads, and the rest of the service answers at once."""
-    patience: list[asyncio.Timeout] = []
-
-    def until_told(_seconds: float) -> asyncio.Timeout:
-        patience.append(asyncio.timeout(None))
-        return patience[-1]
-
-    monkeypatch.setattr("api.computing.asyncio", SimpleNamespace(timeout=until_told))
+    monkeypatch.setattr("api.computing.PATIENCE_SECONDS", 3600.0)
     client = serve(counts_at_once=1)
-    gate = asyncio.Semaphore(1)
-    client.app.state.counting = gate
-    asyncio.run(gate.acquire())
+    pools: Pools = client.app.state.pools
+    may_end = threading.Event()
 
     async def run() -> list[int]:
         body = (json.dumps(REQUEST).encode(),)
         count = Raw(method="POST", target=b"/v1/spaces/count", headers=(HOST, JSON), body=body)
+        held = asyncio.create_task(pools.computing.run(may_end.wait, 60))
         counts = [asyncio.create_task(ask(client.app, count)) for _ in range(60)]
-        while len(patience) < len(counts):
+        while pools.computing._inside < 61:
             await asyncio.sleep(0.01)
         assert (await asyncio.wait_for(ask(client.app, Raw(headers=(HOST,))), 60)).status == 200
         assert not any(task.done() for task in counts)
-        for one in patience:
-            one.reschedule(0.0)
+        may_end.set()
+        await held
         return [(await task).status for task in counts]
 
-    assert asyncio.run(run()) == [503] * 60
+    assert asyncio.run(run()) == [200] * 60

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from search_spaces.patterns import compiled
+
 TAIL_BYTES = 32_768
 """How much of the end of a script's output is kept."""
 LARGEST_OUTPUT = 16 * 2**20
@@ -157,7 +159,7 @@ class Output:
 
     def __init__(self, path: Path, pattern: str | None) -> None:
         self._path, self._at = path, 0
-        self._pattern = None if pattern is None else re.compile(pattern)
+        self._pattern = None if pattern is None else compiled(pattern)
         self._kept = b""
         self._unfinished = b""
         self.length = 0
@@ -188,8 +190,7 @@ class Output:
 
     def _found(self, line: str) -> list[dict[str, Any]]:
         assert self._pattern is not None
-        matches = self._pattern.finditer(_COLOURS.sub("", line))
-        return [{name: value for name, value in match.groupdict().items() if value is not None} for match in matches]
+        return list(self._pattern.readings(_COLOURS.sub("", line)))
 
 
 def _pass_on(new: bytes) -> None:

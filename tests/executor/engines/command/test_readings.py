@@ -1,6 +1,7 @@
 """What is made of reports and logs, of the ends of outputs, and of what ranks tell each other."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     with path.open("a") as more:
         more.write(": 2}\n")
     assert [{**row, "clock": 0} for row in file.rows()] == [{"samples": 2, "clock": 0}]
+
+
+def test_no_pattern_and_no_line_hold_up_the_rank(tmp_path: Path) -> None:
+    """Python's engine would search the line for longer than the trial may take."""
+    (tmp_path / "output.log").write_text("loss=1 " + "x" * 5000 + "\n" + "1" * 10**6 + "\n")
+    output = Output(tmp_path / "output.log", r"(?:(?:.|.)*)*\x01|loss=(?P<loss>\d)(?:(?:.|.)*)*$|(?P<step_seconds>1)")
+    began = time.process_time()
+    found = output.rows()
+    assert time.process_time() - began < 10.0
+    assert found[0] == {"loss": "1"}
+    assert len(found) == 101  # of a line, the first hundred
 
 
 def test_a_long_output_is_bounded_and_nothing_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
