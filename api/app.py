@@ -2,14 +2,16 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from api import problems
+from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer
 from api.delivery import deliver
 from api.document import DocumentedApp
@@ -44,15 +46,21 @@ def create_app(settings: Settings) -> FastAPI:
     """
     may_be_called = networks(settings.webhook_networks)
     store = open_store(settings.database_url)
+    connections = Connections(
+        ConnectionLimits(
+            total=settings.connections, per_address=settings.connections_per_address, header_seconds=settings.header_seconds,
+            stall_seconds=settings.stall_seconds, proxies=settings.trusted_proxies,
+        )
+    )  # fmt: skip
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         deliverer = Deliverer(store, partial(deliver, allowed=may_be_called))
         deliverer.start()
         # What is there now stays: to look through it for garbage would hold up requests for tens of milliseconds.
         gc.collect()
         gc.freeze()
-        yield
+        yield {"connections": connections}  # for the protocol of the server
         gc.unfreeze()
         app.state.hub.close()
         app.state.logs.close()
@@ -64,6 +72,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
+    # When the lifespan ends it is too late: the server waits for every answer before, and streams end of themselves with jobs.
+    connections.on_shutdown = [app.state.hub.close, app.state.logs.close]
     app.state.metrics = Metrics(store)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)

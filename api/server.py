@@ -15,4 +15,13 @@ VARIABLE = "AUTOTUNE_SERVER"
 
 def make_app() -> FastAPI:
     """The service with the settings of the environment."""
-    return create_app(from_plain(Settings, json.loads(os.environ[VARIABLE])))
+    return create_app(settings_of(os.environ[VARIABLE]))
+
+
+def settings_of(text: str) -> Settings:
+    """The settings that the text says.
+
+    Raises:
+        RequestError: one is wrong.
+    """
+    return from_plain(Settings, json.loads(text))
