@@ -18,9 +18,10 @@ from api.document import DocumentedApp
 from api.events import EventHub
 from api.figures import FigureBoard
 from api.guard import VERSION, Guard
+from api.hub import StreamPlaces
 from api.keys import KeyReader
 from api.logs import LogHub
-from api.metrics import Metrics, Timed
+from api.metrics import Metrics, OfTheProcess, Timed
 from api.points import PointsBoard
 from api.rates import KnownKeys
 from api.routes import catalog, drafts, figures, jobs, logs, operations, overviews, page, predictions, results, webhooks
@@ -74,7 +75,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     # When the lifespan ends it is too late: the server waits for every answer before, and streams end of themselves with jobs.
     connections.on_shutdown = [app.state.hub.close, app.state.logs.close]
-    app.state.metrics = Metrics(store)
+    app.state.room = operations.Room(store)
+    app.state.streams = StreamPlaces(settings.streams_per_owner)
+    app.state.metrics = Metrics(store, OfTheProcess(connections, {"events": app.state.hub, "logs": app.state.logs}))
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.counting = asyncio.Semaphore(settings.counts_at_once)
     app.state.known_keys = KnownKeys()

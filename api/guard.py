@@ -22,6 +22,10 @@ from autotune.vocabulary import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
 VERSION = "1"
 """Of the interface, told in every answer."""
 
+READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
+FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
+"""Headers by which proxies say whom they speak for, beside X-Forwarded-…"""
 MOST_FIELDS = 5_000
 """Of one object in a body."""
 
@@ -77,7 +81,15 @@ class Guard:
                 f"body: is longer than {self.settings.body_bytes:,} bytes; shorten it",
                 {},
             )
+        site = headers.get("sec-fetch-site", "").lower()
+        if scope["method"] not in READING and site in ("cross-site", "same-site"):
+            return HTTPStatus.FORBIDDEN, "Sec-Fetch-Site: another site's page asks for a change; use this server's own page", {}
         if not self.settings.require_keys:
+            forwarded = next((name for name in headers if name in FORWARDING or name.startswith("x-forwarded-")), None)
+            if forwarded is not None:
+                # A proxy speaks for whoever reaches it, and here everybody may do everything.
+                told = f"{forwarded}: comes from a proxy, and no API keys are asked for; start the server with --keys"
+                return HTTPStatus.FORBIDDEN, told, {}
             # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
             if not self._is_ours(headers.get("host", "")):
                 return HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of this server's names; use 127.0.0.1 or localhost", {}

@@ -69,6 +69,29 @@ def job_record(row: JobRow) -> JobRecord:
     )
 
 
+def job_summary(row: JobRow) -> JobRecord:
+    """Return a job as lists show it, from a row without its request."""
+    return JobRecord(
+        id=row.id,
+        created=row.created,
+        updated=row.updated,
+        state=row.state,
+        reason=row.reason,
+        message=row.message,
+        request=row.summary,
+        reference_losses=(),
+        active_seconds=row.active_seconds,
+        owner=owner_of(row),
+        submitter=row.submitter,
+        priority=row.priority,
+        queued=row.queued,
+        version=row.event_count,
+        devices=row.devices,
+        events_removed=row.events_removed,
+        answer=row.answer,
+    )
+
+
 def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
     """Return a trial as a value; `accepted` is the result of its accepted attempt."""
     result = accepted if accepted is not None else row.refusal

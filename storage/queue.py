@@ -14,7 +14,21 @@ from storage.attempts import abandon
 from storage.codec import job_record
 from storage.errors import JobStateError, SubmissionConflictError
 from storage.events import tell
-from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.records import (
+    ASKED,
+    BUDGET,
+    HELD,
+    LABELS,
+    OVER,
+    Ask,
+    EventKind,
+    JobRecord,
+    Lease,
+    Owner,
+    QueueLimits,
+    Submission,
+    summary_of,
+)
 from storage.tables import EventRow, JobRow, SubmissionRow, UsageRow
 from storage.webhooks import announce
 from storage.workers import day_of
@@ -117,6 +131,7 @@ def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, 
     plain = to_plain(changes)
     if any(job.request.get(name) != value for name, value in plain.items()):
         job.request = {**job.request, **plain}
+        job.summary = summary_of(job.request)
         tell(session, now, job, EventKind.JOB_CHANGED, plain)
 
 

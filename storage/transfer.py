@@ -45,8 +45,8 @@ VERSION = 1
 BATCH = 500
 OF_A_JOB: tuple[type[Base], ...] = (JobRow, PriorRow, TrialRow, AttemptRow, RankRow, LogRow, EventRow)
 EVERYTHING: tuple[type[Base], ...] = (*OF_A_JOB, SubmissionRow, KeyRow, WebhookRow, DeliveryRow, UsageRow, CalibrationRow)
-LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen"))
-"""Who holds a job is nothing that a file can keep."""
+LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen", "summary"))
+"""Who holds a job is nothing that a file can keep, and its summary is made of its request."""
 
 
 def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> int:

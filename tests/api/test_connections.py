@@ -216,7 +216,8 @@ def test_tls_begins_after_the_connection_is_counted(database: str, certificate: 
             secured.sendall(WHOLE)
             received = b""
             while b'{"status":"ok"}' not in received:
-                assert (part := secured.recv(4096)), received
+                part = secured.recv(4096)
+                assert part, received
                 received += part
         assert all(map(is_closed, silent))
         assert served.connections.ended[Ended.DISPLACED] >= 11
