@@ -102,6 +102,8 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "logs": False,
             "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
         },
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; `api.routes.page` has ours
+        redoc_url=None,
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     app.asks_for_keys = asks_for_keys

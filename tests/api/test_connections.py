@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from api.settings import Settings
 from autotune.cli.serve_api import ServeConfig
 from storage.store import Store
 from tests.api.conftest import REQUEST
+from tests.certificates import self_signed
 
 SECONDS = 15.0
 PARTIAL = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -197,15 +197,7 @@ def test_streams_end_with_the_server(database: str, store: Store, caplog: pytest
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1, signed by itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    try:
-        subprocess.run(words, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("needs openssl")
-    return certificate, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_tls_begins_after_the_connection_is_counted(database: str, certificate: tuple[Path, Path]) -> None:
