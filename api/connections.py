@@ -6,8 +6,9 @@ each takes a descriptor.
 - A request's header must be complete within a time and a size. So must the TLS handshake, which begins after a connection is
   counted.
 - An answer that a client does not read is given up.
-- At the limit of an address, or of the process, a new connection takes the place of the oldest one for whose client the server
-  waits. It is refused where there is none: every place then belongs to a request that is being answered.
+- At the limit of an address, or of the process, a new connection takes the place of the one for whose client the server has
+  waited longest, first of those that have sent no whole request. It is refused where there is none: every place then belongs to
+  a request that is being answered.
 """
 
 import asyncio
@@ -75,7 +76,7 @@ class Connections:
         """What ends answers that would go on, such as streams."""
         self._proxies = [ipaddress.ip_network(proxy) for proxy in limits.proxies]
         self._open: dict[str, dict[BoundedProtocol, None]] = {}
-        """Address -> its connections, oldest first."""
+        """Address -> its connections, in the order in which the server began to wait for a request of theirs."""
         self._unlogged: Counter[tuple[Ended, str]] = Counter()
         self._logged = -LOG_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -94,15 +95,24 @@ class Connections:
         elif self.count >= self.limits.total:
             full = sorted(self._open.values(), key=len, reverse=True)  # whoever has most gives first
         if full:
-            oldest = next((other for group in full for other in group if other.is_waited_for), None)
-            if oldest is None:
+            waiting = [other for group in full for other in group if other.is_waited_for]
+            # Who has asked before and idles gives way after those who have said nothing whole.
+            longest = next((other for other in waiting if not other.has_asked), waiting[0] if waiting else None)
+            if longest is None:
                 self.note(Ended.REFUSED, connection.address)
                 return False
-            self.end(oldest, Ended.DISPLACED)
+            self.end(longest, Ended.DISPLACED)
         self._open.setdefault(connection.address, {})[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_SECONDS, self._sweep, connection.loop)
         return True
+
+    def answered(self, connection: "BoundedProtocol") -> None:
+        """From now on the server waits for its next request."""
+        mine = self._open.get(connection.address, {})
+        if connection in mine:
+            del mine[connection]
+            mine[connection] = None
 
     def end(self, connection: "BoundedProtocol", why: Ended) -> None:
         """Close the connection at once."""
@@ -180,6 +190,11 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a request came, and nothing of a further one since."""
+        return self.cycle is not None and self._heard is None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place; then the handshake of TLS, if there is to be one."""
         self._socket = transport
@@ -241,6 +256,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_PIPELINED:
             raise httptools.HttpParserCallbackError("too many requests before their answers")
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._places.answered(self)
+        super().on_response_complete()
 
     def shutdown(self) -> None:
         """The server ends: so do its streams, which nobody else ends."""

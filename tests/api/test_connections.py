@@ -119,9 +119,15 @@ def test_requests_ahead_of_their_answers_are_bounded(database: str) -> None:
 
 def test_whoever_says_nothing_gives_way_to_who_asks(database: str, caplog: pytest.LogCaptureFixture) -> None:
     with serving(database, connections=100, connections_per_address=20) as served, ExitStack() as stack:
-        slow = [stack.enter_context(served.connect(PARTIAL)) for _ in range(60)]
+        regular = stack.enter_context(served.connect(WHOLE))
+        slow = []
+        for _ in range(60):
+            assert regular.recv(4096).startswith(b"HTTP/1.1 200")
+            slow.append(stack.enter_context(served.connect(PARTIAL)))
+            regular.sendall(WHOLE)
         assert [served.ask() for _ in range(5)] == [200] * 5
-        assert is_closed(slow[0])  # the oldest first
+        assert is_closed(slow[0])  # the server waited for it longest
+        assert regular.recv(4096).startswith(b"HTTP/1.1 200")
         assert served.connections.count <= 20
         assert served.connections.ended[Ended.DISPLACED] >= 40
         until(lambda: "connections were ended" in caplog.text)
@@ -221,7 +227,7 @@ class Fake:
 
     def __init__(self, peer: str, loop: asyncio.AbstractEventLoop) -> None:
         self.peer = self.address = peer
-        self.loop, self.is_waited_for, self.aborted = loop, True, False
+        self.loop, self.is_waited_for, self.has_asked, self.aborted = loop, True, False, False
 
     def abort(self) -> None:
         self.aborted = True
