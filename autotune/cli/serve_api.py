@@ -131,6 +131,8 @@ def serve_command(options: ServeOptions) -> Status:
     # Bound before a worker starts and anything is printed, because the port may be in use.
     with contextlib.ExitStack() as stack:
         stack.enter_context(traces("autotune-api"))
+        if options.workers > 1:
+            _bound(options.host, options.port, shared=False).close()  # or another server's port would be shared with it
         listeners = [
             stack.enter_context(_bound(options.host, options.port, options.workers > 1)) for _ in range(options.workers)
         ]
