@@ -40,22 +40,6 @@ class JobView(BaseModel):
     request: Plain
 
 
-class RequestSummary(BaseModel):
-    """What a list shows of a request."""
-
-    model: str | None = None
-    name: str | None = None
-    tags: list[str] | None = None
-    note: str | None = None
-    space: str | None = None
-    strategy: str | None = None
-    cluster: str | None = None
-    ranks: int | None = None
-    runner: str | None = None
-    trials: int | None = None
-    max_seconds: float | None = None
-
-
 class JobSummary(BaseModel):
     """A tuning job as lists show it; GET /v1/jobs/{id} has its whole request."""
 
@@ -76,7 +60,8 @@ class JobSummary(BaseModel):
     """Grows with every change; the first part of its ETag."""
     answer: AnswerView | None
     """What it has found so far; null: nothing that may win has been measured."""
-    request: RequestSummary
+    request: Plain
+    """The fields that lists show: model, name, tags, note, space, strategy, cluster, ranks, runner, trials, max_seconds."""
 
 
 class JobPage(BaseModel):
@@ -274,8 +259,7 @@ def job_summary(job: JobRecord) -> JobSummary:
         active_seconds=int(job.active_seconds),
         version=job.version,
         answer=None if job.answer is None else AnswerView(**job.answer),
-        # What somebody wrote into the database directly is shown as it is, not checked.
-        request=RequestSummary.model_construct(**with_present_names(job.request)),
+        request=with_present_names(job.request),
     )
 
 

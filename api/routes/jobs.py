@@ -111,7 +111,7 @@ def list_jobs(
         lambda first, most: found[first : first + most],
         0,
         limit,
-        lambda item: job_summary(item[1]).model_dump_json(warnings=False).encode(),
+        lambda item: job_summary(item[1]).model_dump_json().encode(),
         lambda item: item[0],
     )
     return page_response(parts, found[shown - 1][1].id if more else None)
