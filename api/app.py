@@ -2,15 +2,17 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from api import problems
 from api.computing import Pool, Pools
+from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer
 from api.delivery import deliver
 from api.document import DocumentedApp
@@ -20,7 +22,7 @@ from api.guard import VERSION, Guard
 from api.keys import KeyReader
 from api.limits import OwnerLimits
 from api.logs import LogHub
-from api.metrics import Metrics, Timed
+from api.metrics import Metrics, OfTheProcess, Timed
 from api.points import PointsBoard
 from api.rates import KnownKeys
 from api.routes import catalog, drafts, figures, jobs, logs, operations, overviews, page, predictions, results, webhooks
@@ -46,15 +48,21 @@ def create_app(settings: Settings) -> FastAPI:
     """
     may_be_called = networks(settings.webhook_networks)
     store = open_store(settings.database_url)
+    connections = Connections(
+        ConnectionLimits(
+            total=settings.connections, per_address=settings.connections_per_address, header_seconds=settings.header_seconds,
+            stall_seconds=settings.stall_seconds, proxies=settings.trusted_proxies,
+        )
+    )  # fmt: skip
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         deliverer = Deliverer(store, partial(deliver, allowed=may_be_called, secret_of=store.signing_secret))
         deliverer.start()
         # What is there now stays: to look through it for garbage would hold up requests for tens of milliseconds.
         gc.collect()
         gc.freeze()
-        yield
+        yield {"connections": connections}  # for the protocol of the server
         gc.unfreeze()
         app.state.pools.close()
         app.state.hub.close()
@@ -67,7 +75,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
-    app.state.metrics = Metrics(store)
+    # When the lifespan ends it is too late: the server waits for every answer before, and streams end of themselves with jobs.
+    connections.on_shutdown = [app.state.hub.close, app.state.logs.close]
+    app.state.room = operations.Room(store)
+    app.state.metrics = Metrics(store, OfTheProcess(connections, {"events": app.state.hub, "logs": app.state.logs}))
     app.state.limits = OwnerLimits(store, settings.quotas)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.pools = Pools(
@@ -97,6 +108,8 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "logs": False,
             "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
         },
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; `api.routes.page` has ours
+        redoc_url=None,
         redirect_slashes=False,  # such a redirect would name whatever Host the request gave
     )
     app.asks_for_keys = asks_for_keys

@@ -16,7 +16,6 @@ from fastapi.security.utils import get_authorization_scheme_param
 from starlette.exceptions import HTTPException
 
 from api.keys import KeyReader
-from api.limits import OwnerLimits
 from api.settings import Settings
 from storage.errors import UnknownJobError
 from storage.records import ApiKey, JobRecord, Scope
@@ -100,20 +99,13 @@ StoreOf = Annotated[Store, Depends(store_of)]
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 
 
-async def while_allowed(request: Request, principal: Principal, parts: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The parts of a stream, as long as the key of its request is good; counted as a stream of its owner meanwhile."""
+async def while_allowed(request: Request, parts: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """The parts of a stream, as long as the key of its request is good."""
     _, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     keys: KeyReader = request.app.state.keys
-    limits: OwnerLimits = request.app.state.limits
-    limits.streams[principal.owner] += 1
-    try:
-        async with aclosing(keys.while_good(text, parts) if request.app.state.settings.require_keys else parts) as allowed:
-            async for part in allowed:
-                yield part
-    finally:
-        limits.streams[principal.owner] -= 1
-        if not limits.streams[principal.owner]:
-            del limits.streams[principal.owner]
+    async with aclosing(keys.while_good(text, parts) if request.app.state.settings.require_keys else parts) as allowed:
+        async for part in allowed:
+            yield part
 
 
 def visible_job(store: Store, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:

@@ -36,7 +36,7 @@ class Problem(BaseModel):
 REFUSALS: dict[int, str] = {
     400: "The body is not UTF-8, not JSON, nested too deep, or names a field twice.",
     401: "There is no valid API key.",
-    403: "The key lacks the scope, or the request comes from another site's page.",
+    403: "The key lacks the scope, or the request comes from another site's page, or through a proxy without keys.",
     404: "It is not there, or belongs to somebody else.",
     408: "The body took too long to arrive.",
     409: "It does not fit the job's state, or a quota is used up, which `quota`, `used` and `limit` then tell.",

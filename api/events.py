@@ -10,6 +10,8 @@ from storage.records import ENDED, EventRecord
 from storage.store import Store
 
 PAGE = 500
+LOOK = 5000
+"""Events of one look at the database, as far as each job that is followed gets one."""
 PROGRESS = "progress"
 """The kind of the messages that tell what running attempts do."""
 
@@ -24,7 +26,7 @@ class EventHub(Hub[str]):
     def look(self, known: Mapping[str, int], signs: Collection[str]) -> Mapping[str, News]:
         progress = self._store.progress(signs) if signs else {}
         found: dict[str, News] = {}
-        for job_id, news in self._store.news(known, PAGE).items():
+        for job_id, news in self._store.news(known, max(1, min(PAGE, LOOK // len(known)))).items():
             last = news.events[-1].sequence if news.events else known[job_id]
             found[job_id] = News(
                 parts=[_encoded(event) for event in news.events],

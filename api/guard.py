@@ -23,6 +23,10 @@ VERSION = "1"
 
 MOST_VALUES = 5_000
 """Of a body, counted by the commas and brackets in it: each value that is wrong is told apart, which takes microseconds."""
+READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
+FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
+"""Headers by which proxies say whom they speak for, beside X-Forwarded-…"""
 
 _OLD_NAMES = tuple(f'"{old}"'.encode() for old in (*OLD_NAMES, *(old for values in OLD_VALUES.values() for old in values)))
 
@@ -73,7 +77,15 @@ class Guard:
                 f"body: is longer than {self.settings.body_bytes:,} bytes; shorten it",
                 {},
             )
+        site = headers.get("sec-fetch-site", "").lower()
+        if scope["method"] not in READING and site in ("cross-site", "same-site"):
+            return HTTPStatus.FORBIDDEN, "Sec-Fetch-Site: another site's page asks for a change; use this server's own page", {}
         if not self.settings.require_keys:
+            forwarded = next((name for name in headers if name in FORWARDING or name.startswith("x-forwarded-")), None)
+            if forwarded is not None:
+                # A proxy speaks for whoever reaches it, and here everybody may do everything.
+                told = f"{forwarded}: comes from a proxy, and no API keys are asked for; start the server with --keys"
+                return HTTPStatus.FORBIDDEN, told, {}
             # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
             if not self._is_ours(headers.get("host", "")):
                 return HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of this server's names; use 127.0.0.1 or localhost", {}

@@ -4,16 +4,24 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Hashable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.limits import OwnerLimits
 from storage.errors import DatabaseUnavailableError
 
 POLL_SECONDS = 0.2
 OUTAGE_SECONDS = 1.0
 KEEPALIVE_SECONDS = 15.0
+LOGGED_EVERY = 60
+"""Failures in a row of which one is logged."""
+STREAMED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""What keeps anybody in between from holding back a stream."""
 log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
@@ -78,6 +86,10 @@ class Hub(ABC, Generic[K]):
         self._feeds: dict[K, _Feed] = {}
         self._task: asyncio.Task[None] | None = None
         self.closed = False
+        self.failures = 0
+        """Looks at the database that have failed one after another, whatever the reason."""
+        self.failed = 0
+        """Those that have failed since the process began."""
 
     @abstractmethod
     def look(self, known: Mapping[K, int], signs: Collection[K]) -> Mapping[K, News]:
@@ -161,20 +173,40 @@ class Hub(ABC, Generic[K]):
                 known = {key: feed.last for key, feed in self._feeds.items()}
                 signs = {key for key, feed in self._feeds.items() if feed.wanting_signs}
                 found = await asyncio.to_thread(self.look, known, signs)
+                self.failures = 0
                 for key in known:
                     feed, news = self._feeds.get(key), found.get(key)
                     if feed is not None and feed.last == known[key]:
                         feed.take(news)
                         # What has more news than fit one look is looked at again at once.
                         pause = 0.0 if news is not None and news.more else pause
-            except DatabaseUnavailableError as error:
-                log.error("%s", error)
-                pause = OUTAGE_SECONDS
-            except Exception:
+            except Exception as error:
                 # Whatever it is, all streams hang on this task.
-                log.exception("news could not be read")
+                self._note(error)
                 pause = OUTAGE_SECONDS
             await asyncio.sleep(pause)
+
+    def _note(self, error: Exception) -> None:
+        """Count a failure. It is logged at first and once a minute, not at every look."""
+        if self.failures % LOGGED_EVERY == 0:
+            if isinstance(error, DatabaseUnavailableError):
+                log.error("%s", error)
+            else:
+                log.error("news could not be read, which is tried again", exc_info=error)
+        self.failures += 1
+        self.failed += 1
+
+
+class StreamAnswer(StreamingResponse):
+    """An event stream that counts against its owner's quota as long as it is open."""
+
+    def __init__(self, stream: AsyncIterator[bytes], limits: OwnerLimits, owner: str) -> None:
+        super().__init__(stream, media_type="text/event-stream", headers=STREAMED)
+        self._limits, self._owner = limits, owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._limits.stream(self._owner):
+            await super().__call__(scope, receive, send)
 
 
 def message(number: int | None, kind: str, data: str) -> bytes:

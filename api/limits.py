@@ -3,8 +3,11 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+
+from starlette.exceptions import HTTPException
 
 from storage.service_records import Quota, Quotas, QuotaUse
 from storage.store import Store
@@ -35,6 +38,25 @@ class OwnerLimits:
             while len(self._known) > MOST_OWNERS:
                 self._known.popitem(last=False)
         return limits.of(quota)
+
+    @asynccontextmanager
+    async def stream(self, owner: str) -> AsyncIterator[None]:
+        """A place for one stream of this process.
+
+        Raises:
+            HTTPException: the owner has as many as one may have.
+        """
+        most = await self.most(owner, Quota.STREAMS)
+        if most is not None and self.streams[owner] >= most:
+            told = f"streams: {most:g} of yours are open on this process; close some, or follow fewer jobs"
+            raise HTTPException(429, told, {"Retry-After": "10"})
+        self.streams[owner] += 1
+        try:
+            yield
+        finally:
+            self.streams[owner] -= 1
+            if not self.streams[owner]:
+                del self.streams[owner]
 
     def uses(self, owner: str) -> list[QuotaUse]:
         """What an owner has taken of each quota. In a thread."""

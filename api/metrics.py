@@ -3,13 +3,16 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.connections import Connections, Ended
+from api.hub import Hub
 from storage.errors import DatabaseUnavailableError
 from storage.records import Figures
 from storage.store import Store
@@ -22,10 +25,14 @@ access = logging.getLogger("autotune.access")
 class Metrics:
     """The figures of one server."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: Store, process: "OfTheProcess | None" = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._registry = CollectorRegistry()
         self._database = _OfTheDatabase(store, clock)
         self._registry.register(self._database)
+        if process is not None:
+            self._registry.register(process)
         self._answers = Histogram(
             "autotune_http_request_seconds",
             "Time to the first byte of an answer.",
@@ -73,6 +80,34 @@ class Timed:
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class OfTheProcess(Collector):
+    """What this process keeps open, and what went wrong with it."""
+
+    def __init__(self, connections: Connections, hubs: Mapping[str, Hub[Any]]) -> None:
+        self._connections, self._hubs = connections, hubs
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are those of `collect`."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures as metrics."""
+        ended = CounterMetricFamily(
+            "autotune_connections_ended", "Connections that this server ended, by reason.", labels=("reason",)
+        )
+        for reason in Ended:
+            ended.add_metric((reason.value,), self._connections.ended[reason])
+        streams = GaugeMetricFamily("autotune_streams", "Streams that are open.", labels=("kind",))
+        failed = CounterMetricFamily(
+            "autotune_stream_failures", "Looks at the database for streams that failed.", labels=("kind",)
+        )
+        for kind, hub in self._hubs.items():
+            streams.add_metric((kind,), hub.streams)
+            failed.add_metric((kind,), hub.failed)
+        count = self._connections.count
+        return GaugeMetricFamily("autotune_connections", "Open connections of this server.", count), ended, streams, failed
 
 
 class _OfTheDatabase(Collector):

@@ -53,14 +53,14 @@ class KnownKeys:
         """Whose rate a request counts for: its key's, or its address's."""
         if header is not None and (digest := _digest(header)) in self._digests:
             return digest
-        return _network(address)
+        return network_of(address)
 
 
 def _digest(header: str) -> str:
     return hashlib.sha256(header.encode("latin-1", "replace")).hexdigest()
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """The address; of IPv6 the network of 64 bits, all of which one machine has."""
     try:
         ip = ipaddress.ip_address(address)

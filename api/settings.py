@@ -1,5 +1,6 @@
 """What a server is told when it starts."""
 
+import ipaddress
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
@@ -55,6 +56,16 @@ class Settings:
     """Networks beside the public internet that webhooks may be in, such as 10.1.0.0/16."""
     access_log: bool = False
     """Whether every request is a line of the log."""
+    connections: int = 1000
+    """Open connections of this process. `autotune serve` lowers it to what its limit of descriptors leaves."""
+    connections_per_address: int = 500
+    """Of one address, or one IPv6 network of 64 bits. Trusted proxies have no such limit."""
+    header_seconds: float = 10.0
+    """Longest that the header of a request, or the handshake of TLS, may take to arrive."""
+    stall_seconds: float = 30.0
+    """Longest that a client may leave an answer unread."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed. Nobody else's are."""
 
     @property
     def allow_list(self) -> AllowList:
@@ -68,3 +79,12 @@ class Settings:
                 f"{self.host} is reached from other machines, and no API keys are asked for",
                 "make one with `autotune keys create` and leave out --no-keys, or bind to 127.0.0.1",
             )
+        if self.trusted_proxies and not self.require_keys:
+            problem = "is given, and no API keys are asked for: whoever reaches the proxy could do anything"
+            raise RequestError("trusted_proxy", problem, "give --keys")
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                problem = f"{proxy!r} is neither an address nor a network"
+                raise RequestError("trusted_proxy", problem, "give one such as 127.0.0.1 or 10.1.0.0/16") from None

@@ -8,11 +8,14 @@ from pydantic import BaseModel, Field
 
 from api.point_views import AnswerView, answer_view
 from api.submission import shown_fields
+from autotune.vocabulary import with_present_names
 from search_spaces.plain import to_plain
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import AttemptRecord, EventRecord, JobRecord
 
 Plain = dict[str, Any]
+MOST_MESSAGE = 1000
+"""Characters of a job's message in a list."""
 
 
 class JobView(BaseModel):
@@ -37,10 +40,34 @@ class JobView(BaseModel):
     request: Plain
 
 
+class JobSummary(BaseModel):
+    """A tuning job as lists show it; GET /v1/jobs/{id} has its whole request."""
+
+    id: str
+    state: str
+    reason: str
+    """Why it ended, in a word; empty while it is open."""
+    message: str
+    """Its beginning, where it is long."""
+    model: str
+    submitter: str
+    priority: int
+    created: datetime
+    updated: datetime
+    active_seconds: int
+    """Seconds that workers have held it."""
+    version: int
+    """Grows with every change; the first part of its ETag."""
+    answer: AnswerView | None
+    """What it has found so far; null: nothing that may win has been measured."""
+    request: Plain
+    """The fields that lists show: model, name, tags, note, space, strategy, cluster, ranks, runner, trials, max_seconds."""
+
+
 class JobPage(BaseModel):
     """Jobs, newest first."""
 
-    items: list[JobView]
+    items: list[JobSummary]
     next: str | None
     """`cursor` of the next page; null: this is the last one."""
 
@@ -214,6 +241,25 @@ def job_view(job: JobRecord) -> JobView:
         version=job.version,
         answer=answer_view(job),
         request=shown_fields(dict(job.request)),
+    )
+
+
+def job_summary(job: JobRecord) -> JobSummary:
+    """A job as lists show it."""
+    return JobSummary(
+        id=job.id,
+        state=job.state,
+        reason=job.reason,
+        message=job.message if len(job.message) <= MOST_MESSAGE else job.message[: MOST_MESSAGE - 1] + "…",
+        model=str(job.request.get("model", "")),
+        submitter=job.submitter,
+        priority=job.priority,
+        created=job.created,
+        updated=job.updated,
+        active_seconds=int(job.active_seconds),
+        version=job.version,
+        answer=None if job.answer is None else AnswerView(**job.answer),
+        request=with_present_names(job.request),
     )
 
 

@@ -54,6 +54,15 @@ class Backend(ABC):
         """The engine as transactions use it that only read: each sees one snapshot."""
         return engine
 
+    @abstractmethod
+    def check_room(self, session: Session) -> None:
+        """Find out, without waiting, whether something can be written.
+
+        Raises:
+            DatabaseUnavailableError: the disk is full, or nearly.
+            DatabaseError: of the database, which says so itself.
+        """
+
     def mark(self, session: Session) -> str | None:
         """Leave in this transaction what tells later whether it was committed; None: a broken connection cannot hide that."""
         del session

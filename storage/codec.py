@@ -125,6 +125,31 @@ def job_record(row: JobRow) -> JobRecord:
     )
 
 
+def job_summary(row: JobRow) -> JobRecord:
+    """Return a job as lists show it, from a row without its request."""
+    damage = _damage(row.summary, row.answer)
+    return JobRecord(
+        id=row.id,
+        created=row.created,
+        updated=row.updated,
+        state=row.state,
+        reason=row.reason,
+        message=row.message,
+        request={} if damage else row.summary,
+        reference_losses=(),
+        active_seconds=row.active_seconds,
+        owner=owner_of(row),
+        submitter=row.submitter,
+        priority=row.priority,
+        queued=row.queued,
+        version=row.event_count,
+        devices=row.devices,
+        events_removed=row.events_removed,
+        answer=None if damage else row.answer,
+        damage=damage,
+    )
+
+
 _LISTED: dict[str, tuple[type[Any], ...]] = {
     "model": (str,), "name": (str,), "note": (str,), "tags": (list,), "trials": (int, float), "max_seconds": (int, float),
     "control_every": (int, float), "confirm_repeats": (int, float),
@@ -134,7 +159,15 @@ _LISTED: dict[str, tuple[type[Any], ...]] = {
 
 def damage_of(row: JobRow | Row[Any]) -> str:
     """Which part of a job's row is not what it must be; empty: none."""
-    request = row.request
+    if damage := _damage(row.request, row.answer):
+        return damage
+    if not isinstance(row.reference_losses, list | None):
+        return "its reference losses cannot be read"
+    return ""
+
+
+def _damage(request: Any, answer: Any) -> str:
+    """The same of a request, or its summary, and an answer."""
     if not isinstance(request, dict) or isinstance(request, Damaged):
         return "its request cannot be read"
     for name, kinds in _LISTED.items():
@@ -142,10 +175,8 @@ def damage_of(row: JobRow | Row[Any]) -> str:
             return f"{name} of its request is {type(value).__name__}"
     if not all(isinstance(tag, str) for tag in request.get("tags") or ()):
         return "tags of its request are no texts"
-    if isinstance(row.answer, Damaged) or not isinstance(row.answer, dict | None):
+    if isinstance(answer, Damaged) or not isinstance(answer, dict | None):
         return "its answer cannot be read"
-    if not isinstance(row.reference_losses, list | None):
-        return "its reference losses cannot be read"
     return ""
 
 

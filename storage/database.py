@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import DatabaseError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from storage.address import describe, passwords_of
@@ -22,6 +23,10 @@ from storage.sqlite import Sqlite
 
 T = TypeVar("T")
 
+CONNECTIONS = 20
+"""That a process has to its database at most: several processes share what a server allows."""
+POOL_SECONDS = 10.0
+"""Longest wait for one of them."""
 RACES = 3
 """Tries of a transaction that met another one's new names."""
 OUTAGE_SECONDS = 30.0
@@ -55,8 +60,13 @@ class Database:
         self._backend: Backend = Sqlite() if url.get_backend_name() == "sqlite" else PostgreSQL()
         self._was_there = False
         try:
-            # Threads are bounded by the callers: a bound here would only turn a short wait into an error.
-            options = {"max_overflow": -1, "json_serializer": dump_json, "json_deserializer": load_column}
+            options = {
+                "pool_size": CONNECTIONS,
+                "max_overflow": 0,
+                "pool_timeout": POOL_SECONDS,
+                "json_serializer": dump_json,
+                "json_deserializer": load_column,
+            }
             driver = url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
             self._engine = create_engine(driver, **options, **self._backend.engine_options(busy_seconds))
         except (ImportError, NoSuchModuleError) as error:
@@ -71,10 +81,10 @@ class Database:
         """Run `work` on one consistent snapshot."""
         return self._repeated(lambda: self._once(self._reader, work))
 
-    def glance(self, work: Callable[[Session], T]) -> T:
+    def glance(self, work: Callable[[Session], T], engine: Engine | None = None) -> T:
         """Run `work` as `read` does, but wait for nothing."""
         try:
-            return self._once(self._reader, work)
+            return self._once(engine or self._reader, work)
         except DatabaseError as error:
             raise self._unavailable(error) from error
 
@@ -110,6 +120,14 @@ class Database:
         """The time that all processes on this database share, in UTC."""
         return self._backend.now(session)
 
+    def check_room(self) -> None:
+        """Find out, without waiting, whether something can be written.
+
+        Raises:
+            DatabaseUnavailableError: nothing can, or soon nothing will.
+        """
+        self.glance(self._backend.check_room, self._engine)
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
@@ -125,6 +143,9 @@ class Database:
                 session.flush()
                 if done is not None:
                     done.append(result)
+        except PoolTimeoutError as error:
+            problem = f"all {CONNECTIONS} connections of this process have been in use for {POOL_SECONDS:.0f} s"
+            raise DatabaseUnavailableError(f"{self._place}: {problem}; ask for less at a time") from error
         except DatabaseError as error:
             if done and mark is not None and self._backend.fault(error) is Fault.LOST:
                 raise _CommitLostError(mark) from error

@@ -1,6 +1,6 @@
 """Events: numbered without a gap, in the transaction of the change that they tell."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,9 @@ from storage.codec import clean, event_record
 from storage.leases import fenced
 from storage.records import EventRecord, JobNews, Lease
 from storage.tables import EventRow, JobRow
+
+JOBS_AT_ONCE = 200
+"""Jobs of one statement."""
 
 
 def tell(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
@@ -41,17 +44,23 @@ def events(session: Session, job_id: str, after: int, limit: int) -> list[EventR
 
 def news(session: Session, known: Mapping[str, int], limit: int) -> dict[str, JobNews]:
     """See `Store.news`."""
-    rows = session.execute(select(JobRow.id, JobRow.state, JobRow.event_count).where(JobRow.id.in_(known))).all()
-    changed = [row.id for row in rows if row.event_count > known[row.id]]
+    rows: list[Any] = []
+    for job_ids in _batches([*known]):
+        rows += session.execute(select(JobRow.id, JobRow.state, JobRow.event_count).where(JobRow.id.in_(job_ids)))
     found: dict[str, list[EventRecord]] = {row.id: [] for row in rows}
-    if changed:
+    for job_ids in _batches([row.id for row in rows if row.event_count > known[row.id]]):
         parts = [
             and_(EventRow.job_id == job_id, EventRow.sequence > known[job_id], EventRow.sequence <= known[job_id] + limit)
-            for job_id in changed
+            for job_id in job_ids
         ]
         for row in session.execute(select(*_COLUMNS).where(or_(*parts)).order_by(EventRow.job_id, EventRow.sequence)):
             found[row.job_id].append(event_record(row))
     return {row.id: JobNews(state=row.state, version=row.event_count, events=tuple(found[row.id])) for row in rows}
+
+
+def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Parts of the ids: SQLite refuses a condition for each of a thousand ("expression tree is too large")."""
+    return (job_ids[first : first + JOBS_AT_ONCE] for first in range(0, len(job_ids), JOBS_AT_ONCE))
 
 
 _COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)

@@ -5,14 +5,14 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, delete, func, select, tuple_
+from sqlalchemy.orm import Session, defer
 
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage import audit, events, leases
 from storage.attempts import abandon
-from storage.codec import clean, dump_json, job_record, owner_of
+from storage.codec import clean, dump_json, job_record, job_summary, owner_of
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import tell
 from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
@@ -21,6 +21,7 @@ from storage.tables import JobRow, readable
 from storage.webhooks import announce
 from storage.workers import charge
 
+WITHOUT_REQUEST = (defer(JobRow.request, raiseload=True), defer(JobRow.reference_losses, raiseload=True))
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 """32 characters without those that are mistaken for others."""
 
@@ -94,7 +95,33 @@ def jobs(
     tags: Collection[str] = (),
 ) -> list[JobRecord]:
     """See `Store.jobs`."""
-    query = select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
+    query = _newest(session, select(JobRow), limit, before, states, submitter, tags)
+    return [job_record(row) for row in session.scalars(query)]
+
+
+def job_summaries(
+    session: Session,
+    limit: int,
+    before: str | None,
+    states: Collection[JobState],
+    submitter: str | None,
+    tags: Collection[str],
+) -> list[JobRecord]:
+    """See `Store.job_summaries`."""
+    query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, states, submitter, tags)
+    return [job_summary(row) for row in session.scalars(query)]
+
+
+def _newest(
+    session: Session,
+    query: Select[JobRow],
+    limit: int,
+    before: str | None,
+    states: Collection[JobState],
+    submitter: str | None,
+    tags: Collection[str],
+) -> Select[JobRow]:
+    query = query.order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = find_job(session, before)
         query = query.where(tuple_(JobRow.created, JobRow.id) < tuple_(last.created, last.id))
@@ -104,9 +131,9 @@ def jobs(
         query = query.where(JobRow.submitter == submitter)
     for tag in tags:
         # The list as JSON text has the tag in quotation marks. `replace` compares case in both databases, LIKE does not.
-        listed = readable(JobRow.request)["tags"].as_string()
+        listed = readable(JobRow.summary)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
-    return [job_record(row) for row in session.scalars(query)]
+    return query
 
 
 def delete_job(session: Session, now: datetime, job_id: str, by: Actor) -> None:

@@ -95,6 +95,9 @@ class PostgreSQL(Backend):
     def readers(self, engine: Engine) -> Engine:
         return engine.execution_options(isolation_level="REPEATABLE READ")
 
+    def check_room(self, session: Session) -> None:
+        self.mark(session)  # its disk is not ours to look at: only a write tells
+
     def mark(self, session: Session) -> str | None:
         # Not the number of the transaction: after a crash the server may give a number that it has lost to another one.
         mark = secrets.token_hex(16)

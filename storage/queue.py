@@ -15,7 +15,21 @@ from storage.attempts import abandon
 from storage.codec import damaged, dump_json, job_record
 from storage.errors import JobStateError, QuotaExceededError, SubmissionConflictError
 from storage.events import tell
-from storage.records import ASKED, BUDGET, HELD, LABELS, OVER, Ask, EventKind, JobRecord, Lease, Owner, QueueLimits, Submission
+from storage.records import (
+    ASKED,
+    BUDGET,
+    HELD,
+    LABELS,
+    OVER,
+    Ask,
+    EventKind,
+    JobRecord,
+    Lease,
+    Owner,
+    QueueLimits,
+    Submission,
+    summary_of,
+)
 from storage.service_records import Actor, Quota, Quotas
 from storage.tables import EventRow, JobRow, QuotaRow, SubmissionRow, UsageRow, readable
 from storage.webhooks import announce
@@ -174,6 +188,7 @@ def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, 
         job.request = {**job.request, **plain}
         # The event keeps every value that a field ever had, so that all of them count.
         job.stored_bytes += len(dump_json(plain))
+        job.summary = summary_of(job.request)
         tell(session, now, job, EventKind.JOB_CHANGED, plain)
 
 

@@ -104,6 +104,16 @@ BUDGET = ("trials", "max_seconds")
 LABELS = ("name", "tags", "note")
 """Fields of a request that describe the job to people. They may change in every state."""
 
+LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "trials", "max_seconds")
+"""Fields of a request that lists show, and search for."""
+
+
+def summary_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What lists show of a request. A field that is no text, number or list of words is left out: its size has no bound."""
+    found = {name: request[name] for name in LISTED if name in request}
+    return {name: value for name, value in found.items() if not isinstance(value, dict)}
+
+
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),
     JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),

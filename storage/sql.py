@@ -150,6 +150,16 @@ class SqlStore(Store):
     ) -> list[JobRecord]:
         return self._read(jobs.jobs, limit, before, states, submitter, tags)
 
+    def job_summaries(
+        self,
+        limit: int = 50,
+        before: str | None = None,
+        states: Collection[JobState] = (),
+        submitter: str | None = None,
+        tags: Collection[str] = (),
+    ) -> list[JobRecord]:
+        return self._read(jobs.job_summaries, limit, before, states, submitter, tags)
+
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
     ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
@@ -266,6 +276,9 @@ class SqlStore(Store):
 
     def revision(self) -> str:
         return self._database.glance(lambda session: stored_revision(session.connection()) or "")
+
+    def check_room(self) -> None:
+        self._database.check_room()
 
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
         return self._write(keys.create_key, owner, scopes, expires, self._actor)

@@ -1,18 +1,24 @@
 """SQLite: one file, one writer at a time."""
 
 import random
+import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.orm import Session
 
 from storage.backend import Backend, Fault
+from storage.errors import DatabaseUnavailableError
 
 PAUSES = (0.001, 0.004)
 """Seconds between two questions for the writer's lock, which a transaction holds for a few milliseconds."""
+LEAST_FREE_BYTES = 64_000_000
+"""Of the database's disk: with less the write-ahead log of some large submissions finds no room."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
     sqlite3.SQLITE_LOCKED: ("is locked by another process", "end that process, or name another database with --db"),
@@ -67,6 +73,13 @@ class Sqlite(Backend):
         if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return Fault.BUSY
         return Fault.OUTAGE if isinstance(error, OperationalError) or type(error) is DatabaseError else Fault.OURS
+
+    def check_room(self, session: Session) -> None:
+        bind = session.get_bind()
+        file = Path(str(bind.engine.url.database))
+        free = shutil.disk_usage(file.parent).free
+        if free < LEAST_FREE_BYTES:
+            raise DatabaseUnavailableError(f"{file}: its disk has {free / 1e6:.0f} MB left; free some space")
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
         return _REMEDIES.get(_code(error))

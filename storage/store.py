@@ -101,6 +101,17 @@ class Store(ABC):
         all of these tags.
         """
 
+    @abstractmethod
+    def job_summaries(
+        self,
+        limit: int = 50,
+        before: str | None = None,
+        states: Collection[JobState] = (),
+        submitter: str | None = None,
+        tags: Collection[str] = (),
+    ) -> list[JobRecord]:
+        """What `jobs` finds, of each request the fields `LISTED` alone: a whole one may be a megabyte."""
+
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """What `exact_jobs` finds, id by id."""
         found = self.exact_jobs(set(job_ids))
@@ -352,6 +363,14 @@ class Store(ABC):
         """The revision of the tables, asked for now. A database that is away is not waited for."""
 
     # API keys
+
+    @abstractmethod
+    def check_room(self) -> None:
+        """Find out, without waiting, whether something can be written.
+
+        Raises:
+            DatabaseUnavailableError: the disk is full, or nearly, or the database is not there.
+        """
 
     @abstractmethod
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:

@@ -32,7 +32,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.functions import FunctionElement
 
 from search_spaces.outcome import JobState, Outcome, Purpose
-from storage.records import AttemptState
+from storage.records import AttemptState, summary_of
 from storage.service_records import DeliveryState
 
 
@@ -88,6 +88,10 @@ class Base(DeclarativeBase):
         AttemptState: _words(AttemptState),
         DeliveryState: _words(DeliveryState),
     }
+
+
+def _summary(context: Any) -> dict[str, Any]:
+    return summary_of(context.get_current_parameters()["request"])
 
 
 def table_of(row: type[Base]) -> Table:
@@ -147,6 +151,8 @@ class JobRow(Base):
     reason: Mapped[str] = mapped_column(Text)
     message: Mapped[str] = mapped_column(Text)
     request: Mapped[dict[str, Any]]
+    summary: Mapped[dict[str, Any]] = mapped_column(default=_summary, server_default="{}")
+    """What lists show of the request, which may be a megabyte."""
     reference_losses: Mapped[list[Any] | None]
     answer: Mapped[dict[str, Any] | None]
     """What the job has found so far, as its holder decided by the trials that had ended; None: nothing yet."""

@@ -69,8 +69,8 @@ EVERYTHING: tuple[type[Base], ...] = (
     CalibrationRow,
     AuditRow,
 )
-LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen"))
-"""Who holds a job is nothing that a file can keep."""
+LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen", "summary"))
+"""Who holds a job is nothing that a file can keep, and its summary is made of its request."""
 
 
 def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> int:

@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
 from api.document import ETAG, LOCATED
 from api.fields import Integer
+from api.paging import page, page_response
 from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for
 from api.together import Together
-from api.views import JobPage, JobView, job_view
+from api.views import JobPage, JobView, job_summary, job_view
 from autotune.errors import RequestError
 from autotune.jobs.allowed import is_from_outside
 from autotune.jobs.labels import MOST_TAGS, merged_labels
@@ -85,7 +86,12 @@ async def submit_job(
     return _located(job, response)
 
 
-@router.get("", operation_id="list_jobs", responses={404: {"description": "The job of the cursor is not there any more."}})
+@router.get(
+    "",
+    operation_id="list_jobs",
+    response_model=JobPage,
+    responses={404: {"description": "The job of the cursor is not there any more."}},
+)
 def list_jobs(
     store: StoreOf,
     principal: Reader,
@@ -96,16 +102,22 @@ def list_jobs(
         str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; yours, unless you are admin.")
     ] = None,
     tag: Annotated[list[JobTag] | None, Query(max_length=MOST_TAGS, description="Tags, all of which a job has.")] = None,
-) -> JobPage:
-    """The newest jobs first."""
+) -> Response:
+    """The newest jobs first, without their requests: GET /v1/jobs/{id} has one. A page ends early where its rows are long."""
     if cursor is not None:
         visible_job(store, principal, cursor, "cursor")
     whose = submitter if principal.sees_all else principal.owner
     if submitter is not None and submitter != whose:
-        return JobPage(items=[], next=None)
-    items = store.jobs(limit + 1, cursor, state or (), whose, tag or ())
-    more = len(items) > limit
-    return JobPage(items=[job_view(job) for job in items[:limit]], next=items[limit - 1].id if more else None)
+        return page_response((), None)
+    found = [*enumerate(store.job_summaries(limit + 1, cursor, state or (), whose, tag or ()), 1)]
+    parts, shown, more = page(
+        lambda first, most: found[first : first + most],
+        0,
+        limit,
+        lambda item: job_summary(item[1]).model_dump_json().encode(),
+        lambda item: item[0],
+    )
+    return page_response(parts, found[shown - 1][1].id if more else None)
 
 
 @router.get(

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
+from api.hub import StreamAnswer
 from api.logs import LogHub
+from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
-from api.routes.results import MOST, STREAMED, LastEventId, Number
+from api.routes.results import MOST, LastEventId, Number
 from api.views import LogPage, ProgressList, log_view, progress_view
 from autotune.trial_log import LogText, has_several_ranks
 from storage.errors import UnknownTrialError
@@ -32,7 +34,7 @@ def list_progress(job_id: JobId, store: StoreOf, principal: Reader) -> ProgressL
     return ProgressList(items=[progress_view(sign) for sign in store.progress([job_id])[job_id]])
 
 
-@router.get("/trials/{number}/logs", operation_id="list_logs")
+@router.get("/trials/{number}/logs", operation_id="list_logs", response_model=LogPage)
 def list_logs(
     job_id: JobId,
     number: Number,
@@ -42,12 +44,18 @@ def list_logs(
     limit: Limit = 100,
     attempt: Attempt = None,
     rank: Rank = None,
-) -> LogPage:
+) -> Response:
     """What the ranks of a trial printed, beyond the part `after`: the beginning and the end of each attempt."""
     visible_job(store, principal, job_id)
     _news(store, job_id, number)
-    items = store.logs(job_id, number, after, limit, attempt, rank)
-    return LogPage(items=[log_view(part) for part in items], next=items[-1].sequence if items else after)
+    parts, following, _ = page(
+        lambda first, most: store.logs(job_id, number, first, most, attempt, rank),
+        after,
+        limit,
+        lambda part: log_view(part).model_dump_json().encode(),
+        lambda part: part.sequence,
+    )
+    return page_response(parts, following)
 
 
 @router.get(
@@ -103,7 +111,7 @@ def stream_logs(
     hub: LogHub = request.app.state.logs
     # Whoever claims to know parts that are not there yet is told from the last one on.
     stream = hub.stream((job_id, number), min(after, news.last), news.last)
-    return StreamingResponse(while_allowed(request, principal, stream), media_type="text/event-stream", headers=STREAMED)
+    return StreamAnswer(while_allowed(request, stream), request.app.state.limits, principal.owner)
 
 
 def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:

@@ -1,5 +1,10 @@
 """Whether the service lives, is ready, and how it does."""
 
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -7,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from api.auth import Administrator, Reader, StoreOf
+from api.hub import Hub
 from api.limits import OwnerLimits
 from api.metrics import Metrics
 from autotune.errors import RequestError
@@ -17,6 +23,12 @@ from storage.store import Store
 
 router = APIRouter(tags=["operations"])
 
+log = logging.getLogger(__name__)
+
+ROOM_SECONDS = 5.0
+"""How long an answer about the disk holds."""
+FAILURES = 3
+"""Failures in a row after which streams count as broken."""
 SEEN_SECONDS = 60.0
 """A worker that gave no sign of life for so long counts as gone."""
 
@@ -36,6 +48,10 @@ class Readiness(BaseModel):
     migration: str
     workers: str
     ray: str
+    disk: str
+    """Whether something can be written."""
+    streams: str
+    """Whether event and log streams of this process hear of what is new."""
 
 
 class UsageView(BaseModel):
@@ -96,9 +112,10 @@ async def live() -> Health:
     operation_id="ready",
     responses={503: {"model": Readiness, "description": "The database cannot be used, or has other tables."}},
 )
-def ready(store: StoreOf, response: Response) -> Readiness:
+def ready(store: StoreOf, request: Request, response: Response) -> Readiness:
     """Whether requests can be answered: 503 where not. Jobs wait in the queue while no worker is there: that is `degraded`."""
-    found = readiness(store)
+    state = request.app.state
+    found = readiness(store, state.room, [state.hub, state.logs])
     if found.status == "unavailable":
         response.status_code = 503
     return found
@@ -172,21 +189,54 @@ def list_audit(
     return AuditPage(items=shown, next=items[limit - 1].id if len(items) > limit else None)
 
 
-def readiness(store: Store) -> Readiness:
+class Room:
+    """Whether something can be written, found out once for the requests of some seconds: who asks needs no key."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._until, self._is_there = -math.inf, True
+
+    def is_there(self) -> bool:
+        """Whether there is room."""
+        with self._lock:
+            if self._clock() >= self._until:
+                try:
+                    self._store.check_room()
+                    self._is_there = True
+                except DatabaseUnavailableError as error:
+                    log.error("%s", error)
+                    self._is_there = False
+                self._until = self._clock() + ROOM_SECONDS
+            return self._is_there
+
+
+def readiness(store: Store, room: Room, hubs: Sequence[Hub[Any]]) -> Readiness:
     """How the service does. Nothing of it names hosts, paths or errors: who asks needs no key."""
     try:
         revision, workers = store.revision(), None
         if revision == HEAD:
             workers = store.workers(SEEN_SECONDS)
     except DatabaseUnavailableError:
-        return Readiness(status="unavailable", database="cannot be used", migration="-", workers="-", ray="-")
+        return _unavailable(database="cannot be used")
     if workers is None:
         told = f"{revision}, and this server needs {HEAD}"
-        return Readiness(status="unavailable", database="ok", migration=told, workers="-", ray="-")
+        return _unavailable(database="ok", migration=told)
+    if not room.is_there():
+        return _unavailable(database="ok", migration=revision, disk="full, or nearly: the log has the reason")
+    failing = any(hub.failures >= FAILURES for hub in hubs)
     ray = _ray(workers)
-    status = "ok" if workers and not ray.startswith("failed") else "degraded"
+    status = "ok" if workers and not ray.startswith("failed") and not failing else "degraded"
     seen = f"{len(workers)} seen within {SEEN_SECONDS:.0f} s" if workers else f"none seen within {SEEN_SECONDS:.0f} s"
-    return Readiness(status=status, database="ok", migration=revision, workers=seen, ray=ray)
+    streams = "failed: news cannot be read; the log has the reason" if failing else "ok"
+    return Readiness(
+        status=status, database="ok", migration=revision, workers=seen, ray=ray, disk="ok", streams=streams
+    )  # fmt: skip
+
+
+def _unavailable(**known: str) -> Readiness:
+    unknown = dict.fromkeys(("migration", "workers", "ray", "disk", "streams"), "-")
+    return Readiness(status="unavailable", **{**unknown, **known})
 
 
 def _ray(workers: list[WorkerRecord]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,13 @@ from starlette.exceptions import HTTPException
 router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).parent.parent / "page"
+SWAGGER_UI = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
+"""Of the package `fastapi_standalone_docs`, which carries a released build of Swagger UI; served as `vendor/swagger/…`."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
@@ -54,6 +58,12 @@ def index(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
     return _answer("index.html", known, accepted)
 
 
+@router.get("/docs")
+def docs(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
+    """The OpenAPI document, to read and to try out."""
+    return _answer("docs.html", known, accepted)
+
+
 @router.get("/page/{name:path}")
 def part(name: str, known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
     """A file of the page."""
@@ -62,7 +72,7 @@ def part(name: str, known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> R
 
 def is_page(path: str) -> bool:
     """Whether a path is one of the page's own: known to everybody, read from memory, held against nobody."""
-    return path == "/" or path.startswith("/page/")
+    return path in ("/", "/docs") or path.startswith("/page/")
 
 
 def _answer(name: str, known: str, accepted: str) -> Response:
@@ -82,14 +92,17 @@ def _answer(name: str, known: str, accepted: str) -> Response:
 @cache
 def _files() -> Mapping[str, _File]:
     """Every file by its name. Nothing else can be asked for: no request makes a path."""
-    return {
-        path.relative_to(FOLDER).as_posix(): _file(path)
+    ours = {
+        path.relative_to(FOLDER).as_posix(): _file(path.suffix, path.read_bytes())
         for path in FOLDER.rglob("*")
         if path.suffix in TYPES and path.is_file()
     }
+    swagger = files("fastapi_standalone_docs") / "static" / "swagger"
+    for name in SWAGGER_UI:
+        ours[f"vendor/swagger/{name}"] = _file(Path(name).suffix or ".txt", (swagger / name).read_bytes())
+    return ours
 
 
-def _file(path: Path) -> _File:
-    body = path.read_bytes()
+def _file(suffix: str, body: bytes) -> _File:
     digest = hashlib.sha256(body).hexdigest()[:32]
-    return _File(TYPES[path.suffix], body, gzip.compress(body, compresslevel=6, mtime=0), digest)
+    return _File(TYPES[suffix], body, gzip.compress(body, compresslevel=6, mtime=0), digest)

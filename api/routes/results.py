@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.computing import Computing
 from api.events import EventHub
+from api.hub import StreamAnswer
+from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
 from autotune.best_config import build_best_config
@@ -24,8 +26,6 @@ from storage.store import Store
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
 
 MOST = 2**31 - 1
-STREAMED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""What keeps anybody in between from holding back a stream."""
 Number = Annotated[int, Path(ge=0, le=MOST)]
 After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that is known already.")]
 LastEventId = Annotated[
@@ -44,11 +44,15 @@ def list_trials(
 ) -> Response:
     """Trials by number, refused ones included."""
     visible_job(store, principal, job_id)
-    items = store.plain_trials(job_id, cursor, limit + 1)
-    following = items[limit]["number"] if len(items) > limit else None
-    # Written as it was read: to make values of it, and plain data of those again, took three times as long.
-    page = to_json({"items": items[:limit], "next": following}, inf_nan_mode="null")
-    return Response(page, media_type="application/json")
+    parts, following, more = page(
+        lambda first, most: store.plain_trials(job_id, first, most),
+        cursor,
+        limit,
+        # Written as it was read: to make values of it, and plain data of those again, took three times as long.
+        lambda trial: to_json(trial, inf_nan_mode="null"),
+        lambda trial: int(trial["number"]) + 1,
+    )
+    return page_response(parts, following if more else None)
 
 
 @router.get("/trials/{number}/attempts", operation_id="list_attempts")
@@ -93,12 +97,18 @@ async def export_best(
     return Response(made.text, media_type="application/octet-stream", headers=headers)
 
 
-@router.get("/events", operation_id="list_events", responses={410: {}})
-def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> EventPage:
+@router.get("/events", operation_id="list_events", response_model=EventPage, responses={410: {}})
+def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> Response:
     """Events beyond `after`, numbered without a gap."""
     _require_kept(visible_job(store, principal, job_id), after)
-    items = store.events(job_id, after, limit)
-    return EventPage(items=[event_view(event) for event in items], next=items[-1].sequence if items else after)
+    parts, following, _ = page(
+        lambda first, most: store.events(job_id, first, most),
+        after,
+        limit,
+        lambda event: event_view(event).model_dump_json().encode(),
+        lambda event: event.sequence,
+    )
+    return page_response(parts, following)
 
 
 @router.get(
@@ -135,7 +145,7 @@ def stream_events(
     hub: EventHub = request.app.state.hub
     # Whoever claims to know events that are not there yet is told from the last one on.
     stream = hub.stream(job_id, min(after, job.version), job.version, progress)
-    return StreamingResponse(while_allowed(request, principal, stream), media_type="text/event-stream", headers=STREAMED)
+    return StreamAnswer(while_allowed(request, stream), request.app.state.limits, principal.owner)
 
 
 def _require_kept(job: JobRecord, after: int) -> None:

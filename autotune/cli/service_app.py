@@ -52,6 +52,28 @@ def serve(
         list[str] | None,
         typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="API processes on the port.")] = 1,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Certificate chain (PEM) to serve HTTPS with; with --tls-key.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The certificate's key (PEM), without a password.")
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="A proxy, or a network of them, whose X-Forwarded-For and X-Forwarded-Proto are believed. May be repeated.",
+        ),
+    ] = None,
+    connections: Annotated[int, typer.Option(min=64, metavar="N", help="Open connections of each process.")] = 1000,
+    connections_per_address: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Those of one address; trusted proxies have no such limit.")
+    ] = 500,
+    header_seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="Seconds in which the header of a request must arrive.")
+    ] = 10.0,
     ray_address: RayAddress = None,
     pass_environment: PassEnvironment = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
@@ -59,7 +81,7 @@ def serve(
     db: Database = None,
 ) -> None:
     """Serve the REST API on a database, with a worker that runs what is submitted."""
-    from autotune.cli.serve import ServeOptions, serve_command
+    from autotune.cli.serve_api import ServeOptions, serve_command
 
     end(
         lambda: serve_command(
@@ -68,6 +90,8 @@ def serve(
                 commands=tuple(allow_command or ()),
                 requests_per_second=requests_per_second, quotas=tuple(quota or ()),
                 webhook_networks=tuple(webhook_network or ()),
+                workers=workers, tls_certificate=tls_certificate, tls_key=tls_key, trusted_proxies=tuple(trusted_proxy or ()),
+                connections=connections, connections_per_address=connections_per_address, header_seconds=header_seconds,
                 ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
                 access_log=access_log,
             )

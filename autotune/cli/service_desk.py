@@ -10,6 +10,7 @@ from autotune.client import (
     Client,
     Event,
     Job,
+    JobSummary,
     LogPart,
     NotFoundError,
     Progress,
@@ -165,7 +166,7 @@ class ServiceDesk(Desk):
             newest = next(self._client.jobs(limit=1), None)
             if newest is None:
                 raise NotFoundError(f"there is no job yet at {self._client.url}; submit one with `autotune submit`")
-            return newest
+            return self._client.job(newest.id)
         if WHOLE_ID.fullmatch(job):
             return self._client.job(job)
         fitting = self._fitting(job) if job else []
@@ -173,11 +174,11 @@ class ServiceDesk(Desk):
             raise NotFoundError(f"{job!r} begins several job ids ({fitting[0].id}, {fitting[1].id}, …); give more of it")
         if not fitting:
             raise NotFoundError(f"there is no job {job!r} at {self._client.url}; list them with `autotune jobs`")
-        return fitting[0]
+        return self._client.job(fitting[0].id)
 
-    def _fitting(self, beginning: str) -> list[Job]:
+    def _fitting(self, beginning: str) -> list[JobSummary]:
         """Up to two jobs whose ids begin so. Ids begin with the time of opening: older ones need not be looked at."""
-        found: list[Job] = []
+        found: list[JobSummary] = []
         timed = min(len(beginning), TIME_LENGTH)
         for job in self._client.jobs():
             if job.id.startswith(beginning):
@@ -202,7 +203,7 @@ def _translated(error: NotFoundError) -> Exception:
     return error
 
 
-def _job(job: Job) -> JobRecord:
+def _job(job: JobSummary) -> JobRecord:
     try:
         state = JobState(job.state)
     except ValueError:

@@ -15,7 +15,7 @@ from autotune.client.errors import (
 )
 from autotune.client.fields import SubmissionFields
 from autotune.client.figure_views import Figure, StepParts
-from autotune.client.job_views import Attempt, Event, Export, Job, LogPart, Overview, Progress, Trial
+from autotune.client.job_views import Attempt, Event, Export, Job, JobSummary, LogPart, Overview, Progress, Trial
 from autotune.client.plan_views import Plan, Plans, Predicted, Prediction, Refusal, Space, Validation
 from autotune.client.point_views import Points
 from autotune.client.service_views import AuditEntry, Delivery, NewWebhook, QuotaUse, Usage, Webhook
@@ -35,6 +35,7 @@ __all__ = [
     "ForbiddenError",
     "InvalidRequestError",
     "Job",
+    "JobSummary",
     "LogPart",
     "NewWebhook",
     "NotFoundError",

@@ -12,8 +12,8 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A tuning job."""
+class JobSummary:
+    """A tuning job as lists show it; `Client.job` has its whole request."""
 
     id: str
     state: str
@@ -33,7 +33,8 @@ class Job:
     version: int
     """Grows with every change that has an event."""
     request: Plain
-    """The fields that were given, and the defaults of the others."""
+    """In lists: model, name, tags, note, space, strategy, cluster, ranks, runner, trials, max_seconds. Of a `Job`: all fields
+    that were given, and the defaults of the others."""
     answer: Answer | None = None
     """What it has found so far; None: nothing that may win has been measured, or the service is older than this client."""
 
@@ -64,10 +65,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job(JobSummary):
+    """A tuning job with its whole request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
     """Jobs, newest first."""
 
-    items: tuple[Job, ...]
+    items: tuple[JobSummary, ...]
     next: str | None
     """`cursor` of the next page; None: this is the last one."""
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, SubmissionFields, submission_body
-from autotune.client.job_views import Job, JobPage, Overview, OverviewList
+from autotune.client.job_views import Job, JobPage, JobSummary, Overview, OverviewList
 from autotune.client.problems import told
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
@@ -22,7 +22,7 @@ POLL_SECONDS = (0.2, 2.0)
 
 
 class JobCalls:
-    """Calls about jobs. A job is given by its whole id, or as a `Job`."""
+    """Calls about jobs. A job is given by its whole id, or as a `Job` or `JobSummary`."""
 
     _transport: Transport
     _outage_seconds: float
@@ -47,7 +47,7 @@ class JobCalls:
         """
         return self._transport.post(Job, JOBS, submission_body(model, fields), _key(idempotency_key))
 
-    def job(self, job: str | Job) -> Job:
+    def job(self, job: str | JobSummary) -> Job:
         """One job as it is now.
 
         Raises:
@@ -55,13 +55,13 @@ class JobCalls:
         """
         return self._transport.get(Job, job_path(job))
 
-    def overviews(self, jobs: Sequence[str | Job]) -> tuple[Overview, ...]:
+    def overviews(self, jobs: Sequence[str | JobSummary]) -> tuple[Overview, ...]:
         """How far up to 200 jobs are: trials by outcome, and the best so far.
 
         Raises:
             NotFoundError: one of them is not there, or not yours.
         """
-        ids = [job.id if isinstance(job, Job) else job for job in jobs]
+        ids = [job.id if isinstance(job, JobSummary) else job for job in jobs]
         return self._transport.get(OverviewList, "/v1/overviews", {"job": ids}).items
 
     def jobs(
@@ -71,7 +71,7 @@ class JobCalls:
         submitter: str | None = None,
         limit: int | None = None,
         tag: str | Sequence[str] | None = None,
-    ) -> Iterator[Job]:
+    ) -> Iterator[JobSummary]:
         """The newest jobs first, page by page as they are asked for.
 
         Args:
@@ -85,7 +85,7 @@ class JobCalls:
         found = self._pages({"state": states, "tag": tags, **of}, limit)
         return itertools.islice(found, limit)
 
-    def pause(self, job: str | Job) -> Job:
+    def pause(self, job: str | JobSummary) -> Job:
         """Let running trials end, and wait until the job is resumed.
 
         Raises:
@@ -93,7 +93,7 @@ class JobCalls:
         """
         return self._ask(job, "pause")
 
-    def resume(self, job: str | Job, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
+    def resume(self, job: str | JobSummary, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
         """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget.
 
         Args:
@@ -107,7 +107,7 @@ class JobCalls:
         return self._transport.post(Job, f"{job_path(job)}/resume", _given(trials=trials, max_seconds=max_seconds) or None)
 
     def label(
-        self, job: str | Job, *, name: str | None = None, tags: Sequence[str] | None = None, note: str | None = None
+        self, job: str | JobSummary, *, name: str | None = None, tags: Sequence[str] | None = None, note: str | None = None
     ) -> Job:
         """Change what a job is called, in any state.
 
@@ -123,7 +123,7 @@ class JobCalls:
         body = _given(name=name, tags=None if tags is None else list(tags), note=note)
         return self._transport.patch(Job, job_path(job), body, {}, repeatable=True)
 
-    def stop(self, job: str | Job) -> Job:
+    def stop(self, job: str | JobSummary) -> Job:
         """Let running trials end, and be content with the best so far.
 
         Raises:
@@ -131,7 +131,7 @@ class JobCalls:
         """
         return self._ask(job, "stop")
 
-    def cancel(self, job: str | Job) -> Job:
+    def cancel(self, job: str | JobSummary) -> Job:
         """Kill running trials, and end.
 
         Raises:
@@ -139,15 +139,15 @@ class JobCalls:
         """
         return self._ask(job, "cancel")
 
-    def clone(self, job: str | Job, *, idempotency_key: str | None = None) -> Job:
+    def clone(self, job: str | JobSummary, *, idempotency_key: str | None = None) -> Job:
         """Submit the same request once more; `idempotency_key` as in `submit`."""
         return self._transport.post(Job, f"{job_path(job)}/clone", None, _key(idempotency_key))
 
-    def extend(self, job: str | Job, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
+    def extend(self, job: str | JobSummary, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
         """Set the budget, in all: what was spent counts. It may be made smaller too.
 
         Args:
-            job: a `Job` is changed only if nothing has happened to it since it was read; an id in any case.
+            job: a `Job`, or one of a list, is changed only if nothing has happened to it since it was read; an id in any case.
             trials: search trials in all; None: as it is.
             max_seconds: seconds of active time in all; None: as it is.
 
@@ -155,11 +155,11 @@ class JobCalls:
             ConflictError: the job has ended, or has changed since it was read.
         """
         body = _given(trials=trials, max_seconds=max_seconds)
-        headers = {"If-Match": job.etag} if isinstance(job, Job) else {}
+        headers = {"If-Match": job.etag} if isinstance(job, JobSummary) else {}
         # A change of one version, sent twice, would be refused the second time.
         return self._transport.patch(Job, job_path(job), body, headers, repeatable=not headers)
 
-    def wait(self, job: str | Job, timeout: float | None = None) -> Job:
+    def wait(self, job: str | JobSummary, timeout: float | None = None) -> Job:
         """Wait until the job has ended: SUCCEEDED, FAILED or CANCELLED. A paused one has not.
 
         Args:
@@ -187,10 +187,10 @@ class JobCalls:
             time.sleep(min(pause, left))
             pause = min(1.5 * pause, most)
 
-    def _ask(self, job: str | Job, wanted: str) -> Job:
+    def _ask(self, job: str | JobSummary, wanted: str) -> Job:
         return self._transport.post(Job, f"{job_path(job)}/{wanted}")
 
-    def _pages(self, filters: dict[str, object], most: int | None) -> Iterator[Job]:
+    def _pages(self, filters: dict[str, object], most: int | None) -> Iterator[JobSummary]:
         size = PAGE if most is None else max(1, min(most, PAGE))
         page = self._transport.get(JobPage, JOBS, {**filters, "limit": size})
         yield from page.items
@@ -199,12 +199,12 @@ class JobCalls:
             yield from page.items
 
 
-def job_id(job: str | Job) -> str:
+def job_id(job: str | JobSummary) -> str:
     """The job's whole id."""
-    return job.id if isinstance(job, Job) else job
+    return job.id if isinstance(job, JobSummary) else job
 
 
-def job_path(job: str | Job) -> str:
+def job_path(job: str | JobSummary) -> str:
     """Where the job is.
 
     Raises:

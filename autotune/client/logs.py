@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autotune.client.events import follow_events, follow_parts, known_parts
-from autotune.client.job_views import Event, Job, LogPart, Progress, ProgressList, Trial
+from autotune.client.job_views import Event, JobSummary, LogPart, Progress, ProgressList, Trial
 from autotune.client.jobs import job_path
 from autotune.client.transport import Transport
 
@@ -14,17 +14,17 @@ class LogCalls:
     _transport: Transport
     _outage_seconds: float
 
-    def progress(self, job: str | Job) -> tuple[Progress, ...]:
+    def progress(self, job: str | JobSummary) -> tuple[Progress, ...]:
         """What each running attempt did when it was heard last."""
         return self._transport.get(ProgressList, f"{job_path(job)}/progress").items
 
-    def live(self, job: str | Job, after: int = 0) -> Iterator[Event | Progress]:
+    def live(self, job: str | JobSummary, after: int = 0) -> Iterator[Event | Progress]:
         """As `events` and, as it is heard, what running attempts do, about once a second for each."""
         return follow_events(self._transport, f"{job_path(job)}/events", after, self._outage_seconds, progress=True)
 
     def logs(
         self,
-        job: str | Job,
+        job: str | JobSummary,
         trial: int | Trial,
         *,
         attempt: int | None = None,
@@ -56,7 +56,7 @@ class LogCalls:
 
     def log_text(
         self,
-        job: str | Job,
+        job: str | JobSummary,
         trial: int | Trial,
         *,
         attempt: int | None = None,
@@ -80,5 +80,5 @@ class LogCalls:
         return self._transport.send("GET", f"{_path(job, trial)}/text", params=params).content.decode()
 
 
-def _path(job: str | Job, trial: int | Trial) -> str:
+def _path(job: str | JobSummary, trial: int | Trial) -> str:
     return f"{job_path(job)}/trials/{trial.number if isinstance(trial, Trial) else int(trial)}/logs"

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
 from autotune.client.figure_views import Figure, StepParts
-from autotune.client.job_views import Attempt, AttemptList, Event, Export, Job, Trial, TrialPage
+from autotune.client.job_views import Attempt, AttemptList, Event, Export, JobSummary, Trial, TrialPage
 from autotune.client.jobs import PAGE, job_path
 from autotune.client.point_views import Points
 from autotune.client.problems import one_line
@@ -20,7 +20,7 @@ class ResultCalls:
     _transport: Transport
     _outage_seconds: float
 
-    def trials(self, job: str | Job, *, first: int = 0) -> Iterator[Trial]:
+    def trials(self, job: str | JobSummary, *, first: int = 0) -> Iterator[Trial]:
         """The trials that there are now, by number from `first` on, refused ones included."""
         cursor: int | None = first
         while cursor is not None:
@@ -28,12 +28,12 @@ class ResultCalls:
             yield from page.items
             cursor = page.next
 
-    def attempts(self, job: str | Job, trial: int | Trial) -> tuple[Attempt, ...]:
+    def attempts(self, job: str | JobSummary, trial: int | Trial) -> tuple[Attempt, ...]:
         """The attempts of a trial, oldest first, superseded ones included."""
         number = trial.number if isinstance(trial, Trial) else int(trial)
         return self._transport.get(AttemptList, f"{job_path(job)}/trials/{number}/attempts").items
 
-    def points(self, job: str | Job, since: int = 0) -> Points:
+    def points(self, job: str | JobSummary, since: int = 0) -> Points:
         """The job's trials as columns, for plots: all of them, or those that changed.
 
         Args:
@@ -42,11 +42,11 @@ class ResultCalls:
         """
         return self._transport.get(Points, f"{job_path(job)}/points", {"since": since})
 
-    def figures(self, job: str | Job) -> tuple[str, ...]:
+    def figures(self, job: str | JobSummary) -> tuple[str, ...]:
         """Names of the figures that there are of a job."""
         return self._transport.get(Names, f"{job_path(job)}/figures").items
 
-    def figure(self, job: str | Job, name: str) -> Figure:
+    def figure(self, job: str | JobSummary, name: str) -> Figure:
         """A figure as plain data; what there is nothing for says so in its summary.
 
         Raises:
@@ -54,12 +54,12 @@ class ResultCalls:
         """
         return self._transport.get(Figure, f"{job_path(job)}/figures/{quote(name, safe='')}")
 
-    def step_parts(self, job: str | Job, trial: int | Trial) -> StepParts:
+    def step_parts(self, job: str | JobSummary, trial: int | Trial) -> StepParts:
         """Where a trial's measured step goes, by the equations."""
         number = trial.number if isinstance(trial, Trial) else int(trial)
         return self._transport.get(StepParts, f"{job_path(job)}/trials/{number}/parts")
 
-    def best(self, job: str | Job) -> dict[str, Any]:
+    def best(self, job: str | JobSummary) -> dict[str, Any]:
         """The best configuration so far: the document that docs/best-config.md explains.
 
         Raises:
@@ -68,7 +68,7 @@ class ResultCalls:
         document: dict[str, Any] = self._transport.send("GET", f"{job_path(job)}/best").json()
         return document
 
-    def export(self, job: str | Job, format: str = "json") -> Export:
+    def export(self, job: str | JobSummary, format: str = "json") -> Export:
         """The best configuration as the file of a framework; docs/exports.md has the formats.
 
         Raises:
@@ -77,7 +77,7 @@ class ResultCalls:
         answer = self._transport.send("GET", f"{job_path(job)}/export", params={"format": format})
         return Export(text=answer.content.decode(), note=one_line(answer.headers.get("autotune-note", "")))
 
-    def explanation(self, job: str | Job) -> dict[str, Any]:
+    def explanation(self, job: str | JobSummary) -> dict[str, Any]:
         """Why the best configuration is the best: the document of `autotune explain --json`.
 
         Raises:
@@ -86,7 +86,7 @@ class ResultCalls:
         document: dict[str, Any] = self._transport.send("GET", f"{job_path(job)}/explanation").json()
         return document
 
-    def report(self, job: str | Job, format: str = "html") -> str:
+    def report(self, job: str | JobSummary, format: str = "html") -> str:
         """The job as one file: `html`, which opens anywhere, or `md`.
 
         Raises:
@@ -94,7 +94,7 @@ class ResultCalls:
         """
         return self._transport.send("GET", f"{job_path(job)}/report", params={"format": format}).content.decode()
 
-    def events(self, job: str | Job, after: int = 0, follow: bool = True) -> Iterator[Event]:
+    def events(self, job: str | JobSummary, after: int = 0, follow: bool = True) -> Iterator[Event]:
         """What happens to the job, each event once and in order, until it has ended.
 
         A connection that breaks and a service that restarts are waited for, for up to `outage_seconds`. A paused job has not

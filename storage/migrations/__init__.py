@@ -5,7 +5,7 @@ from sqlalchemy import Connection, inspect, text
 from storage.errors import DatabaseUnavailableError
 from storage.tables import Base
 
-HEAD = "0011"
+HEAD = "0012"
 """The newest revision in `versions/`."""
 VERSION_TABLE = "autotune_version"
 """Holds the revision that the database is at; our own name, so that a server's database may be shared with others."""

@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.testclient import TestClient
 
+from api.connections import ConnectionLimits, Connections
 from api.events import EventHub
+from api.metrics import Metrics, OfTheProcess
+from api.routes.operations import Room, readiness
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
-from storage.records import EventRecord
+from storage.records import EventRecord, Submission
+from storage.service_records import Quotas
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 
@@ -198,3 +202,74 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
     assert old == list(range(1, version + 2))
     assert live == [version + 1]
     assert meanwhile < len(pages), "who follows waited for who reads history"
+
+
+def test_more_than_a_thousand_jobs_that_changed_at_once(store: Store) -> None:
+    """Once they were one condition each of one statement, which SQLite refuses, and every stream of the service stood still."""
+    made = [job for job, _ in store.submit_all([({"model": "x"}, Submission())] * 1200)]  # type: ignore[misc]
+    hub = EventHub(store)
+    found = hub.look({job.id: 0 for job in made}, [job.id for job in made])
+    assert len(found) == 1200
+    assert all(len(news.parts) == 1 for news in found.values())
+
+
+def test_what_one_look_reads_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.events.LOOK", 10)
+    jobs = [store.create_job({}).id for _ in range(4)]
+    for job_id in jobs:
+        lease = store.acquire(job_id, current_owner())
+        for number in range(5):
+            store.add_event(lease, "note", {"number": number})
+    found = EventHub(store).look(dict.fromkeys(jobs, 0), ())
+    assert [(len(news.parts), news.more) for news in found.values()] == [(2, True)] * 4
+
+
+def test_an_error_that_repeats_is_told(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("api.hub.OUTAGE_SECONDS", 0.01)
+    job_id = store.create_job({}).id
+    lease = store.acquire(job_id, current_owner())
+    broken = threading.Event()
+    broken.set()
+    real = store.news
+
+    def news(*asked: object) -> object:
+        if broken.is_set():
+            raise ValueError("no such thing")
+        return real(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "news", news)
+
+    async def run() -> None:
+        hub = EventHub(store, poll_seconds=0.01)
+        follower = asyncio.create_task(asyncio.wait_for(anext_of_all(hub), 60))
+        while hub.failures < 10:
+            await asyncio.sleep(0.01)
+        found = await asyncio.to_thread(readiness, store, Room(store), [hub])
+        assert (found.status, found.streams.partition(":")[0]) == ("degraded", "failed")
+        assert caplog.text.count("news could not be read") == 1
+        failed = hub.failed
+        text = Metrics(store, OfTheProcess(Connections(ConnectionLimits()), {"events": hub})).text()
+        assert f'autotune_stream_failures_total{{kind="events"}} {float(failed)}' in text or hub.failed > failed
+        broken.clear()
+        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        assert sequences((await follower).decode()) == [1, 2, 3]
+        assert hub.failures == 0
+
+    async def anext_of_all(hub: EventHub) -> bytes:
+        return b"".join([part async for part in hub.stream(job_id, 0, 2)])
+
+    asyncio.run(run())
+
+
+def test_an_owner_has_so_many_streams(serve: Callable[..., TestClient], store: Store) -> None:
+    client = serve(quotas=Quotas(streams=2))
+    job_id = submit(client)["id"]
+    open_streams = client.app.state.limits.streams  # type: ignore[attr-defined]
+    open_streams.update({"": 2, "somebody else": 2})
+    refused = client.get(f"/v1/jobs/{job_id}/events/stream")
+    assert "streams: 2 of yours" in problem_of(refused, 429)["detail"]
+    assert int(refused.headers["retry-after"]) > 0
+    open_streams[""] = 1
+    client.post(f"/v1/jobs/{job_id}/cancel")
+    assert sequences(client.get(f"/v1/jobs/{job_id}/events/stream").text) == [1, 2]
+    assert open_streams[""] == 1

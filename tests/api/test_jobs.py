@@ -1,5 +1,7 @@
 """Submitting, listing, reading and steering jobs."""
 
+import tracemalloc
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -257,3 +259,69 @@ def test_labels_are_set_changed_and_searched_for(client: TestClient, store: Stor
     for body in ({"tags": ["two words"]}, {"tags": ["a", "a"]}, {"name": "x" * 101}, {"name": "a\nb"}, {"note": "\u009b"}):
         problem_of(client.patch(f"/v1/jobs/{plain['id']}", json=body), 422)
     assert len(client.get("/v1/jobs", params={"tag": "smoke"}).json()["items"]) == 2
+
+
+def test_a_list_carries_summaries(client: TestClient, store: Store) -> None:
+    """However large requests are: a hundred of a megabyte each were a hundred megabytes of answer, and more of memory."""
+    large = {
+        "pins": {"x": "x" * 500_000},
+        "resolved_model": {"name": "large"},
+        "model": "large",
+        "trials": 3,
+        "tags": ["big"],
+    }
+    made = [store.create_job(large).id for _ in range(20)]
+    answer = client.get("/v1/jobs?tag=big")
+    assert {job["id"] for job in answer.json()["items"]} == {*made}
+    assert len(answer.content) < 20_000
+    request = answer.json()["items"][0]["request"]
+    assert (request["model"], request["trials"], request["tags"]) == ("large", 3, ["big"])
+    assert "resolved_model" not in request
+    whole = client.get(f"/v1/jobs/{made[0]}").json()["request"]
+    assert len(whole["pins"]["x"]) == 500_000
+    job_id = submit(client, tags=["small"])["id"]
+    client.patch(f"/v1/jobs/{job_id}", json={"tags": ["smaller"], "name": "it"})
+    (job,) = client.get("/v1/jobs?tag=smaller").json()["items"]
+    assert (job["request"]["name"], job["request"]["tags"]) == ("it", ["smaller"])
+    assert client.get("/v1/jobs?tag=small").json()["items"] == []
+
+
+def test_a_list_does_not_read_requests(store: Store) -> None:
+    store.create_job({"model": "large", "data_path": "x" * 500_000, "trials": {"not": "a number"}})
+    tracemalloc.start()
+    try:
+        (job,) = store.job_summaries()
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
+    assert job.request == {"model": "large"}
+
+
+def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no item is lost between them."""
+    monkeypatch.setattr("api.paging.MOST_BYTES", 5000)
+    monkeypatch.setattr("api.paging.READ_AT_ONCE", 3)
+    jobs = [submit(client, name=f"job {number}", note="n" * 800)["id"] for number in range(9)]
+    job_id = jobs[0]
+    measure(store, job_id, trials=6)
+    lease = store.acquire(job_id, current_owner())
+    for number in range(12):
+        store.add_event(lease, "note", {"text": "x" * 700, "number": number})
+    for path, key, start in (("/v1/jobs", "id", None), ("/trials", "number", 0), ("/events", "sequence", 0)):
+        url = path if start is None else f"/v1/jobs/{job_id}{path}"
+        name = "after" if path == "/events" else "cursor"
+        found: list[object] = []
+        pages = 0
+        while True:
+            answer = client.get(url, params={} if start is None else {name: start})
+            assert len(answer.content) < 6500
+            items, following = answer.json()["items"], answer.json()["next"]
+            found += [item[key] for item in items]
+            pages += 1
+            if following is None or not items:
+                break
+            start = following
+        expected = client.get(url, params={"limit": 1}).json()
+        assert pages > 1, path
+        assert len(found) == len({*map(str, found)}) == {"/v1/jobs": 9, "/trials": 6}.get(path, store.job(job_id).version)
+        assert found[0] == expected["items"][0][key]

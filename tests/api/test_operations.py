@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from api.metrics import Metrics
+from api.routes.operations import Room
 from autotune.logs import JsonLines
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
@@ -156,3 +158,34 @@ def test_events_that_were_removed_are_told_as_gone(client: TestClient, store: St
     problem_of(client.get(f"/v1/jobs/{job_id}/events/stream", headers={"Last-Event-ID": "1"}), 410)
     assert client.get(f"/v1/jobs/{job_id}/events?after={version}").json() == {"items": [], "next": version}
     assert client.get(f"/v1/jobs/{job_id}/events/stream?after={version}").status_code == 204
+
+
+def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    room: Room = client.app.state.room  # type: ignore[attr-defined]
+    now = [0.0]
+    monkeypatch.setattr(room, "_clock", lambda: now[0])
+    monkeypatch.setattr(room, "_until", 0.0)
+    looked = []
+
+    def usage(folder: object) -> SimpleNamespace:
+        looked.append(folder)
+        return SimpleNamespace(free=1_000_000)
+
+    monkeypatch.setattr("storage.sqlite.shutil.disk_usage", usage)
+    for _ in range(3):
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+        assert answer.json()["disk"].startswith("full")
+        assert "/" not in answer.json()["disk"]
+    assert len(looked) == 1
+    assert "1 MB left; free some space" in caplog.text
+    now[0] = 10.0
+    monkeypatch.setattr("storage.sqlite.shutil.disk_usage", lambda _folder: SimpleNamespace(free=10**12))
+    assert client.get("/readyz").json()["disk"] == "ok"
+
+
+def test_connections_and_streams_are_figures(client: TestClient) -> None:
+    found = samples(client.get("/metrics").text)
+    assert found["autotune_connections",] == found["autotune_streams", "events"] == found["autotune_streams", "logs"] == 0
+    assert found["autotune_stream_failures_total", "events"] == 0
+    assert found["autotune_connections_ended_total", "header_timeout"] == 0

@@ -37,7 +37,7 @@ def test_every_file_is_served_as_it_is(refusing: TestClient, name: str) -> None:
     assert answer.headers["content-type"] == TYPES[Path(name).suffix]
 
 
-@pytest.mark.parametrize("path", ["/", "/page/index.html", "/page/main.mjs"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/page/index.html", "/page/main.mjs"])
 def test_what_a_browser_is_told(refusing: TestClient, path: str) -> None:
     headers = refusing.get(path).headers
     told = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
@@ -135,3 +135,14 @@ def test_every_import_is_there() -> None:
             assert ((FOLDER / name).parent / wanted).resolve().is_file(), f"{name} imports {wanted}"
     for wanted in re.findall(r'(?:href|src)="/page/([^"]+)"', (FOLDER / "index.html").read_text()):
         assert (FOLDER / wanted).is_file(), wanted
+
+
+def test_the_documentation_loads_nothing_from_elsewhere(refusing: TestClient) -> None:
+    page = refusing.get("/docs").text
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(loaded) == 4
+    for address in loaded:
+        assert address.startswith("/page/")
+        assert refusing.get(address).status_code == 200
+    assert not re.search(r"<script>|<style|style=", page)
+    problem_of(refusing.get("/redoc"), 404)

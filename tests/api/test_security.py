@@ -199,3 +199,34 @@ def test_a_lost_database_is_a_problem_without_its_path(tmp_path: Path) -> None:
         assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
         assert str(path) not in ready.text
         assert "autotune_database_up 0.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "name", ["X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Anything", "Forwarded", "Via", "X-Real-IP"]
+)
+def test_without_keys_nothing_comes_through_a_proxy(refusing: TestClient, untouched: Store, name: str) -> None:
+    """It would speak for whoever reaches it."""
+    for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/")):
+        refused = refusing.request(method, path, headers={name: "127.0.0.1"}, json=REQUEST if method == "POST" else None)
+        assert "start the server with --keys" in problem_of(refused, 403)["detail"]
+    assert untouched.jobs() == []
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_another_sites_page_changes_nothing(serve, store: Store, keys: bool) -> None:
+    client = serve(require_keys=keys)
+    mine = bearer(store.create_key("anna", {"read", "submit"})[1]) if keys else {}
+    for site in ("cross-site", "same-site"):
+        problem_of(client.post("/v1/jobs", json=REQUEST, headers=mine | {"Sec-Fetch-Site": site}), 403)
+        assert client.get("/v1/jobs", headers=mine | {"Sec-Fetch-Site": site}).status_code == 200
+    for site in ("same-origin", "none"):
+        submit(client, mine | {"Sec-Fetch-Site": site})
+    assert len(store.jobs()) == 2
+
+
+def test_a_trusted_proxy_is_an_address_and_needs_keys() -> None:
+    with pytest.raises(RequestError, match="no API keys are asked for"):
+        Settings(database_url="x", require_keys=False, trusted_proxies=("127.0.0.1",))
+    with pytest.raises(RequestError, match="neither an address nor a network"):
+        Settings(database_url="x", trusted_proxies=("proxy.example",))
+    Settings(database_url="x", trusted_proxies=("127.0.0.1", "10.1.0.0/16", "::1"))

@@ -8,7 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session
 
+from storage.address import parse_address
+from storage.database import Database
 from storage.errors import DatabaseUnavailableError
 from storage.sql import default_database_url, open_store
 
@@ -201,3 +204,19 @@ def test_threads_share_a_store(database: Path) -> None:
         for thread in threads:
             thread.join()
         assert len(store.jobs()) == 30
+
+
+def test_connections_of_a_process_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.database.CONNECTIONS", 2)
+    monkeypatch.setattr("storage.database.POOL_SECONDS", 0.05)
+    database = Database(parse_address(str(tmp_path / "jobs.db")), busy_seconds=1.0)
+
+    def nested(session: Session, depth: int) -> None:
+        session.connection()
+        if depth > 1:
+            database.read(lambda inner: nested(inner, depth - 1))
+
+    with pytest.raises(DatabaseUnavailableError, match="all 2 connections of this process"):
+        database.read(lambda session: nested(session, 3))
+    database.read(lambda session: nested(session, 2))
+    database.close()

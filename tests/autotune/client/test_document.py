@@ -102,7 +102,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
 VIEWS: dict[type, str] = {
-    job_views.Job: "JobView", job_views.JobPage: "JobPage", job_views.Trial: "TrialView", job_views.TrialPage: "TrialPage",
+    job_views.Job: "JobView", job_views.JobSummary: "JobSummary", job_views.JobPage: "JobPage",
+    job_views.Trial: "TrialView", job_views.TrialPage: "TrialPage",
     job_views.Overview: "OverviewView", job_views.OverviewList: "OverviewList", job_views.Attempt: "AttemptView",
     job_views.AttemptList: "AttemptList", job_views.Event: "EventView", job_views.EventPage: "EventPage",
     job_views.Progress: "ProgressView", job_views.ProgressList: "ProgressList", job_views.LogPart: "LogView",

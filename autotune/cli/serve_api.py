@@ -1,0 +1,326 @@
+"""`autotune serve`: one API process, or several on one port, and a worker beside them."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from autotune.cli import ROOT, bind_own_rooms
+from autotune.cli.console import Console
+from autotune.cli.passed import pass_environment
+from autotune.cli.quota import parsed_quotas
+from autotune.cli.status import Status
+from autotune.errors import RequestError
+from autotune.jobs.command_field import parse_allowed
+from autotune.logs import LogFormat, set_up_logs
+from autotune.network import is_loopback
+from autotune.telemetry import traces
+from search_spaces.plain import to_plain
+from storage.address import readable_by_others
+from storage.service_records import Quotas
+from storage.sql import default_database_url, open_store
+
+SHUTDOWN_SECONDS = 30
+LOOK_SECONDS = 0.5
+"""Between two looks at whether all API processes run."""
+MOST_DESCRIPTORS = 65_536
+RESERVED_DESCRIPTORS = 128
+"""For the database, webhooks and pipes, and for connections that were accepted a moment ago."""
+LEAST_CONNECTIONS = 64
+BACKLOGS = (32, 1024)
+"""Connections that wait to be accepted: with few descriptors, and with many. They are accepted all at once."""
+
+log = logging.getLogger(__name__)
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the command line gave."""
+
+    host: str
+    port: int
+    database: str | None
+    keys: bool | None
+    """Whether keys are asked for; None: unless bound to loopback."""
+    worker: bool
+    workers: int
+    """API processes."""
+    factories: tuple[str, ...]
+    commands: tuple[str, ...]
+    requests_per_second: float
+    quotas: tuple[str, ...]
+    """NAME=LIMIT of what each owner may take."""
+    webhook_networks: tuple[str, ...]
+    connections: int
+    connections_per_address: int
+    header_seconds: float
+    trusted_proxies: tuple[str, ...]
+    tls_certificate: Path | None
+    tls_key: Path | None
+    ray_address: str | None
+    """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
+    pass_environment: tuple[str, ...]
+    """Variables that the worker's trials find."""
+    log_format: LogFormat
+    access_log: bool
+
+
+class ServeConfig(uvicorn.Config):
+    """uvicorn's, without TLS at its listeners: `api.connections` begins it when it has counted the connection."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        self.tls, self.ssl = self.ssl, None
+
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        # uvloop reads the first bytes of a handshake before a protocol can keep it from that.
+        return asyncio.new_event_loop if self.is_ssl else super().get_loop_factory()
+
+
+def serve_command(options: ServeOptions) -> Status:
+    """Run the API, and a worker beside it, until a signal ends all."""
+    bind_own_rooms(("api",))
+    pass_environment(options.pass_environment)
+    for command in options.commands:
+        parse_allowed(command)
+    quotas = parsed_quotas(options.quotas)
+    set_up_logs(options.log_format)
+    url = options.database or default_database_url()
+    loopback = is_loopback(options.host)
+    require_keys = not loopback if options.keys is None else options.keys
+    if readable := readable_by_others(url):
+        log.warning("%s: can be read by other users of this machine; chmod 600 %s", readable, readable)
+    with open_store(url) as store:
+        # Here, so that what is wrong is told before anything listens.
+        usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is no dict
+        if require_keys and not usable:
+            raise RequestError(
+                "host",
+                "API keys are asked for, and there is none",
+                "make one with `autotune keys create`, or bind to 127.0.0.1",
+            )
+    if not loopback and not require_keys:
+        raise RequestError(
+            "host", f"{options.host} is reached from other machines", "leave out --no-keys, or bind to 127.0.0.1"
+        )
+    _require_tls_files(options.tls_certificate, options.tls_key)
+    descriptors = _raised_descriptors()
+    connections = min(options.connections, descriptors - RESERVED_DESCRIPTORS)
+    if connections < LEAST_CONNECTIONS:
+        remedy = f"allow at least {RESERVED_DESCRIPTORS + LEAST_CONNECTIONS}: ulimit -n"
+        raise RequestError("descriptors", f"this process may open {descriptors} files and connections", remedy)
+    settings = {
+        "database_url": url, "host": options.host, "require_keys": require_keys,
+        "factories": list(options.factories), "commands": list(options.commands),
+        "requests_per_second": options.requests_per_second, "quotas": to_plain(quotas),
+        "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
+        "connections": connections, "connections_per_address": min(options.connections_per_address, max(1, connections // 2)),
+        "header_seconds": options.header_seconds,
+        "trusted_proxies": list(options.trusted_proxies),
+    }  # fmt: skip
+    _require_settings(settings)
+    os.environ["AUTOTUNE_SERVER"] = json.dumps(settings)
+    # Bound before a worker starts and anything is printed, because the port may be in use.
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(traces("autotune-api"))
+        if options.workers > 1:
+            _bound(options.host, options.port, shared=False).close()  # or another server's port would be shared with it
+        listeners = [
+            stack.enter_context(_bound(options.host, options.port, options.workers > 1)) for _ in range(options.workers)
+        ]
+        if options.worker:
+            stack.enter_context(_worker(url, options, quotas))
+        config = ServeConfig(
+            "api.server:make_app", factory=True, http="api.connections:BoundedProtocol",
+            host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
+            log_level="error",  # below are complaints about what clients send, a line for each request
+            proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
+            timeout_graceful_shutdown=5, ws="none",
+            backlog=BACKLOGS[descriptors - connections > 2 * BACKLOGS[1]],
+            ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key,
+        )  # fmt: skip
+        scheme = "http" if options.tls_certificate is None else "https"
+        processes = "" if options.workers == 1 else f", {options.workers} processes"
+        Console(stderr=True).print(
+            f"listening on {scheme}://{options.host}:{options.port} "
+            f"(API keys {'asked for' if require_keys else 'not asked for'}{processes})",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        if options.workers > 1:
+            return _run_several(config, listeners, options.log_format)
+        return _run_one(config, listeners[0])
+
+
+def _run_one(config: uvicorn.Config, listener: socket.socket) -> Status:
+    server = uvicorn.Server(config)
+    # When it has shut down it raises the signal once more, by which this process would die before its worker has ended.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    return Status.OK if server.started else Status.FAILURE
+
+
+def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log_format: LogFormat) -> Status:
+    """One process for each listener until a signal comes.
+
+    A process that a signal kills is replaced. Connections to its listener wait for the next one, because this process keeps it
+    open. One that ends by itself cannot work, and nor could its replacement: then all end.
+    """
+    ended = threading.Event()
+    for end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end, lambda *_: ended.set())
+
+    def start(listener: socket.socket) -> SpawnProcess:
+        process = _SPAWN.Process(target=_run_child, args=(config, listener, log_format))
+        process.start()
+        return process
+
+    status = Status.OK
+    processes = [start(listener) for listener in listeners]
+    while not ended.wait(LOOK_SECONDS):
+        for number, process in enumerate(processes):
+            if process.exitcode is None or ended.is_set():
+                continue
+            if process.exitcode >= 0:
+                status = Status.FAILURE
+                ended.set()
+            else:
+                log.error("API process %d was killed by signal %d; another takes its place", process.pid, -process.exitcode)
+                processes[number] = start(listeners[number])
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + SHUTDOWN_SECONDS
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        process.kill()
+    return status
+
+
+def _run_child(config: uvicorn.Config, listener: socket.socket, log_format: LogFormat) -> None:
+    """One of several API processes."""
+    bind_own_rooms(("api",))
+    set_up_logs(log_format)
+    config.configure_logging()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with traces("autotune-api"):
+        status = _run_one(config, listener)
+    sys.exit(status)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, however that was: it would keep the port."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _require_settings(settings: dict[str, Any]) -> None:
+    """Refuse what no process could start with.
+
+    Raises:
+        RequestError: a setting is wrong.
+    """
+    from importlib import import_module
+
+    # By name: this layer does not import the one above it.
+    import_module("api.server").settings_of(json.dumps(settings))
+
+
+def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
+    """Refuse a certificate and a key that cannot be used.
+
+    Raises:
+        RequestError: one is missing or unreadable, they do not belong together, or the key has a password.
+    """
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        given, missing = ("tls_key", "tls_certificate") if certificate is None else ("tls_certificate", "tls_key")
+        raise RequestError(missing, f"is missing, and {given} is given", "give both, as PEM files")
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            problem = f"{path} cannot be read ({(error.strerror or str(error)).lower()})"
+            raise RequestError(name, problem, "give a PEM file that this user may read") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        problem = f"{certificate} and {key} cannot be used ({getattr(error, 'reason', None) or error})"
+        raise RequestError("tls_certificate", problem, "give a PEM certificate and its key, without a password") from None
+
+
+def _raised_descriptors() -> int:
+    """Files and connections that this process and its children may have open, after raising that as far as it goes."""
+    if sys.platform == "win32":
+        return MOST_DESCRIPTORS
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def _bound(host: str, port: int, shared: bool) -> socket.socket:
+    """A socket that listens there; `shared`: beside others of ours, among which the kernel spreads connections evenly.
+
+    Raises:
+        RequestError: the port is in use, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, reuse_port=shared)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                "port", f"{port} of {host} is in use", "end what listens there, or give another --port"
+            ) from None
+        why = (error.strerror or str(error)).lower()
+        raise RequestError("host", f"cannot listen on {host}:{port} ({why})", "give an address of this machine") from None
+
+
+@contextlib.contextmanager
+def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
+    """A worker in a process of its own, so that ranks and what they load are none of the server's."""
+    # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
+    main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
+    there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    if quotas.device_hours is not None:
+        there += ["--device-seconds", str(3600 * quotas.device_hours)]
+    there += [word for factory in options.factories for word in ("--allow-factory", factory)]
+    there += [word for allowed in options.commands for word in ("--allow-command", allowed)]
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(SHUTDOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
