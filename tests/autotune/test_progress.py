@@ -11,7 +11,7 @@ import table
 from rich.pretty import pretty_repr
 
 import autotune
-from autotune import progress, tuning
+from autotune import loop, progress, tuning
 from autotune.errors import MissingPackageError
 from autotune.jobs.listener import LoopListener
 from autotune.tuning import TuneResult
