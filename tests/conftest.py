@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -54,6 +55,14 @@ def small_heap() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    """Weights that a test draws without a seed of its own are the same in every run."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="module")

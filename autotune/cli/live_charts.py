@@ -63,15 +63,17 @@ class LiveCharts:
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
-        self._shown: tuple[Book, Verdict | None, int, int] | None = None
+        self._book: Book | None = None
+        self._verdict: Verdict | None = None
+        self._size = (0, 0)
         self._lines: list[Text] = []
 
     def lines(self, book: Book, verdict: Verdict | None) -> list[Text]:
         """The charts of a book and its answer, drawn anew when one is another or the terminal has another size."""
-        wanted = (book, verdict, self._console.width, self._console.height)
-        if self._shown is None or any(one is not other for one, other in zip(wanted, self._shown, strict=True)):
-            self._shown = wanted
-            self._lines = charts(self._session, *wanted) if self._is_able() else []
+        size = (self._console.width, self._console.height)
+        if book is not self._book or verdict is not self._verdict or size != self._size:
+            self._book, self._verdict, self._size = book, verdict, size
+            self._lines = charts(self._session, book, verdict, *size) if self._is_able() else []
         return self._lines
 
     def _is_able(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2
 
+from executor.process_tree import descendants
 from storage.sql import open_store
 from tests.ports import free_port
 
@@ -154,7 +155,7 @@ class Ground:
 
     def usage(self) -> Usage:
         """What the server's processes hold now."""
-        found = [held for pid in [self.server.pid, *_children(self.server.pid)] if (held := _usage(pid)) is not None]
+        found = [held for pid in [self.server.pid, *descendants(self.server.pid)] if (held := _usage(pid)) is not None]
         assert found, "the server has ended"
         names = ("rss_bytes", "peak_rss_bytes", "descriptors", "threads")
         return Usage(**{name: max(getattr(held, name) for held in found) for name in names})
@@ -241,18 +242,6 @@ def _process(
                 process.kill()
                 process.wait()
                 raise
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(word) for word in path.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *_children(child)]
-    return found
 
 
 def _usage(pid: int) -> Usage | None:
