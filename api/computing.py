@@ -45,7 +45,8 @@ class Pool:
         """
         self._kind, self._most = kind, threads + waiting
         self._places = asyncio.Semaphore(threads)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=kind)
+        self._new = partial(ThreadPoolExecutor, threads, thread_name_prefix=kind)
+        self._threads = self._new()
         self._inside = 0
 
     async def run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -75,8 +76,9 @@ class Pool:
             self._inside -= 1
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing of what waits. A service that starts again after this has new threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads = self._new()
 
     async def _place(self) -> None:
         try:
@@ -118,7 +120,7 @@ class Pools:
     """Names of hosts that are resolved."""
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing of what waits."""
         for pool in (self.submitting, self.computing, self.naming):
             pool.close()
 

@@ -108,8 +108,13 @@ LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "
 """Fields of a request that lists show, and search for."""
 
 
-def summary_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What lists show of a request. A field that is no text, number or list of words is left out: its size has no bound."""
+def summary_of(request: Any) -> dict[str, Any]:
+    """What lists show of a request. A field that is no text, number or list of words is left out: its size has no bound.
+
+    Of a damaged request, which may be anything, nothing is shown.
+    """
+    if not isinstance(request, Mapping):
+        return {}
     found = {name: request[name] for name in LISTED if name in request}
     return {name: value for name, value in found.items() if not isinstance(value, dict)}
 

@@ -104,12 +104,9 @@ def serve_command(options: ServeOptions) -> Status:
     for command in options.commands:
         parse_allowed(command)
     quotas = parsed_quotas(options.quotas)
-    set_up_logs(options.log_format)
     url = options.database or default_database_url()
     loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
-    if readable := readable_by_others(url):
-        log.warning("%s: can be read by other users of this machine; chmod 600 %s", readable, readable)
     with open_store(url) as store:
         # Here, so that what is wrong is told before anything listens.
         usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is no dict
@@ -129,6 +126,9 @@ def serve_command(options: ServeOptions) -> Status:
     if connections < LEAST_CONNECTIONS:
         remedy = f"allow at least {RESERVED_DESCRIPTORS + LEAST_CONNECTIONS}: ulimit -n"
         raise RequestError("descriptors", f"this process may open {descriptors} files and connections", remedy)
+    set_up_logs(options.log_format)
+    if readable := readable_by_others(url):
+        log.warning("%s: can be read by other users of this machine; chmod 600 %s", readable, readable)
     settings = {
         "database_url": url, "host": options.host, "require_keys": require_keys,
         "factories": list(options.factories), "commands": list(options.commands),

@@ -47,6 +47,7 @@ FLAGS = {
     "--price": "of a series", "--rate": "of a series", "--step": "of a series",
     "--config": "a file of fields", "--out": "", "--resume": "", "--db": "", "--url": "", "--json": "", "--help": "",
     "--priority": "of the queue", "--watch": "", "--no-racing": "turns --racing off",
+    "--pass-environment": "of this machine's trials",
 }  # fmt: skip
 NOT_OVER_HTTP = {*HIDDEN, "stop_at_first", "tune_on", "answer_for"}
 OF_TUNE = {"out", "database", "resume", "listener", "further", "progress"}

@@ -100,7 +100,7 @@ def open_page(place: Place, browser: Browser, watched: dict[Page, Watched], tmp_
         page = context.new_page()
         watched[page] = Watched(page, where, expected)
         page.goto(f"/{path}")
-        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("main h1").first).to_be_visible()
         return page
 
     return opened

@@ -50,7 +50,7 @@ def test_every_act_of_a_person_is_an_entry(store: SqlStore, clock) -> None:
     file = io.StringIO()
     mine.dump(file, job)
     mine.delete_job(job)
-    mine.load(file)
+    mine.load_job(file)
     mine.prune(clock())
     assert acts(store) == sorted([
         ("job.submit", job), ("job.pause", job), ("job.change", job), ("key.create", key), ("key.revoke", key),

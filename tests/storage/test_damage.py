@@ -21,7 +21,7 @@ from storage.sql import SqlStore, open_store
 from tests.storage.job_steps import RANK
 
 OF_JOBS = {
-    "jobs": ("request", "answer", "reference_losses"), "events": ("payload",), "trials": ("config", "refusal"),
+    "jobs": ("request", "summary", "answer", "reference_losses"), "events": ("payload",), "trials": ("config", "refusal"),
     "attempts": ("result", "progress"), "priors": ("prior",), "rank_measurements": ("memory_by_tag",),
 }  # fmt: skip
 OF_ALL = {"calibrations": ("cluster", "rows"), "api_keys": ("scopes",)}
@@ -106,7 +106,7 @@ def check_others(store: SqlStore, first: JobRecord, second: JobRecord) -> None:
     assert [event.kind for event in news[second.id].events][:2] == ["job_created", "job_acquired"]
     assert len(news[first.id].events) == news[first.id].version
     assert store.progress(ids)[second.id][0].phase == "timed"
-    assert store.figures().best[second.id] == 1.0
+    assert store.figures().best[second.id].samples_per_second == 1.0
     assert store.calibrations("f", 1)[0].cluster == cluster()
     assert len(store.keys()) == 1
     assert len(store.figures_of(second.id)) == len(store.trial_page(second.id)) == len(store.plain_trials(second.id)) == 2

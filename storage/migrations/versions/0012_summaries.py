@@ -19,7 +19,7 @@ def upgrade() -> None:
     connection = op.get_bind()
     for job_id in connection.scalars(sa.select(_JOBS.c.id)).all():
         row = sa.select(_JOBS.c.request).where(_JOBS.c.id == job_id)
-        summary = summary_of(connection.scalar(row) or {})
+        summary = summary_of(connection.scalar(row))
         connection.execute(sa.update(_JOBS).where(_JOBS.c.id == job_id).values(summary=summary))
 
 
