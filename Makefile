@@ -85,7 +85,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
 	$(BIN)/python -m benchmarks.depth --markdown docs/depth.md
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
-	$(BIN)/python benchmarks/service.py --parts reads streams sqlite --markdown docs/service-load.md
+	$(BIN)/python benchmarks/service.py --parts reads processes streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
 	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
 	$(BIN)/python -m benchmarks.data_efficiency --markdown docs/data-efficiency-benchmark.md

@@ -31,8 +31,8 @@ class Place:
     """Where the load goes."""
 
     port: int
-    process: psutil.Process
-    """The API."""
+    processes: tuple[psutil.Process, ...]
+    """The API: the one that was started, and those that it has started."""
     database: str
     """Address for the writers of results."""
     key: str | None
@@ -75,8 +75,8 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @contextlib.contextmanager
-def service(database: str, keys: bool = True) -> Iterator[Place]:
-    """`autotune serve --no-worker` on a free port of loopback; ends with the context."""
+def service(database: str, keys: bool = True, processes: int = 1) -> Iterator[Place]:
+    """`autotune serve --no-worker --workers PROCESSES` on a free port of loopback; ends with the context."""
     with open_store(database) as store:
         key = store.create_key(OWNER, (Scope.READ, Scope.SUBMIT))[1]
     with socket.socket() as found:
@@ -84,13 +84,21 @@ def service(database: str, keys: bool = True) -> Iterator[Place]:
         port = found.getsockname()[1]
     command = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--no-worker", "--port", str(port)]
     # What is measured is the server, not what one owner may ask of it.
-    command += [word for quota in ("queued_jobs", "stored_bytes", "streams") for word in ("--quota", f"{quota}=none")]
-    command += ["--keys" if keys else "--no-keys", "--db", database.replace("postgres:@", f"{SERVICE}:@")]
+    for quota, most in (("queued_jobs", "1000000"), ("stored_bytes", "1TB"), ("streams", "1000000")):
+        command += ["--quota", f"{quota}={most}"]
+    command += [
+        "--keys" if keys else "--no-keys",
+        "--workers",
+        str(processes),
+        "--db",
+        database.replace("postgres:@", f"{SERVICE}:@"),
+    ]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
     try:
         _wait(port, process)
+        started = psutil.Process(process.pid)
         yield Place(
-            port=port, process=psutil.Process(process.pid), database=database, key=key if keys else None
+            port=port, processes=(started, *started.children()), database=database, key=key if keys else None
         )  # fmt: skip
     finally:
         process.terminate()
@@ -104,12 +112,12 @@ def service(database: str, keys: bool = True) -> Iterator[Place]:
 def usage(place: Place) -> Usage:
     """CPU seconds up to now."""
     of_service, everything = _database_seconds(place)
-    times = place.process.cpu_times()
-    return Usage(times.user + times.system, of_service, everything, time.perf_counter())
+    times = [process.cpu_times() for process in place.processes]
+    return Usage(sum(one.user + one.system for one in times), of_service, everything, time.perf_counter())
 
 
 def rss_bytes(place: Place) -> int:
-    return int(place.process.memory_info().rss)
+    return max(int(process.memory_info().rss) for process in place.processes)
 
 
 def _database_seconds(place: Place) -> tuple[float, float]:

@@ -41,4 +41,4 @@ class Report:
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"
+    return f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
