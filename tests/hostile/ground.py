@@ -158,7 +158,9 @@ class Ground:
         found = [held for pid in [self.server.pid, *descendants(self.server.pid)] if (held := _usage(pid)) is not None]
         assert found, "the server has ended"
         names = ("rss_bytes", "peak_rss_bytes", "descriptors", "threads")
-        return Usage(**{name: max(getattr(held, name) for held in found) for name in names})
+        usage = Usage(**{name: max(getattr(held, name) for held in found) for name in names})
+        assert usage.peak_rss_bytes < MOST_RSS_BYTES
+        return usage
 
     def log(self) -> str:
         """What the server has written."""

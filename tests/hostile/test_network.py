@@ -12,7 +12,7 @@ import pytest
 
 from storage.records import Submission
 from storage.sql import open_store
-from tests.hostile.ground import HEAVY, JOB, MOST_RSS_BYTES, Finding, Row, ground
+from tests.hostile.ground import HEAVY, JOB, Finding, Row, ground
 
 pytestmark = pytest.mark.hostile
 
@@ -92,7 +92,6 @@ def test_lists_stay_small(tmp_path: Path, database: str, rows: list[Row]) -> Non
         usage = here.usage()
         client.require_served()
     assert sizes and max(sizes) < 200_000
-    assert usage.peak_rss_bytes < MOST_RSS_BYTES
     after = f"{max(sizes) / 1e3:.0f} kB an answer, {len(sizes) / seconds:.0f} answers/s"
     rows.append(Row(finding=LISTS, database=here.kind, after=after, client=client, usage=usage))
 
