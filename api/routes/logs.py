@@ -1,7 +1,8 @@
 """What trials print and do while they run."""
 
+import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,7 +11,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.hub import StreamAnswer
 from api.logs import LogHub
-from api.paging import page, page_response
+from api.paging import MOST_BYTES, page, page_response
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
 from api.views import LogPage, ProgressList, log_view, progress_view
@@ -73,14 +74,12 @@ def read_log(
     rank: Rank = None,
     tail: Tail = None,
 ) -> Response:
-    """The same as plain text, nothing escaped."""
+    """The same as plain text, nothing escaped. Of more than 4 MB the end, below a line that tells how much is left out."""
     job = visible_job(store, principal, job_id)
     _news(store, job_id, number)
     text = LogText(named=rank is None and has_several_ranks(job.request))
-    lines: deque[str] = deque(maxlen=tail)
-    lines += text.lines(_parts(store, job_id, number, attempt, rank), gaps=rank is None)
-    lines += text.rest()
-    return PlainTextResponse("".join(f"{line}\n" for line in lines))
+    lines = text.lines(_parts(store, job_id, number, attempt, rank), gaps=rank is None)
+    return PlainTextResponse(b"".join(_end_of(itertools.chain(lines, text.rest()), tail)))
 
 
 @router.get(
@@ -124,6 +123,23 @@ def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:
     if news is None:
         raise UnknownTrialError(f"number: job {job_id} has no trial {number}; list those that there are with GET …/trials")
     return news
+
+
+def _end_of(lines: Iterable[str], most: int | None) -> Iterator[bytes]:
+    """The last lines, at most so many, and at most `MOST_BYTES` of them: no more than that is in memory."""
+    kept: deque[bytes] = deque()
+    size = left_out = 0
+    for line in lines:
+        kept.append(f"{line}\n".encode())
+        size += len(kept[-1])
+        while len(kept) > 1 and size > MOST_BYTES:
+            size -= len(kept[0])
+            left_out += len(kept.popleft())
+        if most is not None and len(kept) > most:
+            size -= len(kept.popleft())
+    if left_out and (most is None or len(kept) < most):
+        yield f"--- {left_out:,} bytes left out: GET …/logs has all, in pages ---\n".encode()
+    yield from kept
 
 
 def _parts(store: Store, job_id: str, number: int, attempt: int | None, rank: int | None) -> Iterator[LogRecord]:

@@ -64,6 +64,17 @@ def test_plain_text_is_what_was_printed(client: TestClient, store: Store, lease:
     assert client.get(path, params={"tail": 1, "rank": 0}).text == "last\n"
 
 
+def test_plain_text_is_bounded(client: TestClient, store: Store, lease: Lease, token: str, monkeypatch) -> None:
+    monkeypatch.setattr("api.routes.logs.MOST_BYTES", 100)
+    tell(store, lease, token, *(f"{number:08}\n" for number in range(50)))
+    path = f"/v1/jobs/{lease.job_id}/trials/0/logs/text"
+    first, *lines = client.get(path, params={"rank": 0}).text.splitlines()
+    assert first == "--- 351 bytes left out: GET …/logs has all, in pages ---"
+    assert lines == [f"{number:08}" for number in range(39, 50)]
+    assert client.get(path, params={"rank": 0, "tail": 2}).text == "00000048\n00000049\n"
+    assert client.get(path, params={"rank": 0, "tail": 0}).text == ""
+
+
 @pytest.mark.parametrize("kind", ["", "/text", "/stream"])
 def test_a_trial_that_is_not_there(client: TestClient, lease: Lease, kind: str) -> None:
     told = problem_of(client.get(f"/v1/jobs/{lease.job_id}/trials/5/logs{kind}"), 404)["detail"]
