@@ -88,12 +88,14 @@ def endure(folder: Path, database: str, minutes: float) -> Endured:
         traffic = _Traffic(found, urls, keys, stop, receiver)
         threads = [threading.Thread(target=traffic.repeat, args=(kind,)) for kind in traffic.kinds()]
         threads.append(threading.Thread(target=_sample, args=(database, watched, samples, stop)))
-        for thread in threads:
-            thread.start()
-        stop.wait(minutes * 30)
-        _damage(database)
-        stop.wait(minutes * 30)
-        stop.set()
+        try:
+            for thread in threads:
+                thread.start()
+            stop.wait(minutes * 30)
+            _damage(database)
+            stop.wait(minutes * 30)
+        finally:
+            stop.set()
         for thread in threads:
             thread.join()
         found.samples = samples
