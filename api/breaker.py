@@ -63,6 +63,9 @@ def place_of(webhook: Webhook) -> Place:
 
 
 def host_of(webhook: Webhook) -> str:
-    """Scheme, host and port of the receiver."""
-    parts = urlsplit(webhook.url)
+    """Scheme, host and port of the receiver; of a damaged address, all of it."""
+    try:
+        parts = urlsplit(webhook.url)
+    except ValueError:
+        return webhook.url
     return f"{parts.scheme}://{(parts.netloc.rpartition('@')[2]).lower()}"

@@ -23,7 +23,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from api.rates import network_of
@@ -178,10 +178,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """None: it is closed."""
         self._heard: float | None = self.loop.time()
         """When the incomplete header began, or the connection; None: no header is awaited, or nothing of it is there."""
-        self._in_header = False
-        self._header_bytes = 0
+        self._outside_bodies = 0
+        """Bytes that came since a header began or ended, or a part of a body came: of a header, of trailers, between chunks."""
+        self._is_read = False
+        """Whether one of these came in the bytes that are being read."""
         self._speaks_http = False
         """False: its TLS handshake is under way, or it was given no place."""
+        self._early = b""
+        """What came with the end of the handshake, before anybody could read it."""
+        self._beneath: asyncio.Transport | None = None
+        """The transport under that of TLS, where there is one, and else the only one."""
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered: others of the connection may wait behind it."""
         self._unsent, self._unsent_since = 0, 0.0
 
     @property
@@ -197,7 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place; then the handshake of TLS, if there is to be one."""
-        self._socket = transport
+        self._socket = self._beneath = transport
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self.address = network_of(self.peer)
@@ -225,6 +233,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _begin(self, transport: asyncio.Transport) -> None:
         self._speaks_http = True
         super().connection_made(transport)
+        if self._early:
+            early, self._early = self._early, b""
+            self.data_received(early)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place up."""
@@ -232,27 +243,41 @@ class BoundedProtocol(HttpToolsProtocol):
         self._socket = None
         if self._speaks_http:
             super().connection_lost(exc)
+        answering = self._answering
+        if answering is not None and not answering.response_complete:
+            answering.disconnected = True  # uvicorn tells the newest request alone
+            answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Note when a header begins, and how long it is."""
+        """Note when a header begins, and how much comes that is of no body."""
         if self._socket is None:
+            return
+        if not self._speaks_http:
+            self._early += data
+            if len(self._early) > MOST_HEADER_BYTES:
+                self._places.end(self, Ended.HEADER_TOO_LONG)
             return
         if self._heard is None and (self.cycle is None or self.cycle.response_complete):
             self._heard = self.loop.time()
+        self._is_read = False
         super().data_received(data)
-        if self._in_header:
-            self._header_bytes += len(data)
-            if self._header_bytes > MOST_HEADER_BYTES:
-                self._places.end(self, Ended.HEADER_TOO_LONG)
+        self._outside_bodies = 0 if self._is_read else self._outside_bodies + len(data)
+        if self._outside_bodies > MOST_HEADER_BYTES:
+            self._places.end(self, Ended.HEADER_TOO_LONG)
 
     def on_message_begin(self) -> None:
         """A header begins."""
-        self._in_header, self._header_bytes = True, 0
+        self._is_read = True
         super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body is there."""
+        self._is_read = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Begin the request, unless too many wait before it."""
-        self._heard, self._in_header = None, False
+        self._heard, self._is_read = None, True
         if len(self.pipeline) >= MOST_PIPELINED:
             raise httptools.HttpParserCallbackError("too many requests before their answers")
         super().on_headers_complete()
@@ -271,16 +296,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, whatever is unsent."""
-        if self._socket is not None:
-            self._socket.abort()
+        """Close at once, whatever is unsent, without the farewell of TLS."""
+        if self._socket is not None and self._beneath is not None:
+            self._beneath.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def overdue(self, now: float) -> Ended | None:
         """Why the connection should be ended; None: it may go on."""
         limits = self._places.limits
         if self._heard is not None and now - self._heard > limits.header_seconds:
             return Ended.HEADER_TIMEOUT
-        unsent = self.transport.get_write_buffer_size() if self._speaks_http else 0
+        unsent = 0
+        if self._speaks_http and self._beneath is not None:
+            unsent = self._beneath.get_write_buffer_size()
+            if self._beneath is not self.transport:
+                unsent += self.transport.get_write_buffer_size()
         if self._unsent == 0 or unsent < self._unsent:
             self._unsent_since = now
         self._unsent = unsent

@@ -59,6 +59,10 @@ class Deliverer:
                 except StorageError as error:
                     log.error("webhooks: %s", error)
                     began = 0
+                except Exception:
+                    # Whatever it was, deliveries of others go on.
+                    log.exception("webhooks: failed")
+                    began = 0
                 if self._running:
                     wait(self._running, self._poll_seconds, FIRST_COMPLETED)
                     self._note_ended()

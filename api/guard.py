@@ -46,7 +46,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         send = _told(send)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        # Of a header that comes twice the first one, as the routes read it.
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         refusal = self._refusal(scope, headers)
         if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
             try:
@@ -92,7 +93,7 @@ class Guard:
             origin = headers.get("origin")
             if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
-        if is_page(scope["path"]):
+        if is_page(scope["path"]) and scope["method"] in READING:
             return None
         address = str((scope.get("client") or ("",))[0])
         wait = self._rates.wait(self._known_keys.client(headers.get("authorization"), address))

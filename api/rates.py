@@ -57,6 +57,9 @@ class KnownKeys:
 
 
 def _digest(header: str) -> str:
+    """Of what the header says: one key may be written in many ways."""
+    scheme, _, text = header.partition(" ")
+    header = f"{scheme.lower()} {text.strip()}"
     return hashlib.sha256(header.encode("latin-1", "replace")).hexdigest()
 
 

@@ -1,12 +1,15 @@
 """What pages draw of a job."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Principal, Reader, StoreOf, visible_job
-from api.computing import Computing
+from api.computing import PATIENCE_SECONDS, Computing
 from api.figure_views import FigureView, PartsView
 from api.figures import FigureBoard, JobFigures
 from api.point_views import PointsView
@@ -52,7 +55,7 @@ async def get_figure(
     """A figure as plain data: what it says in a sentence, its tables, its axes. Nothing to show is told in the sentence."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     # Those of one job are made one after another: who waits for the others takes no place.
-    async with figures.turn:
+    async with _turn(figures):
         body = await computing.run(figures.figure, name)
     return Response(body, media_type="application/json")
 
@@ -66,7 +69,7 @@ async def get_figure(
 async def get_explanation(job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing) -> Response:
     """Why the best configuration is the best: time, memory, each knob, what limits it, what would help."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn:
+    async with _turn(figures):
         body = await computing.run(figures.explanation)
     return Response(body, media_type="application/json")
 
@@ -84,7 +87,7 @@ async def get_report(
     """The job as one file that opens anywhere: every figure, its numbers, the explanation."""
     require_format(format)
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn:
+    async with _turn(figures):
         body = await computing.run(figures.report, format)
     # A file to save, not a page of this server.
     return Response(body, media_type="application/octet-stream")
@@ -96,8 +99,26 @@ async def get_parts(
 ) -> PartsView:
     """Where a trial's measured step goes, by the equations."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    async with figures.turn:
+    async with _turn(figures):
         return await computing.run(figures.parts, number)
+
+
+@asynccontextmanager
+async def _turn(figures: JobFigures) -> AsyncIterator[None]:
+    """The turn to make a figure of this job.
+
+    Raises:
+        HTTPException: 503, because it did not come in time.
+    """
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await figures.turn.acquire()
+    except TimeoutError:
+        raise HTTPException(503, "too many ask for figures of this job; try again", {"Retry-After": "5"}) from None
+    try:
+        yield
+    finally:
+        figures.turn.release()
 
 
 def _figures(request: Request, store: Store, principal: Principal, job_id: str) -> JobFigures:

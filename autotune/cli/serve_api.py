@@ -183,8 +183,8 @@ def _run_one(config: uvicorn.Config, listener: socket.socket) -> Status:
 def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log_format: LogFormat) -> Status:
     """One process for each listener until a signal comes.
 
-    A process that a signal kills is replaced. Connections to its listener wait for the next one, because this process keeps it
-    open. One that ends by itself cannot work, and nor could its replacement: then all end.
+    A process that a signal ends is replaced. Connections to its listener wait for the next one, because this process keeps it
+    open. One that fails cannot work, and nor could its replacement: then all end.
     """
     ended = threading.Event()
     for end in (signal.SIGINT, signal.SIGTERM):
@@ -201,11 +201,11 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
         for number, process in enumerate(processes):
             if process.exitcode is None or ended.is_set():
                 continue
-            if process.exitcode >= 0:
+            if process.exitcode > 0:
                 status = Status.FAILURE
                 ended.set()
             else:
-                log.error("API process %d was killed by signal %d; another takes its place", process.pid, -process.exitcode)
+                log.error("API process %d was ended by a signal; another takes its place", process.pid)
                 processes[number] = start(listeners[number])
     for process in processes:
         process.terminate()

@@ -121,6 +121,41 @@ def test_a_header_is_bounded(database: str) -> None:
         until(lambda: served.connections.ended[Ended.HEADER_TOO_LONG] == 1)
 
 
+def test_what_follows_a_body_is_bounded(database: str) -> None:
+    ask = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for rest in (b"0\r\nX: ", b"1;x="):  # trailers, and what may be said of a chunk
+        with serving(database) as served, served.connect(ask + rest) as connection:
+            with pytest.raises(OSError):
+                while True:
+                    connection.sendall(b"a" * 4096)
+            until(lambda: served.connections.ended[Ended.HEADER_TOO_LONG] == 1)
+
+
+def test_a_header_behind_a_long_body_is_its_own(database: str) -> None:
+    body = b"x" * 200_000
+    ask = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving(database) as served, served.connect(ask + body + WHOLE[:-2]) as connection:
+        time.sleep(0.1)
+        connection.sendall(WHOLE[-2:])
+        assert answer(connection).startswith(b"HTTP/1.1 415")
+        assert answer(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_stream_ends_when_its_client_leaves_though_a_request_waits_behind_it(database: str, store: Store) -> None:
+    job = store.create_job(REQUEST)
+    ask = f"GET /v1/jobs/{job.id}/events/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    # The server reads nothing beyond the request that waits: it learns of the end where it writes.
+    with patch("api.hub.KEEPALIVE_SECONDS", 0.1), serving(database) as served:
+        with served.connect(ask) as connection:
+            received = b""
+            while b"job_created" not in received:
+                received += connection.recv(4096)
+            connection.sendall(WHOLE)
+            time.sleep(0.1)
+            assert len(served.server.server_state.tasks) == 1
+        until(lambda: not served.server.server_state.tasks)
+
+
 def test_requests_ahead_of_their_answers_are_bounded(database: str) -> None:
     with serving(database) as served, served.connect(WHOLE * 500) as connection:
         received = b""
@@ -216,6 +251,40 @@ def test_streams_end_with_the_server(database: str, store: Store, caplog: pytest
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1, signed by itself, and its key."""
     return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def test_a_request_may_come_with_the_end_of_the_handshake(database: str, certificate: tuple[Path, Path]) -> None:
+    with serving(database, certificate) as served, served.connect() as connection:
+        coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secured = ssl.create_default_context(cafile=certificate[0]).wrap_bio(coming, going, server_hostname="127.0.0.1")
+        while True:
+            try:
+                secured.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(going.read())
+                coming.write(connection.recv(65536))
+        secured.write(WHOLE)
+        connection.sendall(going.read())  # both at once
+        received = b""
+        while b'{"status":"ok"}' not in received:
+            try:
+                received += secured.read(65536)
+            except ssl.SSLWantReadError:
+                part = connection.recv(65536)
+                assert part, received
+                coming.write(part)
+
+
+def test_an_answer_over_tls_that_nobody_reads_is_given_up(database: str, certificate: tuple[Path, Path]) -> None:
+    with serving(database, certificate, stall_seconds=0.2) as served, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.port))
+        context = ssl.create_default_context(cafile=certificate[0])
+        with context.wrap_socket(connection, server_hostname="127.0.0.1") as secured:
+            secured.sendall(b"GET /page/vendor/echarts.mjs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 10)
+            until(lambda: served.connections.ended[Ended.STALLED] == 1)
+            until(lambda: served.connections.count == 0)
 
 
 def test_tls_begins_after_the_connection_is_counted(database: str, certificate: tuple[Path, Path]) -> None:

@@ -230,3 +230,19 @@ def test_a_trusted_proxy_is_an_address_and_needs_keys() -> None:
     with pytest.raises(RequestError, match="neither an address nor a network"):
         Settings(database_url="x", trusted_proxies=("proxy.example",))
     Settings(database_url="x", trusted_proxies=("127.0.0.1", "10.1.0.0/16", "::1"))
+
+
+def test_one_key_has_one_rate_however_it_is_written(serve, store: Store) -> None:
+    client = serve(require_keys=True, requests_per_second=1.0)
+    key = store.create_key("anna", {"read"})[1]
+    ways = [f"{word}{' ' * spaces}{key}" for word in ("Bearer", "bearer", "BEARER", "bEarer") for spaces in range(1, 11)]
+    answers = [client.get("/v1/jobs", headers={"Authorization": way}).status_code for way in ways]
+    assert answers.count(200) <= 14  # a burst of the key, and what its address may try
+    twice = [("Authorization", f"Bearer {key}"), ("Authorization", "Bearer of nobody")]
+    assert client.get("/v1/jobs", headers=twice).status_code == 429
+
+
+def test_a_page_takes_no_bodies_beyond_the_rate(serve) -> None:
+    client = serve(require_keys=True, requests_per_second=0.5)
+    assert {client.get("/").status_code for _ in range(20)} == {200}
+    assert {client.post(path, json={}).status_code for path in ("/", "/page/main.mjs") * 10} == {405, 429}
