@@ -231,7 +231,7 @@ def job_view(job: JobRecord) -> JobView:
         id=job.id,
         state=job.state,
         reason=job.reason,
-        message=f"damaged: {job.damage}" if job.damage else job.message,
+        message=_message(job),
         model=str(job.request.get("model", "")),
         submitter=job.submitter,
         priority=job.priority,
@@ -244,13 +244,18 @@ def job_view(job: JobRecord) -> JobView:
     )
 
 
+def _message(job: JobRecord) -> str:
+    return f"damaged: {job.damage}" if job.damage else job.message
+
+
 def job_summary(job: JobRecord) -> JobSummary:
     """A job as lists show it."""
+    message = _message(job)
     return JobSummary(
         id=job.id,
         state=job.state,
         reason=job.reason,
-        message=job.message if len(job.message) <= MOST_MESSAGE else job.message[: MOST_MESSAGE - 1] + "…",
+        message=message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 1] + "…",
         model=str(job.request.get("model", "")),
         submitter=job.submitter,
         priority=job.priority,
@@ -258,7 +263,7 @@ def job_summary(job: JobRecord) -> JobSummary:
         updated=job.updated,
         active_seconds=int(job.active_seconds),
         version=job.version,
-        answer=None if job.answer is None else AnswerView(**job.answer),
+        answer=answer_view(job),
         request=with_present_names(job.request),
     )
 

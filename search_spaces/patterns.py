@@ -59,6 +59,18 @@ class Pattern:
             yield {name: value.decode("utf-8", "replace") for name, value in match.groupdict().items() if value is not None}
 
 
+_EVEN = r"(?<!\\)(?:\\\\)*"
+_READ_DIFFERENTLY = (
+    (re.compile(_EVEN + r"\{,[0-9]+\}"), ("has {,n}, which RE2 takes for text", "write {0,n}")),
+    (re.compile(_EVEN + r"\[\^?\[:"), ("has a class of POSIX, which Python lacks", "write [a-z] or \\w")),
+    (
+        re.compile(_EVEN + r"\\[pPzCQ]"),
+        ("has \\p, \\z, \\C or \\Q, which Python lacks", "write [a-z], $ or ."),
+    ),
+)
+"""What RE2 and Python's engine, which ranks without RE2 use, read differently without a word: the problem, and the remedy."""
+
+
 @lru_cache(_KEPT)
 def compiled(pattern: str) -> Pattern:
     """The expression, ready to be searched.
@@ -71,6 +83,9 @@ def compiled(pattern: str) -> Pattern:
         shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
         told = f"{shown} is no regular expression"
         raise PatternError("pattern", told, f"give text of up to {LONGEST_PATTERN} characters")
+    for found, meaning in _READ_DIFFERENTLY:
+        if found.search(pattern):
+            raise PatternError("pattern", f"{pattern!r} {meaning[0]}", meaning[1])
     lines = f"(?m){pattern}".encode("utf-8", "replace")
     if re2 is None:
         return _of_python(pattern, lines)

@@ -12,7 +12,7 @@ from search_spaces.plain import from_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, is_whole
 from storage.errors import DamagedRowError
-from storage.records import AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
+from storage.records import DAMAGED, AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
 _NUMBER = "$number"
@@ -48,10 +48,7 @@ class Damaged(dict[str, Any]):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__({_DAMAGED: text})
-
-
-_DAMAGED = "$damaged"
+        super().__init__({DAMAGED: text})
 
 
 def load_column(text: Any) -> Any:
@@ -62,8 +59,8 @@ def load_column(text: Any) -> Any:
         value = load_json(text)
     except (ValueError, RecursionError):
         return Damaged(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace"))
-    if type(value) is dict and value.keys() == {_DAMAGED}:
-        return Damaged(str(value[_DAMAGED]))
+    if type(value) is dict and value.keys() == {DAMAGED}:
+        return Damaged(str(value[DAMAGED]))
     return value
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 FILE = 0o600
@@ -32,9 +33,10 @@ def write_private(file: Path, text: str) -> None:
     Raises:
         FileExistsError: it is there already.
     """
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600, and nobody else's
+    draft = Path(name)
     try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE), "w") as stream:
+        with os.fdopen(descriptor, "w") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -104,6 +104,8 @@ BUDGET = ("trials", "max_seconds")
 LABELS = ("name", "tags", "note")
 """Fields of a request that describe the job to people. They may change in every state."""
 
+DAMAGED = "$damaged"
+"""Key of what stands in place of a JSON value that cannot be read: the text that was found."""
 LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "trials", "max_seconds")
 """Fields of a request that lists show, and search for."""
 
@@ -111,10 +113,10 @@ LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "
 def summary_of(request: Any) -> dict[str, Any]:
     """What lists show of a request. A field that is no text, number or list of words is left out: its size has no bound.
 
-    Of a damaged request, which may be anything, nothing is shown.
+    Of a damaged request, which may be anything, that it is damaged.
     """
-    if not isinstance(request, Mapping):
-        return {}
+    if not isinstance(request, Mapping) or DAMAGED in request:
+        return {DAMAGED: ""}
     found = {name: request[name] for name in LISTED if name in request}
     return {name: value for name, value in found.items() if not isinstance(value, dict)}
 

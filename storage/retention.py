@@ -6,6 +6,7 @@ from sqlalchemy import Delete, delete, select
 from sqlalchemy.orm import Session
 
 from storage import leases
+from storage.errors import UnknownJobError
 from storage.records import ENDED
 from storage.service_records import DeliveryState
 from storage.tables import DeliveryRow, EventRow, JobRow, LogRow, SubmissionRow
@@ -23,7 +24,10 @@ def prune_job(session: Session, now: datetime, job_id: str, before: datetime) ->
     The counter of its events stays, so that a job that goes on numbers them as if they were there.
     """
     del now
-    job = leases.locked(session, job_id)
+    try:
+        job = leases.locked(session, job_id)
+    except UnknownJobError:  # it was deleted meanwhile
+        return 0, 0
     if job.state not in ENDED or job.updated >= before:
         return 0, 0
     job.events_removed = job.event_count

@@ -33,6 +33,12 @@ class SecretBox:
         self._lock = threading.Lock()
         self._keys: tuple[str, ...] = ()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether everybody who opens this database finds the same keys: they are named, or lie beside its file."""
+        named = KEYS_VARIABLE in os.environ or FILE_VARIABLE in os.environ
+        return named or self._address.get_backend_name() == "sqlite"
+
     def seal(self, secret: str) -> str:
         """The secret, encrypted.
 

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
-from search_spaces.plain import to_plain
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage import (
@@ -120,7 +119,8 @@ class SqlStore(Store):
         self._actor = audit.local_actor()
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
-            if self._read(webhooks.some_plain):
+            # With a key of this machine alone, other machines of a shared database could not open them.
+            if self._box.is_shared and self._read(webhooks.some_plain):
                 self._write(webhooks.seal_all, self._box)
         except BaseException:
             self._database.close()
@@ -391,16 +391,16 @@ class SqlStore(Store):
         return self._write(transfer.load, source, self._box, self._actor)
 
     def prune(self, before: datetime) -> Pruned:
+        # First: what was removed before this process was ended is told as well.
+        self._note("db.prune", "", {"before": before.isoformat()})
         of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
-        pruned = Pruned(
+        return Pruned(
             events=sum(events for events, _ in of_jobs),
             logs=sum(parts for _, parts in of_jobs),
             deliveries=self._write(retention.prune_deliveries, before),
             submissions=self._write(retention.prune_submissions, before),
             calibrations=self._write(calibrations.prune_calibrations, before),
         )
-        self._note("db.prune", "", {"before": before.isoformat(), **to_plain(pruned)})
-        return pruned
 
     def close(self) -> None:
         self._database.close()

@@ -10,12 +10,13 @@ each refers to that job, and who owns, holds, or pays for it is not taken from t
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Enum, Float, Integer, String, Table, func, insert, select
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Enum, Float, Integer, String, Table, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -69,8 +70,8 @@ EVERYTHING: tuple[type[Base], ...] = (
     CalibrationRow,
     AuditRow,
 )
-LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen", "summary"))
-"""Who holds a job is nothing that a file can keep, and its summary is made of its request."""
+LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen", "summary", "stored_bytes"))
+"""Who holds a job is nothing that a file can keep; its summary is made of its request, and its bytes are counted here."""
 
 
 def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> int:
@@ -114,6 +115,7 @@ def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by
     if job_id is None:
         raise TransferError(f"the file has no job; {REMEDY}")
     _require_whole(session, job_id)
+    _count_bytes(session, [job_id])
     _settle(session, now, job_id)
     audit.note(session, now, by, "db.import", job_id, {"owner": submitter})
     return job_id
@@ -128,7 +130,9 @@ def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Ac
     for table, batch in _batches(rows, EVERYTHING, "a backup"):
         _insert(session, table, [row for _, row in batch])
         jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
-    seal_all(session, now, box)  # a backup of a former version has secrets in plain text
+    _count_bytes(session, jobs)
+    if box.is_shared:
+        seal_all(session, now, box)  # a backup of a former version has secrets in plain text
     audit.note(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
@@ -205,7 +209,7 @@ def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         try:
             values[name] = _value(columns[name], value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise TransferError(f"line {number}: {table.name}.{name}: {error}; {REMEDY}") from error
     needed = (c.name for c in columns.values() if not c.nullable and c.server_default is None and c.name not in values)
     if missing := next(needed, None):
@@ -232,14 +236,27 @@ def _value(column: Column[Any], value: Any) -> Any:
     if isinstance(kind, Enum):
         return kind.python_type(value)
     if isinstance(kind, JSON):
-        return value
+        return _clean(value)
     expected = next(word for base, word in _KINDS.items() if isinstance(kind, base))
     if type(value) not in expected[1]:
         raise TypeError(f"is not {expected[0]}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("is no finite number")
     if isinstance(kind, Integer) and not -(2**63) <= value < 2 ** (63 if isinstance(kind, BigInteger) else 31):
         raise ValueError("is out of range")
     if isinstance(value, str) and (len(value) > (getattr(kind, "length", None) or len(value)) or value != clean(value)):
         raise ValueError("is longer than its column, or has characters that no text may have")
+    return value
+
+
+def _clean(value: Any) -> Any:
+    """The JSON value, its texts as both databases can hold them."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {clean(name): _clean(item) for name, item in value.items()}
     return value
 
 
@@ -292,8 +309,20 @@ def _require_whole(session: Session, job_id: str) -> None:
     event = session.scalar(select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id))
     if (trial is not None and trial >= job.trial_count) or (event or 0) > job.event_count:
         raise TransferError(f"job {job_id}: has more trials or events than it counts; {REMEDY}")
+    if (session.scalar(select(func.min(LogRow.size)).where(LogRow.job_id == job_id)) or 0) < 0:
+        raise TransferError(f"job {job_id}: printed less than nothing; {REMEDY}")
     if found := next(iter(damages(session, job_id)), None):
         raise TransferError(f"{found.place}: {found.problem}; {REMEDY}")
+
+
+def _count_bytes(session: Session, job_ids: list[str]) -> None:
+    """What each job takes of its owner's quota: its request, and what its ranks printed."""
+    session.flush()
+    for job_id in job_ids:
+        request = session.scalar(select(JobRow.request).where(JobRow.id == job_id))
+        printed = session.scalar(select(func.sum(LogRow.size)).where(LogRow.job_id == job_id)) or 0
+        size = len(dump_json(request)) + int(printed)
+        session.execute(update(JobRow).where(JobRow.id == job_id).values(stored_bytes=size))
 
 
 def _settle(session: Session, now: datetime, job_id: str) -> None:

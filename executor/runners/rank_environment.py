@@ -32,7 +32,7 @@ PREFIXES = (
     "MIOPEN_", "SLURM_",
 )  # fmt: skip
 """What the other names begin with: settings of libraries that trials use."""
-_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH|JWT", re.IGNORECASE)
 """A name with one of these words is passed where it is named, whatever it begins with."""
 
 

@@ -23,7 +23,11 @@ def migrate(connection: Connection, place: str) -> None:
         DatabaseUnavailableError: the schema is newer than this version knows, or the tables are not ours.
     """
     if connection.dialect.name == "postgresql":
+        # Another process may take minutes to migrate a large database: it is waited for, as nothing else is.
+        usual = connection.execute(text("SHOW lock_timeout")).scalar_one()
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        connection.execute(text("SELECT set_config('lock_timeout', :usual, true)"), {"usual": usual})
     revision = _revision(connection, place)
     if revision != HEAD:
         _upgrade(connection, place, revision)

@@ -44,6 +44,9 @@ def test_the_largest_expressions_of_a_table_take_seconds_at_most() -> None:
         ("x{1001}", "pattern: 'x{1001}' is no regular expression (invalid repetition size"),
         ("x" * 1001, f"pattern: '{'x' * 79}… is no regular expression; give text of up to 1000 characters"),
         ("", "pattern: '' is no regular expression; give text"),
+        (r"a\\{,3}", r"pattern: 'a\\\\{,3}' has {,n}, which RE2 takes for text; write {0,n}"),
+        ("[^[:alpha:]]", "pattern: '[^[:alpha:]]' has a class of POSIX, which Python lacks; write [a-z]"),
+        (r"x\z", r"pattern: 'x\\z' has \p, \z, \C or \Q, which Python lacks; write [a-z], $ or ."),
     ],
 )
 def test_what_cannot_be_matched_in_linear_time_is_refused_by_name(pattern: str, line: str) -> None:
@@ -102,3 +105,9 @@ def test_a_commands_pattern_is_read_by_the_same_engine() -> None:
 
     with pytest.raises(ModelFormatError, match=r"command.pattern: '\(\?=x\)' is no regular expression"):
         CommandModel(arguments=("python", "train.py"), folder="/", pattern="(?=x)")
+
+
+def test_what_only_looks_like_another_meaning_is_read() -> None:
+    assert compiled(r"a\{,3\}").found_in("a{,3}")
+    assert compiled(r"\\z").found_in(r"\z")
+    assert compiled("[[]:").found_in("[:")

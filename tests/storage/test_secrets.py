@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet
 
 from storage.address import default_database_url, readable_by_others
 from storage.errors import SecretError
-from storage.private_files import make_private_file
+from storage.private_files import make_private_file, write_private
 from storage.secret_box import FILE_VARIABLE, KEYS_VARIABLE
 from storage.sql import SqlStore, open_store
 
@@ -41,7 +41,9 @@ def test_the_database_does_not_tell_a_secret(store: SqlStore, address: str) -> N
     assert store.signing_secret(kept) == made.secret
 
 
-def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(store: SqlStore, address: str) -> None:
+def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(
+    store: SqlStore, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = store.create_webhook("anna", "https://a.example/")
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
@@ -50,7 +52,22 @@ def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(s
     with SqlStore(address) as again:
         (kept,) = again.webhooks("anna")
         assert (kept.id, again.signing_secret(kept)) == (made.id, "whsec_b2xk")
+    if address.startswith("postgresql"):
+        assert "whsec_b2xk" in rows(address), "others who open this database do not have the key of this machine"
+        monkeypatch.setenv(KEYS_VARIABLE, Fernet.generate_key().decode())
+        with SqlStore(address) as again:
+            assert again.signing_secret(*again.webhooks("anna")) == "whsec_b2xk"
     assert "whsec_b2xk" not in rows(address)
+
+
+def test_two_who_make_the_key_at_once_have_the_same(tmp_path: Path) -> None:
+    (tmp_path / f".key.{os.getpid()}").touch()  # as a process of this number in another container, or a crash, leaves it
+    write_private(tmp_path / "key", "first")
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "key", "second")
+    assert (tmp_path / "key").read_text() == "first"
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"key", f".key.{os.getpid()}"}
 
 
 def test_the_key_is_in_a_file_of_its_own_for_its_owner_alone(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import TransferError, UnknownJobError
 from storage.owners import current_owner
-from storage.records import AttemptState, Lease, QueueLimits, Submission
+from storage.records import Ask, AttemptState, Lease, QueueLimits, Submission
+from storage.service_records import Quota, Quotas
 from storage.sql import SqlStore, open_store
 from storage.store import Store
 
@@ -220,3 +221,34 @@ def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: SqlStore, 
     assert lease.token == 1
     elsewhere.release(lease, JobState.PAUSED, "", "")
     assert elsewhere.usage("").device_seconds < 1.0
+
+
+def test_a_jobs_bytes_are_counted_where_it_is_imported(store: SqlStore, elsewhere: Store) -> None:
+    request = {"model": "m", "note": "x" * 1000}
+    job = store.submit(request, Submission())[0]
+    store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
+    with pytest.raises(TransferError, match="has no column 'stored_bytes'"):
+        elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), stored_bytes=-(10**15))))
+    elsewhere.load_job(io.StringIO(text_of(store, job.id)), "anna")
+    used = {item.quota: item.used for item in elsewhere.quotas("anna", Quotas())}
+    assert 1000 < used[Quota.STORED_BYTES] < 2000
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_time_that_is_no_number_is_refused(store: SqlStore, elsewhere: Store, number: str) -> None:
+    job = store.submit({}, Submission())[0]
+    with pytest.raises(TransferError, match=r"jobs\.active_seconds: is no finite number"):
+        elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), active_seconds={"$number": number})))
+
+
+def test_texts_that_a_database_cannot_hold_are_imported_as_what_it_can(store: SqlStore, elsewhere: SqlStore) -> None:
+    job = store.submit({"runner": "local", "tags": ["a"]}, Submission())[0]
+    text = text_of(store, job.id).replace('"runner":"local"', '"runner":"local","name":"\\u0000\\ud800","x":{"\\u0000":1}')
+    for other in (elsewhere, store):
+        if other is store:
+            store.delete_job(job.id)
+        other.load_job(io.StringIO(text))
+        (found,) = other.jobs(tags=["a"])
+        assert found.request["name"] == "\\0\\udc80".replace("udc80", "ud800")
+        other.ask(job.id, Ask.RESUME)
+        assert other.claim(current_owner(), limits=QueueLimits(runners=frozenset({"local"}))) is not None

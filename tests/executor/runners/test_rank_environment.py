@@ -11,7 +11,8 @@ from search_spaces.environment import VARIABLES
 @pytest.mark.parametrize(
     "name",
     ["AUTOTUNE_DB", "AUTOTUNE_API_KEY", "AUTOTUNE_SERVER", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "HF_TOKEN", "WANDB_API_KEY",
-     "RAY_AUTH_TOKEN", "TORCH_SECRET", "SLURM_JWT_AUTH", "KUBERNETES_SERVICE_HOST", "OTEL_EXPORTER_OTLP_HEADERS", "path"],
+     "RAY_AUTH_TOKEN", "TORCH_SECRET", "SLURM_JWT", "SLURM_JWT_AUTH", "KUBERNETES_SERVICE_HOST", "OTEL_EXPORTER_OTLP_HEADERS",
+     "path"],
 )  # fmt: skip
 def test_what_is_not_listed(name: str) -> None:
     assert not is_listed(name)
