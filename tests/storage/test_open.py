@@ -8,7 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, make_url, text
 
+from storage.database import Database
 from storage.errors import DatabaseUnavailableError
 from storage.sql import default_database_url, open_store
 
@@ -201,3 +203,16 @@ def test_threads_share_a_store(database: Path) -> None:
         for thread in threads:
             thread.join()
         assert len(store.jobs()) == 30
+
+
+def test_a_read_that_is_interrupted_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C may come while a connection is given back to its pool, which would print where."""
+    database = Database(make_url(f"sqlite:///{tmp_path / 'jobs.db'}"), busy_seconds=1.0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    event.listen(database._engine, "reset", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        database.read(lambda session: session.execute(text("select 1")).scalar())
+    assert caplog.records == []
