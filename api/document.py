@@ -82,6 +82,7 @@ class DocumentedApp(FastAPI):
             problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= problem.pop("$defs") | {"Problem": problem}
             _with_keywords(document)
+            _link_jobs(document)
             for item in document["paths"].values():
                 for method, operation in item.items():
                     if not self.asks_for_keys:
@@ -105,6 +106,22 @@ def _with_keywords(schema: Any) -> None:
     elif isinstance(schema, list):
         for part in schema:
             _with_keywords(part)
+
+
+_JOB_IN = {"#/components/schemas/JobView": "/id", "#/components/schemas/JobPage": "/items/0/id"}
+"""Answers with jobs, and where the id of one stands in them."""
+
+
+def _link_jobs(document: dict[str, Any]) -> None:
+    """Say of each operation that answers with jobs which operations take them on."""
+    operations = [(path, operation) for path, item in document["paths"].items() for operation in item.values()]
+    takes_job = [operation["operationId"] for path, operation in operations if path.startswith("/v1/jobs/{job_id}")]
+    for _, operation in operations:
+        for answer in operation["responses"].values():
+            schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+            if place := _JOB_IN.get(schema.get("$ref", "")):
+                parameters = {"job_id": f"$response.body#{place}"}
+                answer["links"] = {name: {"operationId": name, "parameters": parameters} for name in takes_job}
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Transactions on a database: what is retried, and which errors come out."""
 
 import itertools
+import logging
 import math
 import random
 import time
@@ -73,6 +74,8 @@ class Database:
             raise DatabaseUnavailableError(
                 f"{self._place}: {error}; install the driver that the address names: pip install 'autotune[postgresql]'"
             ) from error
+        # Whoever is interrupted says so himself; the pool would print a traceback of where Ctrl-C met it.
+        logging.getLogger(f"sqlalchemy.pool.impl.{type(self._engine.pool).__name__}").addFilter(_no_interrupt)
         self._backend.set_up(self._engine, busy_seconds)
         self._writer = self._engine.execution_options(autotune_writes=True)
         self._reader = self._backend.readers(self._engine)
@@ -182,3 +185,7 @@ class Database:
         fallback = (f"cannot be used ({detail})", "check that it runs and that the address is right")
         problem, remedy = self._backend.remedy(error) or fallback
         return DatabaseUnavailableError(f"{self._place}: {problem}; {remedy}")
+
+
+def _no_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))

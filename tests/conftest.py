@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,9 @@ from tests.forked_ranks import ForkServer
 
 # Predictions on this machine would start ranks to measure it: the tests of that switch it on.
 os.environ["AUTOTUNE_QUICK_CALIBRATION"] = "off"
+# No test reads or writes the database of whoever runs it.
+_data_home = tempfile.TemporaryDirectory(prefix="autotune-data-")
+os.environ["XDG_DATA_HOME"] = _data_home.name
 # How long an example takes is the machine's business: beside other work some would miss any deadline.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")

@@ -168,6 +168,7 @@ def list_audit(
         Query(
             pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$",
             description="Nothing before, in ISO 8601 with a zone.",
+            json_schema_extra={"format": "date-time"},
         ),
     ] = None,
     actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="What this owner did.")] = None,

@@ -52,9 +52,10 @@ class RankOutput:
         self._thread.start()
 
     def tail(self, *, wait: bool) -> str:
-        """The kept part; with `wait` only after the last byte has come."""
+        """The kept part; with `wait` only after the last byte has come: the process has ended, so that all of it is there."""
         if wait:
-            self._thread.join(0.5)
+            with self._lock:  # the thread may come late on a busy machine
+                self._read(_READS)
         return self.since(self._forgotten)
 
     def since(self, length: int) -> str:

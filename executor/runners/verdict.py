@@ -20,8 +20,12 @@ CLEAN = (Outcome.INVALID, Outcome.INFEASIBLE, Outcome.WRONG)
 """Outcomes that leave the rank processes fit for the next trial, if all ranks came to the same one."""
 GRACE_SECONDS = 0.5
 """How long after the first failure the ranks are heard: the cause may come after its consequences."""
+CONSEQUENCE_GRACE_SECONDS = 5.0
+"""The same while all that was heard are consequences: a machine under load may tell of their cause seconds later."""
 CLEAN_GRACE_SECONDS = 2.0
 """The same where the failure is clean: a gang that is kept saves more than this."""
+_CONSEQUENCE = 2
+"""The order of a failure that another one has brought about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,10 @@ def judge(
     """Decide, or return None to hear the other ranks first.
 
     1. Without a failure: rank 0's result, when every rank has given its own.
-    2. With one: after a grace of `waited` seconds since the first, or when every rank has reported, the cause is told. A
-       death comes before an error, for it makes the others fail, in whatever words; both come before what the failure table
-       calls a consequence (a broken collective, an abort by its watchdog); among equals the first to arrive.
+    2. With one: after a grace, which `waited` seconds since the first failure may have reached, or when every rank has
+       reported, the cause is told. A death comes before an error, for it makes the others fail, in whatever words; both come
+       before what the failure table calls a consequence (a broken collective, an abort by its watchdog); among equals the
+       first to arrive.
     """
     table = table or failure_table()
     failures = [(rank, report) for rank, report in reports.items() if not _is_result(report)]
@@ -54,7 +59,7 @@ def judge(
         return Verdict(result=_result(reports[0]), keep=True) if everyone else None
     rank, cause = min(failures, key=lambda failure: _order(failure[1], table))
     clean = not isinstance(cause, Death) and cause["outcome"] in CLEAN and not cause["retire"]
-    if not everyone and waited < (CLEAN_GRACE_SECONDS if clean else GRACE_SECONDS):
+    if not everyone and waited < _grace(clean, _order(cause, table)):
         return None
     keep = clean and len(failures) == world_size and len({_kind(report) for _, report in failures}) == 1
     return Verdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
@@ -105,8 +110,14 @@ def _result(report: Report) -> TrialResult:
 
 def _order(report: Report, table: FailureTable) -> int:
     if isinstance(report, Death):
-        return 2 if row_of(report, table).consequence else 0
-    return 2 if report["collective"] else 1
+        return _CONSEQUENCE if row_of(report, table).consequence else 0
+    return _CONSEQUENCE if report["collective"] else 1
+
+
+def _grace(clean: bool, order: int) -> float:
+    if clean:
+        return CLEAN_GRACE_SECONDS
+    return CONSEQUENCE_GRACE_SECONDS if order == _CONSEQUENCE else GRACE_SECONDS
 
 
 def _kind(report: Report) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from storage.address import parse_address
@@ -220,3 +221,16 @@ def test_connections_of_a_process_are_bounded(tmp_path: Path, monkeypatch: pytes
         database.read(lambda session: nested(session, 3))
     database.read(lambda session: nested(session, 2))
     database.close()
+
+
+def test_a_read_that_is_interrupted_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C may come while a connection is given back to its pool, which would print where."""
+    database = Database(parse_address(str(tmp_path / "jobs.db")), busy_seconds=1.0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    event.listen(database._engine, "reset", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        database.read(lambda session: session.execute(text("select 1")).scalar())
+    assert caplog.records == []

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from executor.runners.transport import Death
-from executor.runners.verdict import CLEAN_GRACE_SECONDS, GRACE_SECONDS, judge
+from executor.runners.verdict import CLEAN_GRACE_SECONDS, CONSEQUENCE_GRACE_SECONDS, GRACE_SECONDS, judge
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
@@ -26,7 +26,7 @@ def test_a_death_that_is_a_consequence_does_not_hide_the_cause() -> None:
     verdict = judge("a", {0: aborted, 1: failure("FAILED")}, 2, GRACE_SECONDS)
     assert verdict is not None
     assert (verdict.result.message, verdict.rank) == ("rank 1: why", 1)
-    alone = judge("a", {0: aborted}, 2, GRACE_SECONDS)
+    alone = judge("a", {0: aborted}, 2, CONSEQUENCE_GRACE_SECONDS)
     assert alone is not None
     assert (alone.result.outcome, alone.result.cause) == (Outcome.TIMEOUT, "collective-timeout")
 
@@ -61,7 +61,10 @@ def test_the_cause_is_told_and_not_its_consequence(reports: dict, outcome: Outco
 
 
 def test_the_other_ranks_are_heard_for_a_while() -> None:
-    assert judge("a", {0: BROKEN}, 2, GRACE_SECONDS / 2) is None
+    assert judge("a", {0: KILLED}, 2, GRACE_SECONDS / 2) is None
+    assert judge("a", {0: KILLED}, 2, GRACE_SECONDS) is not None
+    assert judge("a", {0: BROKEN}, 2, CONSEQUENCE_GRACE_SECONDS / 2) is None, "its cause may come late"
+    assert judge("a", {0: BROKEN}, 2, CONSEQUENCE_GRACE_SECONDS) is not None
     assert judge("a", {0: failure("INVALID")}, 2, CLEAN_GRACE_SECONDS / 2) is None
     verdict = judge("a", {0: failure("INVALID", rule="r")}, 2, CLEAN_GRACE_SECONDS)
     assert verdict is not None
