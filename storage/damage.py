@@ -6,6 +6,7 @@ What reads many rows passes over them (`storage.codec`), so that nobody would kn
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy import JSON, Row, Table, select, tuple_
 from sqlalchemy.orm import Session
@@ -22,6 +23,7 @@ from storage.tables import (
     JobRow,
     JsonList,
     TrialRow,
+    WebhookRow,
     of_job,
     table_of,
 )
@@ -106,5 +108,6 @@ _CHECKS: Mapping[Table, Callable[[Row[Any]], object]] = {
     table_of(AttemptRow): attempt_record,
     table_of(CalibrationRow): calibration_record,
     table_of(DeliveryRow): lambda row: tries_of(row.tries),
+    table_of(WebhookRow): lambda row: urlsplit(row.url).port,
 }
-"""What reads rows whose JSON must hold more than an object or a list."""
+"""What reads rows of which more can be damaged than that JSON is an object or a list."""

@@ -17,6 +17,8 @@ from storage.errors import DatabaseUnavailableError
 
 PAUSES = (0.001, 0.004)
 """Seconds between two questions for the writer's lock, which a transaction holds for a few milliseconds."""
+CACHE_KIB = 512
+"""Of pages in each connection: the system's own cache has the file already, and a process has many connections."""
 LEAST_FREE_BYTES = 64_000_000
 """Of the database's disk: with less the write-ahead log of some large submissions finds no room."""
 _REMEDIES = {
@@ -36,7 +38,8 @@ class Sqlite(Backend):
 
     def engine_options(self, busy_seconds: float) -> Mapping[str, Any]:
         del busy_seconds
-        return {}
+        # Connections that are seldom needed rest, so that what each of them keeps (pages, statements) does not fill up.
+        return {"pool_use_lifo": True}
 
     def set_up(self, engine: Engine, busy_seconds: float) -> None:
         """Take transactions out of the driver's hands, and set each connection's pragmas.
@@ -55,6 +58,7 @@ class Sqlite(Backend):
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
                 connection.execute("PRAGMA busy_timeout = 0")  # from here on we wait ourselves
             except BaseException:
                 connection.close()

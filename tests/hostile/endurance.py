@@ -60,6 +60,12 @@ class Endured:
         third = max(1, len(warm) // 3)
         return statistics.median(warm[:third]), statistics.median(warm[-third:])
 
+    def series(self, process: str, figure: str) -> list[float]:
+        """Medians of each tenth of the time."""
+        values = [sample[figure] for sample in self.samples[process]]
+        tenth = max(1, len(values) // 10)
+        return [statistics.median(values[start : start + tenth]) for start in range(0, len(values) - tenth + 1, tenth)]
+
     def growth(self) -> list[str]:
         """What grew by more than it may, a line each."""
         found = []
@@ -338,11 +344,16 @@ Written by `AUTOTUNE_HOSTILE_MINUTES=N AUTOTUNE_HOSTILE_ENDURANCE=docs/hostile-e
 tests/hostile/test_endurance.py`: two API processes and two workers on one database. Normal clients submit, read, follow, clone
 and cancel jobs; hostile ones send broken and large bodies, patterns that backtrack, half requests, guessed keys, webhooks to
 silent and forbidden receivers, and odd lists. Halfway one row of the database is damaged. Figures are medians: of the first
-third after the warm-up ({warm:.0%} of the time), and of the last third. No log has a traceback, and no process has ended.
+third after the warm-up ({warm:.0%} of the time), and of the last third; memory also of each tenth of the time. No log has a
+traceback, and no process has ended.
 
 | database | minutes | process | memory (MB) | descriptors | threads | connections |
 |---|---|---|---|---|---|---|
 {lines}
+
+| database | process | memory in each tenth of the time (MB) |
+|---|---|---|
+{series}
 
 | database | answers to normal clients | answers to hostile ones | 5xx | jobs in the end |
 |---|---|---|---|---|
@@ -354,7 +365,7 @@ Connections on PostgreSQL are those of all processes together.
 
 def page(found: Sequence[Endured]) -> str:
     """Markdown: what each process held at first and at last."""
-    lines, ends = [], []
+    lines, series, ends = [], [], []
     for one in found:
         for process in one.samples:
             cells = []
@@ -362,9 +373,11 @@ def page(found: Sequence[Endured]) -> str:
                 first, last = one.parts(process, figure)
                 scale = 1e6 if figure == "rss_bytes" else 1.0
                 cells.append(f"{first / scale:.0f} → {last / scale:.0f}")
+            tenths = ", ".join(f"{value / 1e6:.0f}" for value in one.series(process, "rss_bytes"))
+            series.append(f"| {one.database} | {process} | {tenths} |")
             lines.append(f"| {one.database} | {one.minutes:g} | {process} | {' | '.join(cells)} |")
         normal = sum(count for name, count in one.asked.items() if name.startswith(("normal", "stream")))
         failed = sum(count for name, count in one.asked.items() if name.rpartition(" ")[2] in ("500", "502"))
         states = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()) if count)
         ends.append(f"| {one.database} | {normal:,} | {one.asked.total() - normal:,} | {failed} | {states} |")
-    return PAGE.format(warm=WARM_UP, lines="\n".join(lines), ends="\n".join(ends))
+    return PAGE.format(warm=WARM_UP, lines="\n".join(lines), series="\n".join(series), ends="\n".join(ends))

@@ -163,6 +163,16 @@ def test_a_damaged_delivery_is_given_up_and_others_are_made(store: SqlStore, eng
             connection.execute(text("UPDATE deliveries SET state = 'pending'"))
 
 
+def test_the_damaged_address_of_a_webhook_is_reported(store: SqlStore, engine: Engine) -> None:
+    hook = store.create_webhook("anna", "https://a.example/")
+    assert store.damages() == []
+    for url in ("https://[a.example/", "https://a.example:http/"):
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE webhooks SET url = :url"), {"url": url})
+        (found,) = store.damages()
+        assert found.place == f"webhooks {hook.id}"
+
+
 def test_the_trials_of_a_job_name_the_damaged_one(store: SqlStore, engine: Engine, clock) -> None:
     first, _ = fill(store, clock)
     with damage(engine, "trials", "config", "5"):
