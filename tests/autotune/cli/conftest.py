@@ -1,6 +1,9 @@
 """The command line called in this process: its exit status, its standard output, its standard error."""
 
+import contextlib
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def logs_as_before() -> Iterator[None]:
+    """Commands of processes that go on set up logs of their own, on a standard error that ends with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
 @pytest.fixture
 def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Calls `autotune` with the words given."""
@@ -30,7 +45,8 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def call(*words: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["autotune", *map(str, words)])
         capsys.readouterr()
-        status = run()
+        with logs_as_before():
+            status = run()
         told = capsys.readouterr()
         return Answer(status, told.out, told.err)
 
