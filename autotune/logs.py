@@ -9,6 +9,9 @@ from typing import Any
 
 from autotune.visible_text import visible, visible_line
 
+CHATTY = ("httpx2", "httpcore2", "alembic", "urllib3")
+"""Libraries that tell of each request at INFO, with addresses that hold what is nobody's business."""
+
 ABOUT = ("job", "trial", "method", "path", "status", "seconds", "owner")
 """What a record may carry by `extra={…}`."""
 
@@ -25,8 +28,7 @@ def set_up_logs(style: LogFormat, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if style is LogFormat.JSON else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Libraries that tell of each request at INFO, with addresses that hold what is nobody's business.
-    for chatty in ("httpx2", "httpcore2", "alembic", "urllib3"):
+    for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

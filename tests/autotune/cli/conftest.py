@@ -11,6 +11,7 @@ import table
 from called import Answer, Command
 
 from autotune.cli.app import run
+from autotune.logs import CHATTY
 
 
 @pytest.fixture
@@ -30,12 +31,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def logs_as_before() -> Iterator[None]:
     """Commands of processes that go on set up logs of their own, on a standard error that ends with the test."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    levels = {logger: logger.level for logger in (root, *map(logging.getLogger, CHATTY))}
     try:
         yield
     finally:
         root.handlers[:] = handlers
-        root.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @pytest.fixture
