@@ -24,8 +24,8 @@ DOCS = Finding(
     before="both ran scripts of another host, under no policy",
 )  # fmt: skip
 ENDS = Finding(
-    number=17, title="Streams at the end", attack="a server that is told to end while streams are open",
-    before="cut off after 5 s, with a traceback each",
+    number=17, title="Streams at shutdown", attack="SIGTERM to a server while streams are open",
+    before="closed without an end after 5 s, with a traceback for each",
 )  # fmt: skip
 STREAMS = 50 if HEAVY else 3
 
@@ -78,5 +78,5 @@ def test_streams_end_with_the_server(tmp_path: Path, sqlite: str, rows: list[Row
         assert here.server.wait(60) == 0
         seconds = time.monotonic() - began
     assert seconds < 5.0
-    after = f"{STREAMS} streams get the end of their answer, and the server has ended after {seconds:.1f} s"
+    after = f"{STREAMS} streams end cleanly, and the server has exited after {seconds:.1f} s"
     rows.append(Row(finding=ENDS, database="SQLite", after=after))
