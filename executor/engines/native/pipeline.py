@@ -111,7 +111,7 @@ class Pipeline:
         """What torch keeps for hidden states and their gradients to come, one for each micro-batch, from the first step on."""
         for stage in self.stages:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
-                yield from (info.buffer for info in infos if info.buffer is not None)
+                yield from (buffer for buffer in map(_buffer, infos) if buffer is not None)
 
     @property
     def most_in_flight(self) -> float:
@@ -133,6 +133,11 @@ class Pipeline:
 def precise(loss: Tensor) -> Tensor:
     """A loss in at least fp32: a scaled one is beyond fp16."""
     return loss.to(torch.promote_types(loss.dtype, torch.float32))
+
+
+def _buffer(info: object) -> Tensor | None:
+    """What a stage receives into. The model's own input has none: torch 2.13 says None, 2.11 has no such field."""
+    return getattr(info, "buffer", None)
 
 
 class _Ledger:
@@ -198,6 +203,20 @@ class _Stage(PipelineStage):
             if ranks.get(near) == self.group_rank:
                 for info in (info for infos in received.values() for info in infos):
                     info.buffer = None
+
+    def clear_runtime_states(self) -> None:
+        """Forget what the step before left. torch 2.11's own method fails on inputs that `_forget_local` has let go of."""
+        self.fwd_cache.clear()
+        self.output_chunks.clear()
+        for infos in self.args_recv_info.values():
+            for buffer in map(_buffer, infos):
+                if buffer is not None:
+                    buffer.grad = None
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """What torch 2.11 sends to warm up, but for what a stage would send to another one of its own rank (zbv, dualpipev)."""
+        operations: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [operation for operation in operations if operation.group_peer != self.group_rank]
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         self.ledger.add()
