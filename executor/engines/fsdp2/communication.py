@@ -1,10 +1,13 @@
 """FSDP2's collectives as they are, entered in the account of what was sent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from executor.engines.native.collectives import Group, all_gather_single, reduce_scatter_single
@@ -48,3 +51,25 @@ class CountedReduceScatter(ReduceScatter):
         if self._groups.replica.size > 1:
             self._groups.replica.count("all_reduce", output_tensor)
         return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def reduce_unused(module: FSDPModule) -> None:
+    """Have parameters that got no gradient reduced as zeros: ranks that run other branches would send other collectives.
+
+    torch 2.11 has no method for it. There every group of parameters gets its zeros before its own reduction.
+    """
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+        return
+    for unit in module.modules():  # type: ignore[attr-defined]
+        group: Any = unit._get_fsdp_state()._fsdp_param_group if isinstance(unit, FSDPModule) else None
+        if group is not None:
+            group.post_backward = partial(_reduce_with_zeros, group, group.post_backward)
+
+
+def _reduce_with_zeros(group: Any, reduce: Callable[..., None], *unused: object) -> None:
+    for item in group.fsdp_params:
+        whole = getattr(item, "_unsharded_param", None)
+        if whole is not None and whole.requires_grad and whole.grad is None and item.unsharded_accumulated_grad is None:
+            whole.grad = torch.zeros_like(whole)
+    reduce(*unused)

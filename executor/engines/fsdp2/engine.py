@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from executor.engine import Engine, RankContext
 from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter
+from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter, reduce_unused
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
@@ -165,7 +165,7 @@ class FullyShardedReplica(Replica):
                 sharded.set_custom_all_gather(CountedAllGather(self.groups.shard))
                 sharded.set_custom_reduce_scatter(CountedReduceScatter(self.groups))
         if isinstance(self.module, FSDPModule) and unused_parameters:
-            self.module.set_reduce_scatter_unused_params(True)
+            reduce_unused(self.module)
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
