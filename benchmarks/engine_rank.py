@@ -123,7 +123,7 @@ def _count(turn: Turn) -> dict[str, tuple[int, int]]:
     """Operation -> (count, bytes of the full messages) of one step, as every engine's calls arrive at the backend."""
     turn.contestant.prepare(turn.steps)
     turn.steps += 1
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as recorder:
         turn.contestant.train_step()
     counts, sizes = Counter[str](), Counter[str]()
     for node in _nodes(recorder):

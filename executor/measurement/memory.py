@@ -69,7 +69,8 @@ def account_step(
         allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         if allocated is not None and pool is not None:
             allocated -= pool.allocated
-        with profile(activities=activities, profile_memory=True) as recorder:
+        # Events of all cycles, of which there is one: without it torch 2.11 warns that others are cleared.
+        with profile(activities=activities, profile_memory=True, acc_events=True) as recorder:
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

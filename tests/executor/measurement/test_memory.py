@@ -44,7 +44,7 @@ def peaks(knobs):
     ours = account_step(session.train_step, session.tagged_storages, context.device)
     assert sum(ours.by_tag.values()) == ours.peak
     del session
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorder:
         session = build()
         session.train_step(); session.train_step()
         with record_function("last"):

@@ -18,7 +18,7 @@ from executor.engines.native.offload import Hyperparameters, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.measurement.memory import account_step
 
-DEVICE = torch.device(torch.accelerator.current_accelerator() or "cpu")
+DEVICE = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
 STEPS = 4
 HYPERPARAMETERS = Hyperparameters(learning_rate=1e-2, weight_decay=0.1, fused=True)
 BOUND = {torch.float64: 1e-13, torch.float32: 1e-6}
