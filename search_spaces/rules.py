@@ -2,6 +2,7 @@
 
 from search_spaces import adapters, float8
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
+from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
@@ -9,7 +10,7 @@ from search_spaces.fused_kernels import DEVICE_RULE, FUSED_KERNELS, OFF, PACKAGE
 from search_spaces.graph_rules import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_model
 from search_spaces.kernel_rules import kernels_beside, kernels_device, kernels_model, kernels_package, kernels_precision
 from search_spaces.layout_rules import layout_fits, layout_repeats
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.packing_rules import DOCUMENT_RULES, PACKING_RULES
 from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
 from search_spaces.refusal import Refusal
@@ -31,6 +32,7 @@ from search_spaces.schedule_rules import (
     starts,
 )
 from search_spaces.stage_layout import marks_offloading
+from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from search_spaces.windows import window_problem, windowed
 
@@ -56,6 +58,17 @@ def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
     """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
     found = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
     return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
+
+
+def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:
+    """As `check_config`, by the rules of `SHAPES` alone: what an engine asks, which knows its ranks and no cluster."""
+    device = DeviceSpec(name="any", kind="cpu", memory_bytes=1, peak_flops={})
+    cluster = ClusterSpec(
+        name="any", nodes=1, devices_per_node=world_size, device=device, intra_node_bandwidth=1, inter_node_bandwidth=1,
+        host_memory_bytes=1, cores_per_node=1,
+    )  # fmt: skip
+    context = SpaceContext(model=model, cluster=cluster, workload=workload, world_size=world_size)
+    return [refusal for refusal in check_config(config, context) if refusal.rule in SHAPES]
 
 
 def _world_divides(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -363,6 +376,13 @@ RULES: tuple[Rule, ...] = (
     HONOURS,
 )
 """The rules that hold for every engine, in the order in which refusals are listed."""
+
+SHAPES = frozenset({
+    "world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers", "pipeline-layout",
+    "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards", "secondary-shards",
+    "ulysses-heads", "attention-window", "curriculum-divides",
+})  # fmt: skip
+"""The rules of how model, data and ranks divide each other. Whoever divides nevertheless trains a smaller model or batch."""
 
 
 def rules_of(capability: Capability | None) -> tuple[Rule, ...]:

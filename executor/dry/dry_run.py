@@ -73,7 +73,8 @@ def dry_run(
         problem = "what graphs keep to themselves is made when a CUDA device captures them"
         raise EngineRefusalError("dry-run-graphs", f"{problem}; use cuda_graphs=false, or `autotune predict`")
     # What a batch size refuses is refused before it is changed.
-    refuse(chosen.capability, RankContext(rank=rank, world_size=world_size, device=torch.device("cpu")), config, workload)
+    context = RankContext(rank=rank, world_size=world_size, device=torch.device("cpu"))
+    refuse(chosen.capability, context, model, config, workload)
     if isinstance(model, ModelSpec):
         read_text(workload.data_path)  # before tensors lose their data
 

@@ -32,6 +32,7 @@ from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.model import FactoryModel, Model
 from search_spaces.packing_rules import ENGINE_REMEDY, PACK
+from search_spaces.rules import check_shapes
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -299,28 +300,18 @@ class ParallelSession(EngineSession):
         return Pipeline(pairs, self.config, self.groups.pipeline, self.accumulation, self._scale, self.context.device)
 
 
-def refuse(capability: Capability, context: RankContext, config: TrialConfig, workload: Workload) -> None:
+def refuse(capability: Capability, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> None:
     """Refuse what would compute something else than was asked for, however the request got here.
 
     Raises:
         EngineRefusalError: with the rule's name.
     """
-    refusals = capability.refusals(config, context.world_size)
-    if refusals:
-        raise EngineRefusalError(refusals[0].rule, f"{refusals[0].message}; {refusals[0].remedy}")
-    ranks = config.data_parallel_size(context.world_size)
-    if ranks * config.model_parallel_size != context.world_size:
-        raise EngineRefusalError(
-            "world-divides", f"{config.model_parallel_size} ranks of a replica do not divide {context.world_size} ranks"
-        )
     if workload.document_lengths and PACK not in capability.knobs:
         raise EngineRefusalError("documents-engine", f"the {capability.engine} engine trains on whole samples; {ENGINE_REMEDY}")
-    if workload.global_batch_size % (config.micro_batch_size * ranks):
-        raise EngineRefusalError(
-            "batch-divides",
-            f"global batch {workload.global_batch_size} is not a multiple of micro-batch {config.micro_batch_size} "
-            f"x {ranks} data-parallel ranks; change micro_batch_size or the global batch",
-        )
+    refusals = capability.refusals(config, context.world_size)
+    refusals += check_shapes(config, model, workload, context.world_size)
+    if refusals:
+        raise EngineRefusalError(refusals[0].rule, f"{refusals[0].message}; {refusals[0].remedy}")
 
 
 def in_training(model: Model, module: nn.Module) -> list[nn.Module]:

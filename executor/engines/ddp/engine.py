@@ -26,7 +26,7 @@ class DdpEngine(Engine):
     capability = DDP
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
-        refuse(DDP, context, config, workload)
+        refuse(DDP, context, model, config, workload)
         # Branches of a user's module get no gradient on ranks whose samples do not meet them.
         unused = not isinstance(model, ModelSpec)
 

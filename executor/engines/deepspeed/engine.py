@@ -47,7 +47,7 @@ class DeepSpeedEngine(Engine):
     capability = DEEPSPEED
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> EngineSession:
-        refuse(DEEPSPEED, context, config, workload)
+        refuse(DEEPSPEED, context, model, config, workload)
         return DeepSpeedSession(load(context), context, model, config, workload)
 
 

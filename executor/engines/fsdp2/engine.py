@@ -30,7 +30,7 @@ class Fsdp2Engine(Engine):
     capability = FSDP2
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
-        refuse(FSDP2, context, config, workload)
+        refuse(FSDP2, context, model, config, workload)
         # Branches of a user's module get no gradient on ranks whose samples do not meet them.
         unused = not isinstance(model, ModelSpec)
 

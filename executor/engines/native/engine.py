@@ -25,7 +25,7 @@ class NativeEngine(Engine):
         self._capture = capture
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
-        refuse(NATIVE, context, config, workload)
+        refuse(NATIVE, context, model, config, workload)
         refuse_graphs(context, model, config, workload, self._capture)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:

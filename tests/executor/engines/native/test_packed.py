@@ -185,7 +185,7 @@ def test_an_engine_that_does_not_pack_refuses_documents_however_they_got_there()
     with pytest.raises(
         EngineRefusalError, match="the plain engine trains on whole samples; leave document_lengths out"
     ) as told:
-        refuse(Capability(engine="plain", knobs={}), context, TrialConfig(), work)
+        refuse(Capability(engine="plain", knobs={}), context, SPEC, TrialConfig(), work)
     assert told.value.rule == "documents-engine"
 
 
