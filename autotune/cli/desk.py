@@ -154,7 +154,13 @@ def open_desk(url: str | None, database: str | None) -> Desk:
     address = os.environ.get("AUTOTUNE_URL") if url is None and database is None else url
     # Each is imported where it is asked for: one needs SQLAlchemy, the other httpx2.
     if address is not None and (address or url is not None):
-        from autotune.cli.service_desk import ServiceDesk
+        try:
+            from autotune.cli.service_desk import ServiceDesk
+        except ModuleNotFoundError as error:
+            if error.name != "httpx2":
+                raise
+            problem = "the client of a service needs httpx2, which is not installed"
+            raise RequestError("url", problem, "pip install httpx2, or leave --url and AUTOTUNE_URL out") from error
 
         return ServiceDesk(address, words=() if url is None else ("--url", url))
     from autotune.cli.database_desk import DatabaseDesk

@@ -54,7 +54,6 @@ def end(command: Callable[[], Status]) -> None:
 def status_of(error: Exception) -> Status | None:
     """The status of an error of ours; None: it is none of ours."""
     # Here, not above: `autotune --help` must not load these packages.
-    from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
     from autotune.errors import AutotuneError, NoBestError, NothingFeasibleError
     from executor.errors import DataError, ExecutorError, FactoryError
     from search_spaces.errors import SearchSpaceError
@@ -67,13 +66,21 @@ def status_of(error: Exception) -> Status | None:
             return Status.FAILURE
         case AutotuneError() | SearchSpaceError() | StorageError() | FactoryError() | DataError():
             return Status.USAGE
-        case ExecutorError() | UnreachableError() | UnavailableError():
+        case ExecutorError():
             return Status.FAILURE
-        case ServiceError():
-            # What the service refuses is the user's to mend; where it fails itself, the class is the base.
-            return Status.FAILURE if type(error) is ServiceError else Status.USAGE
         case _:
-            return None
+            return _status_of_client(error)
+
+
+def _status_of_client(error: Exception) -> Status | None:
+    """The same of an error of the client. Where none has loaded the client, it is not loaded: it needs httpx2."""
+    client = sys.modules.get("autotune.client.errors")
+    if client is None or not isinstance(error, client.ServiceError):
+        return None
+    if isinstance(error, client.UnreachableError | client.UnavailableError):
+        return Status.FAILURE
+    # What the service refuses is the user's to mend; where it fails itself, the class is the base.
+    return Status.FAILURE if type(error) is client.ServiceError else Status.USAGE
 
 
 def _usage_text(error: typer.TyperException) -> str:

@@ -72,3 +72,29 @@ def test_completion_knows_commands_and_options(folder: Path) -> None:
 
     assert completed("autotune sw", 1) == ["sweep"]
     assert completed("autotune sweep --glo", 2) == ["--global-batch-size"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("predict no-such-model --ranks 2", "autotune: no-such-model"),
+        ("jobs --url http://127.0.0.1:1", "autotune: url: the client of a service needs httpx2, which is not installed; pip "),
+    ],
+)
+def test_errors_are_one_line_without_httpx2(words: str, told: str, folder: Path) -> None:
+    script = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('httpx2', 'httpcore2'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from autotune.cli import main\n"
+        "main()\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, *words.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    (line,) = answer.stderr.splitlines()
+    assert (answer.returncode, line[: len(told)]) == (2, told)
