@@ -1,6 +1,7 @@
 """Which configurations are refused, by which rule, and what to do about it."""
 
 from search_spaces import adapters, float8
+from search_spaces.attention_kernels import verdict
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.cluster import ClusterSpec, DeviceSpec
 from search_spaces.command import CommandModel
@@ -267,18 +268,15 @@ def _accumulation_type(config: TrialConfig, _: SpaceContext) -> str | None:
 
 
 def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
-    """What `scaled_dot_product_attention` of torch 2.13 has a kernel for."""
     kernel, model = config.attention_backend, context.model
-    if kernel in ("best", "math") or isinstance(model, CommandModel):
+    if isinstance(model, CommandModel):
         return None
-    if context.cluster.device.kind == "cpu":
-        return f"the {kernel} kernel runs on CUDA alone" if kernel in ("efficient", "cudnn") else None
-    if kernel in ("flash", "cudnn") and config.precision not in ("bf16", "fp16"):
-        return f"the {kernel} kernel computes in bf16 and fp16 alone, not in {config.precision}"
+    precision = "bf16" if config.precision == float8.FLOAT8 else config.precision
     window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
-    if kernel == "flash" and 0 < window < context.workload.sequence_length:
-        return f"the flash kernel takes no mask, which the sliding window of {window} tokens needs"
-    return None
+    masked = 0 < window < context.workload.sequence_length
+    # Groups of heads are no reason: the engine repeats keys and values for a kernel that takes none.
+    problem = verdict(kernel, precision, 1, 1, context.cluster.device.kind, masked).problem
+    return f"{problem}, which the sliding window of {window} tokens needs" if problem and problem.endswith("mask") else problem
 
 
 def _attention_window(config: TrialConfig, context: SpaceContext) -> str | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor.engines.attention_kernel import scaled_attention
 from executor.engines.native.collectives import Group
 from executor.engines.native.selective import keep_collective
 from executor.engines.native.virtual_tokens import Prefix
@@ -92,7 +93,7 @@ def attend_alone(
         return _attend_from(0, query, key, value, window, grouped, prefix.length)
     if window.hides(key.shape[2]):
         return attend_to_window(query, key, value, window, 0, grouped)
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return scaled_attention(query, key, value, is_causal=True)
 
 
 def _attend_from(
@@ -105,9 +106,7 @@ def _attend_from(
         return attend_to_window(query, key, value, window, start, grouped)
     end = virtual + start + query.shape[2]
     mask = _seen_behind(virtual, start, query, window) if hides else _up_to_the_end(query, end)
-    return functional.scaled_dot_product_attention(
-        query, key[:, :, :end], value[:, :, :end], attn_mask=mask, enable_gqa=grouped
-    )
+    return scaled_attention(query, key[:, :, :end], value[:, :, :end], mask)
 
 
 def _seen_behind(virtual: int, start: int, query: Tensor, window: Window) -> Tensor:

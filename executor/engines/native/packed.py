@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from executor.engines.attention_kernel import any_kernel
+from executor.engines.attention_kernel import any_kernel, scaled_attention
 from executor.engines.native.windowed import FLEX_LEAST_WIDTH, FLEX_TYPES, compiled_flex
 
 
@@ -45,7 +45,7 @@ def attend_in_documents(query: Tensor, key: Tensor, value: Tensor, documents: Do
     rows, lengths = query.shape[0], documents.lengths
     queries, keys, values = (_in_documents(x, lengths) for x in (query, key, value))
     mixed = [
-        functional.scaled_dot_product_attention(own, key, value, is_causal=True, enable_gqa=grouped)[0].transpose(0, 1)
+        scaled_attention(own, key, value, is_causal=True)[0].transpose(0, 1)
         for own, key, value in zip(queries, keys, values, strict=True)
     ]
     whole = torch.cat(mixed)

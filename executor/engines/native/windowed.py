@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from executor.engines.attention_kernel import any_kernel
+from executor.engines.attention_kernel import any_kernel, scaled_attention
 from search_spaces.windows import Visit, Window
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,7 +25,7 @@ def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     """
     if query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH:
         return attend_by_flex(query, key, value, window, start, grouped)
-    return attend_by_blocks(query, key, value, window, start, grouped)
+    return attend_by_blocks(query, key, value, window, start)
 
 
 def attend_by_flex(
@@ -38,7 +37,7 @@ def attend_by_flex(
     return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
 
-def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
+def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
     """By scaled dot-product attention of each block of queries.
 
     1. `Window.visits` gives the blocks and their ranges of keys: a window, and the global tokens where those lie apart.
@@ -55,7 +54,7 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
         kind = (visit.queries, visit.first_query - visit.first_key, visit.global_keys, visit.first_key == 0)
         if kind not in masks:
             masks[kind] = _mask(visit, window, query)
-        mixed.append(functional.scaled_dot_product_attention(rows, near, far, attn_mask=masks[kind], enable_gqa=grouped))
+        mixed.append(scaled_attention(rows, near, far, masks[kind]))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
