@@ -8,6 +8,9 @@ import argparse
 import hashlib
 import re
 import subprocess
+import tempfile
+import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +18,8 @@ FOLDER = ROOT / "locks"
 PYTHON = "3.11"
 """The oldest Python that is supported: hashes are those of all files of a version."""
 WHOLE = {"container": ("--extra", "postgresql", "--extra", "ray-node"), "development": ("--extra", "dev")}
+TESTED_WITH = ("hypothesis", "numpy", "psutil", "pytest", "pytest-xdist")
+"""What tests of the engines need beside torch."""
 HEAD = "# Written by `make lock`. pip install --require-hashes -r locks/{name}.txt{beside}\n"
 
 
@@ -32,16 +37,30 @@ def main() -> None:
         write("build", {"setuptools": found["setuptools"]}, "")
         write(name, {package: text for package, text in found.items() if package not in of_cuda}, " -r locks/torch-….txt")
     write("torch-cuda", of_cuda, " -r locks/….txt")
+    write("torch-oldest", compiled_oldest(given.uv, [*of_cuda, "setuptools"]), "")
     if given.cpu_wheel:
         hashes = sorted(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in given.cpu_wheel)
         lines = " \\\n".join([f"{torch}+cpu", *(f"    --hash=sha256:{digest}" for digest in hashes)])
         write("torch-cpu", {"torch": lines + "\n"}, " -r locks/….txt")
 
 
-def compiled(uv: str, source: str, options: tuple[str, ...], text: str = "") -> dict[str, str]:
+def compiled_oldest(uv: str, free: Collection[str]) -> dict[str, str]:
+    """The oldest torch that pyproject.toml allows, and what its tests need. `free`: packages whose version torch chooses."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (least,) = (text.removeprefix("torch>=") for text in project["dependencies"] if text.startswith("torch>="))
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+        file.writelines(f"{line}\n" for line in lines if line.partition("==")[0] not in free)
+        file.flush()
+        return compiled(uv, "-", (), "\n".join([f"torch=={least}.0", *TESTED_WITH]), file.name)
+
+
+def compiled(
+    uv: str, source: str, options: tuple[str, ...], text: str = "", constraints: str = "constraints.txt"
+) -> dict[str, str]:
     """Package -> its lines, with the hashes of all its files."""
     command = [
-        uv, "pip", "compile", source, *options, "--constraint", "constraints.txt", "--generate-hashes", "--universal",
+        uv, "pip", "compile", source, *options, "--constraint", constraints, "--generate-hashes", "--universal",
         "--python-version", PYTHON, "--no-annotate", "--no-header", "--no-emit-index-url", "--quiet",
     ]  # fmt: skip
     made = subprocess.run(command, cwd=ROOT, input=text, text=True, stdout=subprocess.PIPE, check=True).stdout

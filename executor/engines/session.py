@@ -24,6 +24,7 @@ from executor.engines.native.pipeline import Pipeline, precise
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.sources import DTYPES, source_of
+from executor.engines.torch_versions import version_refusals
 from executor.errors import EngineRefusalError, FactoryError
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
@@ -310,6 +311,7 @@ def refuse(capability: Capability, context: RankContext, model: Model, config: T
         raise EngineRefusalError("documents-engine", f"the {capability.engine} engine trains on whole samples; {ENGINE_REMEDY}")
     refusals = capability.refusals(config, context.world_size)
     refusals += check_shapes(config, model, workload, context.world_size)
+    refusals += version_refusals(torch.__version__, config, context.device.type)
     if refusals:
         raise EngineRefusalError(refusals[0].rule, f"{refusals[0].message}; {refusals[0].remedy}")
 
