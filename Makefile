@@ -12,10 +12,15 @@ EXTRAS_VENV ?= .venv-extras
 EXTRAS_BIN := $(EXTRAS_VENV)/bin
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 
+# The environment with the oldest torch that pyproject.toml allows.
+OLDEST_VENV ?= .venv-oldest
+OLDEST_BIN := $(OLDEST_VENV)/bin
+OLDEST_STAMP := $(OLDEST_VENV)/.installed
+
 LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
 UV ?= uv
 
-.PHONY: lock demo test extras gpu parity chaos hostile fuzz bench validate search clean
+.PHONY: lock demo test oldest extras gpu parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -38,6 +43,21 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.
+$(OLDEST_STAMP): locks/torch-oldest.txt
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r locks/torch-oldest.txt
+	touch $@
+
+# What depends on the version of torch: the engines, a sample of the parity matrix among their tests, the memory account, and
+# the way through every proof that needs a GPU.
+oldest: $(OLDEST_STAMP)
+	$(OLDEST_BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
+	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
+	    tests/executor/engines tests/executor/measurement/test_memory.py
+	$(OLDEST_BIN)/python benchmarks/gpu.py --device cpu
+	$(OLDEST_BIN)/python -m benchmarks.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
 
 # From constraints.txt: the frameworks of others are no part of what is locked.
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
@@ -115,4 +135,4 @@ gpu:
 	$(PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) $(EXTRAS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(EXTRAS_VENV) $(OLDEST_VENV) build dist *.egg-info

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.torch_versions import oldest
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "locks").glob("*.txt"))
 _NAME = re.compile(r"[-_.]+")
@@ -30,12 +32,12 @@ def pinned() -> dict[str, str]:
 
 
 def test_all_are_there() -> None:
-    assert [path.stem for path in FILES] == ["build", "container", "development", "torch-cpu", "torch-cuda"]
+    assert [path.stem for path in FILES] == ["build", "container", "development", "torch-cpu", "torch-cuda", "torch-oldest"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_package_has_hashes_and_the_version_that_is_tested(path: Path) -> None:
-    tested = pinned()
+    tested = pinned() if path.stem != "torch-oldest" else {}
     for name, (version, hashes) in locked(path).items():
         assert hashes, name
         assert version.partition("+")[0] == tested.get(name, version.partition("+")[0]), f"{name}: write it anew, make lock"
@@ -54,3 +56,7 @@ def test_what_is_asked_for_is_locked(path: str, extra: str) -> None:
     assert "torch" not in locked(ROOT / f"locks/{path}.txt"), "it has files of its own"
     for kind in ("cpu", "cuda"):
         assert "torch" in locked(ROOT / f"locks/torch-{kind}.txt")
+
+
+def test_the_oldest_torch_is_the_one_that_is_asked_for_at_least() -> None:
+    assert locked(ROOT / "locks/torch-oldest.txt")["torch"][0] == f"{oldest()}.0", "make lock"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,14 @@ def cases() -> dict[int, list[Case]]:
 
 
 @pytest.mark.parametrize("ranks", EVERY)
-def test_losses_norms_and_weights_equal_one_process(cases: dict[int, list[Case]], ranks: int) -> None:
+def test_losses_norms_and_weights_equal_one_process(
+    cases: dict[int, list[Case]], ranks: int, record_property: Callable[[str, object], None]
+) -> None:
     """Odd strides go through layouts, schedules, stages, checkpointing and settings in turn."""
     across = [case for case in cases[ranks] if case.config.expert_parallel_size > 1]
     with Gang(ranks, compare) as gang:
         rows = [*run(gang, list(dict.fromkeys([*some(cases[ranks], EVERY[ranks]), *across[::EXPERTS_EVERY]])))]
+    record_property("parity", len(rows))  # for the page of torch's versions
     assert len(rows) > 20
     assert [f"{row.case.label()}: {row.error or row.off}" for row in rows if not row.right] == []
 
