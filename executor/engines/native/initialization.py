@@ -3,13 +3,14 @@
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.distributed.tensor import DTensor
 
 INITIAL_DEVIATION = 0.02
 MOST_POSITIONS = 1 << 32
@@ -51,10 +52,6 @@ class Window:
         """Of the part."""
         return self.rows * self.run
 
-    def sliced(self, first: int, size: int) -> "Window":
-        """Of each row only `size` elements from `first` on."""
-        return Window(offset=self.offset + first, stride=self.stride, rows=self.rows, run=size)
-
 
 def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, size: int = 0) -> Window:
     """All of a parameter of `shape`, or `size` places from `first` on along one dimension.
@@ -78,7 +75,10 @@ class FirstValues(ABC):
 
     @abstractmethod
     def fill(self, out: Tensor, start: int = 0) -> None:
-        """Write the elements from `start` on to `out`, contiguous, of any type and on any device; nothing to one without data."""
+        """Write the elements from `start` on to `out`, which is contiguous, of any type and on any device.
+
+        A tensor without data stays as it is.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,13 @@ class Drawn(FirstValues):
         """Of the part."""
         return self.window.elements
 
+    def sliced(self, first: int, size: int) -> "Drawn":
+        """Of each of the window's rows `size` elements from `first` on."""
+        return replace(self, window=replace(self.window, offset=self.window.offset + first, run=size))
+
     @torch.no_grad()
     def fill(self, out: Tensor, start: int = 0) -> None:
-        if is_fake(out) or out.is_meta:
+        if is_fake(out) or out.device.type == "meta":
             return
         if self.kind is not Kind.NORMAL:
             out.fill_(float(self.kind is Kind.ONES))
@@ -139,9 +143,7 @@ class _Mixer:
     def fill(self, out: Tensor, first: int, stride: int) -> None:
         """`out` [rows, run]: row r is of the positions from `first + r * stride` on; at most a chunk."""
         rows, run = out.shape
-        x, shifted, values = (
-            scratch[: out.numel()].view(rows, run) for scratch in (self._mixed, self._shifted, self._values)
-        )
+        x, shifted, values = (scratch[: out.numel()].view(rows, run) for scratch in (self._mixed, self._shifted, self._values))
         starts = self._count[:rows, None] * _signed(stride) + _signed(first)
         torch.add(starts, self._count[:run], out=x)
         x.bitwise_xor_(self._keys[0])
@@ -157,7 +159,7 @@ class _Mixer:
 
 
 class Given(FirstValues):
-    """Values that a tensor has."""
+    """Values that a tensor has: of a user's own module, or of a parameter that is whole here already."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.detach().reshape(-1)
@@ -168,7 +170,8 @@ class Given(FirstValues):
 
 
 class Joined(FirstValues):
-    """One vector's values after the other's: of a parameter that lies where several named ones would, along dimension 0."""
+    """One vector's values after the other's: a rank's master vector, or a parameter in which several named ones lie along
+    dimension 0."""
 
     def __init__(self, parts: Sequence[FirstValues]) -> None:
         self.parts = tuple(parts)
@@ -183,6 +186,20 @@ class Joined(FirstValues):
             first += part.elements
 
 
+class Share(FirstValues):
+    """`elements` of others' values from `first` on; zeros behind the last one: one rank's padded share of a parameter."""
+
+    def __init__(self, values: FirstValues, first: int, elements: int) -> None:
+        self._values, self._first, self.elements = values, first, elements
+
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        flat = out.view(-1)
+        there = min(max(self._values.elements - self._first - start, 0), flat.numel())
+        if there:
+            self._values.fill(flat[:there], self._first + start)
+        flat[there:].zero_()
+
+
 def draw(
     name: str, shape: Sequence[int], seed: int, dtype: torch.dtype, dimension: int | None = None, first: int = 0, size: int = 0
 ) -> Drawn:
@@ -194,6 +211,51 @@ def draw(
     if torch.Size(shape).numel() > MOST_POSITIONS:
         raise ValueError(f"{name} has more than {MOST_POSITIONS:,} elements; cut it into parameters with names of their own")
     return Drawn(name=name, seed=seed, dtype=dtype, window=window(shape, dimension, first, size))
+
+
+def hollow(module: nn.Module, device: torch.device) -> None:
+    """Bring the parameters that are on the meta device to `device`, with their shapes and without memory.
+
+    `resize_` of the storage gives one its memory.
+    """
+
+    def make(parameter: nn.Parameter) -> Tensor:
+        made = torch.empty_like(parameter, device=device)
+        made.untyped_storage().resize_(0)
+        return made
+
+    _replace(module, make)
+
+
+@torch.no_grad()
+def materialise(
+    module: nn.Module, values: Mapping[str, FirstValues], device: torch.device, dtype: torch.dtype | None = None
+) -> None:
+    """Give the parameters that are on the meta device memory and their first values; of a DTensor this rank's part.
+
+    `dtype`: of floating parameters; None: what they have.
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
+    _replace(module, lambda parameter: torch.empty_like(parameter, device=device, dtype=_wider(parameter.dtype, dtype)))
+    for name in names:
+        parameter = module.get_parameter(name)
+        values[name].fill(parameter.to_local() if isinstance(parameter, DTensor) else parameter.data)
+
+
+def _wider(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """Bytes of quantised parameters stay what they are."""
+    return wanted if wanted is not None and own.is_floating_point else own
+
+
+def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
+    """Put others in the place of parameters on the meta device; what is tied stays so."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for inner in module.modules():
+        for key, parameter in inner.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.device.type == "meta":
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                setattr(inner, key, made[parameter])
 
 
 @functools.cache
