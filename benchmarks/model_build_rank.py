@@ -10,15 +10,18 @@ import gc
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import executor.trial
+from executor import trial_state
 from executor.engine import EngineSession, RankContext
 from executor.engines.native import model as model_module
 from executor.engines.native.engine import NativeEngine
@@ -28,7 +31,7 @@ from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, Workload
+from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 CPU = torch.device("cpu")
@@ -36,7 +39,8 @@ ONE_BILLION = ModelSpec(
     name="one-billion", family="llama", num_layers=16, hidden_size=2048, num_attention_heads=32, num_key_value_heads=8,
     head_dim=64, ffn_hidden_size=8192, vocab_size=32_000, sequence_length=16,
 )  # fmt: skip
-FEW_STEPS = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=3)
+PHASES = ("build", "warmup", "memory", "measure")
+FEW_STEPS = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,9 @@ def build(model: ModelSpec, world: int, knobs: Mapping[str, Any], rank: int = 0,
     """Build one rank of the native engine as a trial does. `follow`: every allocation, which takes time by itself."""
     config = TrialConfig().replace(dict(knobs))
     workload = Workload(
-        global_batch_size=config.micro_batch_size * config.data_parallel_size(world), sequence_length=model.sequence_length
+        # A pipeline wants as many micro-batches as it has stages.
+        global_batch_size=config.micro_batch_size * config.data_parallel_size(world) * config.pipeline_parallel_size,
+        sequence_length=model.sequence_length,
     )
     context = RankContext(rank=rank, world_size=world, device=CPU)
     sessions: list[EngineSession] = []
@@ -131,25 +137,43 @@ def _kept(replica: Any, stage: int) -> int:
     return sum(min(max(slot.elements - replica.own_row * slot.shard_elements, 0), slot.shard_elements) for slot in slots)
 
 
+def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    """A trial whose phases are seconds of this rank's processor, however busy the machine is with others.
+
+    `setup`: since the last trial ended, or the process began; `close`: what no phase counts.
+    """
+    global _ended
+    trial_state.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
+    setup = time.process_time() - _ended
+    result = executor.trial.run_trial(context, request, progress)
+    _ended, before = time.process_time(), _ended
+    phases = {name: seconds for name, seconds in result.phase_seconds.items() if name in PHASES}
+    close = _ended - before - setup - sum(phases.values())
+    return dataclasses.replace(
+        result, environment={**result.environment, "cpu": json.dumps({**phases, "own": setup, "close": close})}
+    )
+
+
+_ended = 0.0
+
+
 def trials(knobs: Mapping[str, Any], number: int) -> list[dict[str, float]]:
-    """Seconds of each phase of trials of a model of 1.1 billion parameters on two ranks, the first cold and the others warm."""
+    """Seconds of rank 0's processor in each phase of trials of `ONE_BILLION` on two ranks, the first cold, the others warm."""
     found = []
-    with LocalRunner(2, device="cpu", environment={"OMP_NUM_THREADS": "1"}) as runner:
+    workload = Workload(global_batch_size=2, sequence_length=16)
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    with LocalRunner(2, device="cpu", environment=environment, trial_function="model_build_rank:run_trial") as runner:
         for index in range(number):
-            config = TrialConfig().replace({**knobs, "reduce_bucket_size": 500_000_000 - index})
+            config = TrialConfig().replace({**knobs, "fused_optimizer": index == 0})
             request = TrialRequest(
-                attempt=f"trial-{index}", model=ONE_BILLION, config=config, fidelity=FEW_STEPS, world_size=2,
-                workload=Workload(global_batch_size=2, sequence_length=16), timeout_seconds=500,
+                attempt=f"trial-{index}", model=ONE_BILLION, config=config,
+                fidelity=FEW_STEPS, world_size=2, workload=workload, timeout_seconds=3000,
             )  # fmt: skip
-            began = time.perf_counter()
             result = runner.run(request)
-            wall = time.perf_counter() - began
             if result.outcome is not Outcome.OK:
                 raise SystemExit(f"{result.outcome}: {result.message}\n{result.traceback}")
-            phases = Counter(dict(result.phase_seconds))
-            del phases["timed_steps"]  # a part of `measure`
-            step = sum(result.step_seconds) / len(result.step_seconds)
-            found.append({**phases, "wall": wall, "rest": wall - phases.total(), "step": step})
+            found.append(json.loads(result.environment["cpu"]))
+            print(found[-1], file=sys.stderr, flush=True)
     return found
 
 
