@@ -27,7 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "70B (llama-3-70b): tp 8, pp 4, dp 2, stage 1": {
         "model": "llama-3-70b", "world": 64,
         "knobs": {
-            "tensor_parallel_size": 8, "pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "zero_stage": 1, "precision": "bf16",
+            "tensor_parallel_size": 8, "pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "zero_stage": 1,
+            "precision": "bf16",
         },
     },
     "47B of experts (mixtral-8x7b): ep 8, dp 64, stage 3": {
@@ -36,14 +37,14 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LAYERS = {"llama-3-8b": 32, "llama-3-70b": 80, "mixtral-8x7b": 32}
 TRIALS = {
-    "trials": 2, "knobs": {"zero_stage": 3, "precision": "bf16", "optimizer": "sgd", "reduce_bucket_size": 20_000_000},
+    "trials": 2, "knobs": {"zero_stage": 3, "precision": "bf16", "lora_rank": 8},
 }  # fmt: skip
 PROSE = """# Building a rank of a large model
 
-Written by `python benchmarks/model_build.py`. A model is built on the meta device. A rank draws only the elements that it keeps,
-after tensor, pipeline and expert slicing and ZeRO partitioning, in the memory where they stay. An element's first value depends
-on seed, parameter name and position in the whole parameter (`executor/engines/native/initialization.py`), so every layout starts
-from the same weights (`make parity`, `tests/executor/engines/native/test_initialization.py`).
+Written by `python benchmarks/model_build.py`. A model is built on the meta device. A rank draws only the elements that it
+keeps, after tensor, pipeline and expert slicing and ZeRO partitioning, in the memory where they stay. An element's first value
+depends on seed, parameter name and position in the whole parameter (`executor/engines/native/initialization.py`), so every
+layout starts from the same weights (`make parity`, `tests/executor/engines/native/test_initialization.py`).
 
 Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
 
@@ -54,6 +55,18 @@ Rank 0 of each world is built in a fresh process on one core, on a process group
 - **before**: the code of commit dae9dbf, which draws each parameter whole on the CPU. It is run with {depths} layers in each
   pipeline stage, and seconds, elements and bytes are extrapolated linearly to the whole depth: at full depth it needs more
   memory than this machine has for some of them.
+"""
+TRIAL_PROSE = """
+## A trial beyond its steps
+
+Low-rank adapters (rank 8) on a model of 1.1 billion parameters, on two CPU ranks at stage 3 in bf16, two samples of 16 tokens
+a step, through the runner `local`: processor seconds of rank 0. The first trial starts the processes (cold), the second finds
+them (warm). Adapters, since the states of full training of both ranks would not fit beside the other work on this machine.
+
+- **setup**: imports and joining, or what lies between two trials.
+- **account**: the memory step under its profiler. It is one more step.
+- **close**: what no phase counts: mostly freeing the model.
+- **steps**: warm-up and timed steps, for comparison.
 """
 
 
@@ -114,14 +127,8 @@ def rows(before: Path | None, results: Path | None) -> tuple[list[str], bool]:
 
 def trial_rows(before: Path | None, results: Path | None) -> list[str]:
     """The table of what a trial costs beyond its steps."""
-    lines = [
-        "", "## A trial beyond its steps", "",
-        "A model of 1.1 billion parameters on two CPU ranks at stage 3 in bf16, two samples of 16 tokens a step, through the "
-        "runner `local`: processor seconds of rank 0. The first trial starts the processes (cold), the second finds them (warm). "
-        "`setup`: imports and joining, or what lies between two trials; `account`: the memory step with its profiler, which is "
-        "one more step; `close`: what no phase counts, such as freeing the model. Steps are beside it for comparison.", "",
-        "| code | trial | setup | build | account | close | together | warm-up and timed steps |", "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    lines = [*TRIAL_PROSE.splitlines(), "", "| code | trial | setup | build | account | close | together | steps |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for code, root in (("before", before), ("now", ROOT)):
         for index, phases in enumerate([] if root is None else answer(root, TRIALS, results)):
             cells = [phases["own"], phases["build"], phases["memory"], phases["close"]]

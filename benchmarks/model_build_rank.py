@@ -160,15 +160,18 @@ _ended = 0.0
 def trials(knobs: Mapping[str, Any], number: int) -> list[dict[str, float]]:
     """Seconds of rank 0's processor in each phase of trials of `ONE_BILLION` on two ranks, the first cold, the others warm."""
     found = []
-    workload = Workload(global_batch_size=2, sequence_length=16)
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     with LocalRunner(2, device="cpu", environment=environment, trial_function="model_build_rank:run_trial") as runner:
         for index in range(number):
-            config = TrialConfig().replace({**knobs, "fused_optimizer": index == 0})
             request = TrialRequest(
-                attempt=f"trial-{index}", model=ONE_BILLION, config=config,
-                fidelity=FEW_STEPS, world_size=2, workload=workload, timeout_seconds=3000,
-            )  # fmt: skip
+                attempt=f"trial-{index}",
+                model=ONE_BILLION,
+                config=TrialConfig().replace(dict(knobs)),
+                workload=Workload(global_batch_size=2, sequence_length=16),
+                world_size=2,
+                fidelity=FEW_STEPS,
+                timeout_seconds=3000,
+            )
             result = runner.run(request)
             if result.outcome is not Outcome.OK:
                 raise SystemExit(f"{result.outcome}: {result.message}\n{result.traceback}")
