@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LAYERS = {"llama-3-8b": 32, "llama-3-70b": 80, "mixtral-8x7b": 32}
 TRIALS = {
-    "trials": 2, "knobs": {"zero_stage": 3, "precision": "bf16", "lora_rank": 8},
+    "trials": 2, "knobs": {"precision": "bf16", "lora_rank": 8},
 }  # fmt: skip
 PROSE = """# Building a rank of a large model
 
@@ -59,7 +59,7 @@ Rank 0 of each world is built in a fresh process on one core, on a process group
 TRIAL_PROSE = """
 ## A trial beyond its steps
 
-Low-rank adapters (rank 8) on a model of 1.1 billion parameters, on two CPU ranks at stage 3 in bf16, two samples of 16 tokens
+Low-rank adapters (rank 8) on a model of 1.1 billion parameters, on two CPU ranks at stage 0 in bf16, two samples of 16 tokens
 a step, through the runner `local`: processor seconds of rank 0. The first trial starts the processes (cold), the second finds
 them (warm). Adapters, since the states of full training of both ranks would not fit beside the other work on this machine.
 
