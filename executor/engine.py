@@ -1,8 +1,8 @@
 """The contract of an engine: what runs inside a rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,10 @@ def measured_config(config: TrialConfig) -> TrialConfig:
     return config.replace({"onebit_warmup_steps": min(config.onebit_warmup_steps, REFERENCE_STEPS)})
 
 
+GroupKey = tuple[str, tuple[tuple[int, ...], ...], int]
+"""The mesh dimension, the ranks of all groups along it, and how many there are before with the same of both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
     """Where a rank stands. The default process group is up for all of a gang's ranks."""
@@ -40,6 +44,9 @@ class RankContext:
     device: torch.device
     control_group: dist.ProcessGroup | None = None
     """A gloo group for the measurement's own agreements, apart from the engine's; None: one rank."""
+    groups_of_before: MutableMapping[GroupKey, dist.ProcessGroup | None] | None = field(default=None, compare=False)
+    """Process groups that a trial leaves to the next one of the same ranks, which takes those that it would make too. A gang
+    joins anew after a failure, and begins with none. None: each trial destroys its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from executor.trial_report import report, window_of_warm_up
 from executor.trial_schedule import at_point, of_documents, over_schedule, points_of_request
 from executor.trial_state import Trial, Window, is_enough
 from search_spaces.data_schedule import useful_samples
-from search_spaces.model import FactoryModel
+from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {
@@ -330,5 +330,7 @@ def finite_remedy(request: TrialRequest, step: int) -> str:
 
 
 def _build_bytes(request: TrialRequest) -> int:
-    """The whole model in fp32 and once more: what a rank holds before it shards."""
-    return 8 * request.model.parameter_count
+    """What a rank holds before it shards: of our own model nothing, since it makes what it keeps alone; DeepSpeed is given the
+    whole one, and a user's code makes it whole: in fp32 and once more."""
+    makes_shares = isinstance(request.model, ModelSpec) and request.engine != "deepspeed"
+    return 0 if makes_shares else 8 * request.model.parameter_count

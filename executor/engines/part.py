@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from executor.engines.native.initialization import FirstValues, Given
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelPart:
@@ -15,6 +17,9 @@ class ModelPart:
     """In order: what is checkpointed."""
     units: Sequence[nn.Module]
     """What every rank calls in the same order and stage 3 gathers together. Branches that only some ranks take lie inside."""
+    values: Mapping[str, FirstValues] = field(default_factory=dict)
+    """Of the parameters that are on the meta device, by name: who shards the module gives memory to what it keeps alone, and
+    fills that. Parameters of a user's own module are whole, on the CPU, and have the values that its code gave them."""
     split: Mapping[str, int] = field(default_factory=dict)
     """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
     summands: frozenset[str] = frozenset()
@@ -36,6 +41,10 @@ class ModelPart:
     """On the meta device: what `enters` names, for one micro-batch. None: not in a pipeline."""
     hidden: Tensor | None = None
     """On the meta device: what a stage hands to the next, for one micro-batch."""
+
+    def values_of(self, name: str, parameter: Tensor) -> FirstValues:
+        """The first values of this rank's slice of a parameter, flat."""
+        return self.values[name] if name in self.values else Given(parameter)
 
     def of_length(self, length: int, whole: int) -> "ModelPart":
         """The part in a pipeline whose samples have `length` tokens in place of `whole` (curriculum)."""

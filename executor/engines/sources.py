@@ -12,7 +12,7 @@ from executor.document_data import PLACES, document_data
 from executor.engines.native.context import METHODS
 from executor.engines.native.fused.load import load_operators
 from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.model import Part, Transformer, build_transformer
+from executor.engines.native.model import Part, Transformer, transformer_without_memory
 from executor.engines.native.tensor import TensorParallel
 from executor.engines.native.tensor_plan import divide
 from executor.engines.native.user_stage import cut_stage
@@ -52,7 +52,7 @@ class Source(ABC):
 
     @abstractmethod
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
-        """The parts of this rank, in the order of their stages, on the CPU."""
+        """The parts of this rank, in the order of their stages: ours without memory, a user's on the CPU."""
 
     @property
     def ties(self) -> tuple[int, int] | None:
@@ -116,12 +116,13 @@ class _Shape(Source):
 
     def _part(self, part: Part, stage: int) -> ModelPart:
         chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
-        module = build_transformer(self.spec, length, self.workload.seed, self.dtype, chunk, part)
+        module, values = transformer_without_memory(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         if self.config.precision == FLOAT8:
             module.multiply_in_float8()
         return ModelPart(
-            module=module, blocks=module.layers(), units=module.sharding_units(), split=module.split_dimensions(),
-            summands=frozenset(module.summand_parameters()), experts=frozenset(module.expert_parameters()),
+            module=module, values=values, blocks=module.layers(), units=module.sharding_units(),
+            split=module.split_dimensions(), summands=frozenset(module.summand_parameters()),
+            experts=frozenset(module.expert_parameters()),
             tied=TIED_NAMES if self.is_tied else frozenset(), reads_in_units=True, enters="tokens",
             reads=self._reads(part), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
@@ -147,7 +148,10 @@ def _data(spec: ModelSpec, config: TrialConfig, workload: Workload) -> Data:
 
 
 class _Factory(Source):
-    """A module of the user's own, trained on its factory's batches."""
+    """A module of the user's own, trained on its factory's batches.
+
+    Its code may give parameters any values in any way, so that every rank makes it whole, from the same seed, and cuts it then.
+    """
 
     def __init__(self, model: FactoryModel, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)

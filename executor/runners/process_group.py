@@ -35,7 +35,7 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
         device_id=device if message["backend"] == "nccl" else None,
     )
     control = dist.new_group(backend="gloo") if world_size > 1 else None
-    return RankContext(rank=rank, world_size=world_size, device=device, control_group=control)
+    return RankContext(rank=rank, world_size=world_size, device=device, control_group=control, groups_of_before={})
 
 
 def leave() -> None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.engine import Engine, RankContext
 from executor.engines.ddp.capability import DDP
 from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.initialization import materialise
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, loss_from, refuse
@@ -31,7 +32,7 @@ class DdpEngine(Engine):
         unused = not isinstance(model, ModelSpec)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
-            return DdpReplica(part.module, config, workload, groups, context.device, unused)
+            return DdpReplica(part, config, workload, groups, context.device, unused)
 
         return ParallelSession(context, model, config, workload, make_replica)
 
@@ -43,7 +44,7 @@ class DdpReplica(Replica):
 
     def __init__(
         self,
-        module: nn.Module,
+        part: ModelPart,
         config: TrialConfig,
         workload: Workload,
         groups: ParallelGroups,
@@ -51,7 +52,9 @@ class DdpReplica(Replica):
         unused_parameters: bool,
     ) -> None:
         self.groups = groups
-        bare = module.to(device=device, dtype=torch.promote_types(next(module.parameters()).dtype, torch.float32))
+        dtype = torch.promote_types(next(part.module.parameters()).dtype, torch.float32)
+        materialise(part.module, part.values, device, dtype)
+        bare = part.module.to(device=device, dtype=dtype)
         # Of an object of the user's DDP would not find the loss, and take every parameter for unused.
         inner = _LossAlone(bare) if unused_parameters else bare
         inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner

@@ -14,6 +14,7 @@ from executor.engine import Engine, RankContext
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter, reduce_unused
 from executor.engines.native.groups import ParallelGroups
+from executor.engines.native.initialization import FirstValues, Share, materialise
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
@@ -62,7 +63,9 @@ class FullyShardedReplica(Replica):
         self.sharded, self.device = groups.mesh.zero_ranks > 1, device
         if self.sharded:
             self._shard(config, device, unused_parameters)
+            materialise(self.module, self._shares(), torch.device("cpu") if config.offload_param == "cpu" else device)
         else:
+            materialise(self.module, part.values, device)
             self.module.to(device)
         precise = _dtype(self.module) == torch.float32
         self.optimizer = torch.optim.AdamW(
@@ -169,6 +172,16 @@ class FullyShardedReplica(Replica):
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
+
+    def _shares(self) -> dict[str, FirstValues]:
+        """This rank's rows of the parameters that are on the meta device: as many for each rank, and fewer for the last."""
+        shares: dict[str, FirstValues] = {}
+        for name, values in self.part.values.items():
+            parameter = self.module.get_parameter(name)
+            rows = -(-parameter.shape[0] // self.groups.shard.size)
+            first = self.groups.shard.rank * rows * (parameter.numel() // parameter.shape[0])
+            shares[name] = Share(values, first, _local(parameter).numel())
+        return shares
 
     def _device_mesh(self, device: torch.device) -> DeviceMesh:
         shard, replica = self.groups.shard, self.groups.replica

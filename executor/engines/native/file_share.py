@@ -10,7 +10,8 @@ from torch import Tensor
 
 from executor.engines.native.file_stream import Extent, FileStream
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.offload import Hyperparameters, MakeShare, OffloadedShare, Span, host_adamw, updated
+from executor.engines.native.initialization import FirstValues
+from executor.engines.native.offload import Hyperparameters, Initial, MakeShare, OffloadedShare, Span, host_adamw, updated
 from executor.engines.native.rank_file import RankFile, folder_of, rounded_up
 from search_spaces.offload_files import BUFFERS
 from search_spaces.trial import Workload
@@ -55,9 +56,9 @@ class FileShare(OffloadedShare):
     """
 
     def __init__(
-        self, initial: Tensor, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool, folder: Path
+        self, initial: Initial, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool, folder: Path
     ) -> None:
-        """`initial` [elements] on the device holds the first values.
+        """See `MakeShare`.
 
         Raises:
             EngineRefusalError: `folder` cannot be written to, or has too little room.
@@ -71,7 +72,7 @@ class FileShare(OffloadedShare):
         buffers = [pool.pages(largest).numpy().data for _ in range(min(BUFFERS, len(extents)))]
         self._stream = FileStream(self.file, extents, buffers)
         for index, chunk in enumerate(chunks):
-            self._write_first(index, initial[chunk.start : chunk.end])
+            self._write_first(index, initial.values, chunk.start)
         self.finish()
 
     def begin(self) -> None:
@@ -99,10 +100,10 @@ class FileShare(OffloadedShare):
     def close(self) -> None:
         self.file.close()
 
-    def _write_first(self, index: int, values: Tensor) -> None:
+    def _write_first(self, index: int, values: FirstValues, start: int) -> None:
         buffer = self._stream.fresh()
         master, first, second = self._parts(index, buffer)
-        master.copy_(values)
+        values.fill(master, start)
         first.zero_()
         second.zero_()
         self._stream.put_back(index, buffer)

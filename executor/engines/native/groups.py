@@ -1,11 +1,11 @@
 """The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from executor.engine import RankContext
+from executor.engine import GroupKey, RankContext
 from executor.engines.native.collectives import Clock, Group
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
 
@@ -28,7 +28,11 @@ class Sharing:
 
 
 class ParallelGroups:
-    """This rank's group along each dimension. Every rank builds them, in the same order, and destroys them by `close`."""
+    """This rank's group along each dimension. Every rank builds them, in the same order, and parts with them by `close`.
+
+    Where the ranks go on to another trial (`RankContext.groups_of_before`), groups of the same ranks are taken over from the
+    trial before, with the connections that they have made, and others of it are destroyed.
+    """
 
     def __init__(self, mesh: Mesh, context: RankContext, tied_ranks: tuple[int, int] | None = None) -> None:
         """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
@@ -37,7 +41,8 @@ class ParallelGroups:
         self.clock = Clock()
         """Of all groups together: what this rank waits for, whatever the dimension."""
         self._world_size = context.world_size
-        self._created: list[dist.ProcessGroup] = []
+        self._before = context.groups_of_before
+        self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
         self._all: list[tuple[str, Group]] = []
         self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
         self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
@@ -48,6 +53,7 @@ class ParallelGroups:
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
+        _destroy(self._before)
 
     @property
     def common(self) -> Sharing:
@@ -74,28 +80,29 @@ class ParallelGroups:
         yield from self._all
 
     def close(self) -> None:
-        """Destroy the groups that were made here; the default group stays."""
-        while self._created:
-            dist.destroy_process_group(self._created.pop())
+        """Leave the groups to the next trial, or destroy them; the default group stays. May be called twice."""
+        if self._before is None:
+            _destroy(self._own)
+        else:
+            self._before.update(self._own)
+            self._own.clear()
 
     def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
-        group = Group(*self._process_group(groups), self.clock)
+        group = Group(*self._process_group(dimension, groups), self.clock)
         self._all.append((dimension, group))
         return group
 
-    def _process_group(self, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
+    def _process_group(self, dimension: str, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
         """This rank's group, its size and this rank's place in it."""
         mine = next((ranks for ranks in groups if self.rank in ranks), [self.rank])
         made = None
         if max(map(len, groups), default=1) == self._world_size:
             made = dist.group.WORLD if self._world_size > 1 else None
         elif max(map(len, groups), default=1) > 1:
-            # Every rank must take part in the making of every group, its own or not.
-            for ranks in groups:
-                one = dist.new_group(list(ranks))
-                if ranks is mine:
-                    made = one
-                    self._created.append(one)
+            ranks_of_all = tuple(map(tuple, groups))
+            key = dimension, ranks_of_all, sum(known[:2] == (dimension, ranks_of_all) for known in self._own)
+            earlier = {} if self._before is None else self._before
+            made = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
         return made, len(mine), list(mine).index(self.rank)
 
     def _tied_group(self, places: tuple[int, int] | None) -> Group | None:
@@ -105,3 +112,21 @@ class ParallelGroups:
         pairs = [[ranks[places[0]], ranks[places[1]]] for ranks in self.mesh.groups((PIPELINE,))]
         group = self._group(PIPELINE, pairs)
         return group if group.size > 1 else None
+
+
+def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
+    """This rank's one of them. Every rank must take part in the making of every group, its own or not."""
+    made = None
+    for ranks in groups:
+        one = dist.new_group(list(ranks))
+        if ranks is mine:
+            made = one
+    return made
+
+
+def _destroy(groups: MutableMapping[GroupKey, dist.ProcessGroup | None] | None) -> None:
+    """Destroy all of them, in the same order on every rank."""
+    while groups:
+        _, group = groups.popitem()
+        if group is not None:
+            dist.destroy_process_group(group)

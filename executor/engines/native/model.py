@@ -1,8 +1,7 @@
 """A decoder-only transformer of any shape that a ModelSpec can state, or the part of it that one rank holds."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,11 @@ from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
+from executor.engines.native.initialization import Drawn, FirstValues, Kind, draw, materialise
 from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.operators import Operators
 from executor.engines.native.packed import Documents, attend_in_documents, documents_in
+from executor.engines.native.quantised import QuantisedMatrix, QuantisedValues
 from executor.engines.native.tensor import (
     ColumnLinear,
     RowLinear,
@@ -31,7 +32,6 @@ from search_spaces.windows import window_of
 
 Rotary = tuple[Tensor, Tensor] | None
 """Cosines and sines of tokens; None: positions are learned."""
-INITIAL_DEVIATION = 0.02
 WHOLE_BITS = 16
 """Of a frozen weight that is kept in the type that is computed in."""
 
@@ -359,6 +359,37 @@ class Transformer(nn.Module):
         return tables if places is None else (tables[0][places][:, None], tables[1][places][:, None])
 
 
+def transformer_without_memory(
+    spec: ModelSpec,
+    sequence_length: int,
+    seed: int,
+    dtype: torch.dtype,
+    loss_chunk_size: int = 0,
+    part: Part | None = None,
+) -> tuple[Transformer, dict[str, FirstValues]]:
+    """The model, or one rank's part, with parameters on the meta device, and their first values by name; tables on the CPU.
+
+    Values depend on the seed, each parameter's name in the whole model and an element's position in the whole parameter. So
+    every layout of the same model starts from the same weights, and a rank makes those alone that it keeps.
+    """
+    with torch.device("meta"):
+        model = Transformer(spec, sequence_length, loss_chunk_size, part).to(dtype)
+    splits, tensor = model.split_dimensions(), model.part.tensor
+    values: dict[str, FirstValues] = {}
+    for name, parameter in model.named_parameters():
+        values[name] = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), tensor)
+    with torch.device("meta"):
+        model.quantise()
+    for name, module in model.named_modules():
+        if isinstance(module, QuantisedMatrix):
+            matrix = values.pop(f"{name.removesuffix('.quantised')}.weight")
+            assert isinstance(matrix, Drawn)
+            values[f"{name}.packed"] = QuantisedValues(matrix, module)
+            module.make_tables(dtype)
+    model.make_tables()
+    return model, values
+
+
 def build_transformer(
     spec: ModelSpec,
     sequence_length: int,
@@ -367,20 +398,9 @@ def build_transformer(
     loss_chunk_size: int = 0,
     part: Part | None = None,
 ) -> Transformer:
-    """Build the model, or one rank's part, on the CPU with weights that depend on the seed and each parameter's name alone.
-
-    So every layout of the same model starts from the same weights, and a rank can make any one parameter by itself.
-    """
-    with torch.device("meta"):
-        shape = Transformer(spec, sequence_length, loss_chunk_size, part)
-    model = shape.to(dtype).to_empty(device="cpu")
-    # Tables were computed on the meta device, and emptying parted what was tied: make both again.
-    model.make_tables()
-    model.tie()
-    splits, tensor = model.split_dimensions(), model.part.tensor
-    for name, parameter in model.named_parameters():
-        initialize(_whole_name(name, spec), parameter, seed, splits.get(name), tensor.size, tensor.rank)
-    model.quantise()
+    """The model, or one rank's part, whole on the CPU with its first values (`transformer_without_memory`)."""
+    model, values = transformer_without_memory(spec, sequence_length, seed, dtype, loss_chunk_size, part)
+    materialise(model, values, torch.device("cpu"))
     return model
 
 
@@ -389,20 +409,14 @@ def _whole_name(name: str, spec: ModelSpec) -> str:
     return "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
 
 
-@torch.no_grad()
-def initialize(name: str, parameter: Tensor, seed: int, split: int | None = None, slices: int = 1, place: int = 0) -> None:
-    """Norm weights 1, biases and adapters' second matrices 0, matrices normal with deviation 0.02, drawn whole in fp32 from the
-    seed and the name.
+def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, tensor: TensorParallel) -> Drawn:
+    """Norm weights 1, biases and adapters' second matrices 0, matrices normal.
 
-    `parameter` is the `place`th of `slices` slices along dimension `split` of what is drawn.
+    `parameter` is this rank's slice, along dimension `split`, of what has the name.
     """
+    shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
+    own = 0 if split is None else parameter.shape[split]
+    drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * own, own)
     if name.endswith(("bias", OUTWARD, WIDENING)):
-        parameter.zero_()
-    elif parameter.dim() == 1:
-        parameter.fill_(1.0)
-    else:
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        shape = [size * slices if dimension == split else size for dimension, size in enumerate(parameter.shape)]
-        drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, INITIAL_DEVIATION, generator=generator)
-        parameter.copy_(drawn if split is None else drawn.chunk(slices, dim=split)[place])
+        return replace(drawn, kind=Kind.ZEROS)
+    return replace(drawn, kind=Kind.ONES) if parameter.dim() == 1 else drawn

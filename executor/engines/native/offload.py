@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
+from executor.engines.native.initialization import FirstValues
 from executor.engines.native.parameter_shard import ParameterShard
 from search_spaces.offload_files import CHUNK_ELEMENTS
 
@@ -40,6 +41,21 @@ class Hyperparameters:
     """Whether the device's share is updated by one kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """How the master vector begins. Its parts are made where they will be, so that it is nowhere twice."""
+
+    values: FirstValues
+    dtype: torch.dtype
+    device: torch.device
+
+    def made(self, first: int, end: int) -> Tensor:
+        """The elements from `first` to before `end`, on the device."""
+        part = torch.empty(end - first, dtype=self.dtype, device=self.device)
+        self.values.fill(part, first)
+        return part
+
+
 class OffloadedShare(ABC):
     """The share of an AdamW that is not on the device: master and moments of chunks, updated in order, once a step."""
 
@@ -61,8 +77,8 @@ class OffloadedShare(ABC):
         """Free what is not memory."""
 
 
-MakeShare = Callable[[Tensor, Hyperparameters, Sequence[Span], HostPool], OffloadedShare]
-"""From the first values of the share [elements] on the device, which are not kept."""
+MakeShare = Callable[[Initial, Hyperparameters, Sequence[Span], HostPool], OffloadedShare]
+"""From the first values of the master vector, with whose elements the share begins, and chunks that cover the share."""
 
 
 class SplitAdamW:
@@ -84,7 +100,7 @@ class SplitAdamW:
 
     def __init__(
         self,
-        initial: Tensor,
+        initial: Initial,
         ratio: float,
         hyperparameters: Hyperparameters,
         pool: HostPool,
@@ -93,9 +109,7 @@ class SplitAdamW:
         chunk_elements: int = CHUNK_ELEMENTS,
         make_share: MakeShare | None = None,
     ) -> None:
-        """`initial` [elements] on the device holds the first values, in the master's type; it is not kept.
-
-        `make_share` makes what holds the offloaded share; None: it is in host memory. `pieces` are the
+        """`make_share` makes what holds the offloaded share; None: it is in host memory. `pieces` are the
         elements of the gradient's pieces in order; none: it comes whole.
 
         Raises:
@@ -103,13 +117,14 @@ class SplitAdamW:
         """
         if not 0 <= ratio <= 1:
             raise ValueError(f"a share of {ratio} of the optimizer state cannot be offloaded; choose one from 0 to 1")
-        self.host_elements = round(ratio * initial.numel())
+        elements = initial.values.elements
+        self.host_elements = round(ratio * elements)
         self.chunk_elements = min(chunk_elements, self.host_elements)
-        spans = [*_spans(pieces or (initial.numel(),), self.host_elements, max(self.chunk_elements, 1))]
+        spans = [*_spans(pieces or (elements,), self.host_elements, max(self.chunk_elements, 1))]
         self._chunks = [span for span in spans if span.end <= self.host_elements]
-        self._device = _DevicePart(initial[self.host_elements :], hyperparameters, spans[len(self._chunks) :])
+        self._device = _DevicePart(initial.made(self.host_elements, elements), hyperparameters, spans[len(self._chunks) :])
         make = HostShare if make_share is None or not self.host_elements else make_share
-        self.share: OffloadedShare = make(initial[: self.host_elements], hyperparameters, self._chunks, pool)
+        self.share: OffloadedShare = make(initial, hyperparameters, self._chunks, pool)
         self._gradients = Staging(self.chunk_elements, initial.dtype, pool, copies)
 
     @torch.no_grad()
@@ -190,14 +205,11 @@ def parts_of(first: int, last: int) -> Iterator[tuple[int, int]]:
 class _DevicePart:
     """The share that stays: an ordinary AdamW over views of one vector, one for each span."""
 
-    def __init__(self, initial: Tensor, hyperparameters: Hyperparameters, spans: Sequence[Span]) -> None:
-        # Where it is a part, a storage of its own, so that the vector it was cut from can go.
-        whole = initial.untyped_storage().size() == initial.nbytes
-        self.master = initial if whole else initial.clone()
-        self.elements, self._spans = initial.numel(), spans
+    def __init__(self, master: Tensor, hyperparameters: Hyperparameters, spans: Sequence[Span]) -> None:
+        self.master, self.elements, self._spans = master, master.numel(), spans
         first = spans[0].start if spans else 0
         self._parameters = [nn.Parameter(self.master[span.start - first : span.end - first]) for span in spans]
-        fused = hyperparameters.fused and initial.dtype == torch.float32
+        fused = hyperparameters.fused and master.dtype == torch.float32
         self.optimizer = torch.optim.AdamW(
             self._parameters or [nn.Parameter(self.master)],
             lr=hyperparameters.learning_rate,
@@ -221,10 +233,10 @@ class HostShare(OffloadedShare):
     Master and moments never travel, so that they need not be pinned.
     """
 
-    def __init__(self, initial: Tensor, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool) -> None:
-        elements, dtype = initial.numel(), initial.dtype
-        self._master, self._first, self._second = (pool.zeros(elements, dtype) for _ in range(3))
-        self._master.copy_(initial)
+    def __init__(self, initial: Initial, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool) -> None:
+        elements = chunks[-1].end if chunks else 0
+        self._master, self._first, self._second = (pool.zeros(elements, initial.dtype) for _ in range(3))
+        initial.values.fill(self._master)
         self._steps = pool.zeros(len(chunks), torch.float32)
         self._chunks = chunks
         self._optimizers = [

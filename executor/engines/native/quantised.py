@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from executor.engines.native.block_integers import LARGEST, encode
+from executor.engines.native.initialization import CHUNK_ELEMENTS, Drawn, FirstValues
 from search_spaces.adapters import QUANTISED_BLOCK
 
 NF4 = (
@@ -38,9 +40,57 @@ class QuantisedMatrix(nn.Module):
         self.packed = nn.Parameter(quantise(rows, bits), requires_grad=False)
         self.register_buffer("values", pairs_of_codes(weight) if bits == 4 else None, persistent=False)
 
+    def make_tables(self, dtype: torch.dtype) -> None:
+        """Make what the codes stand for, on the CPU; it was made without memory where the matrix was."""
+        if self.bits == 4:
+            self.values = pairs_of_codes(torch.empty(0, dtype=dtype))
+
     def forward(self, x: Tensor) -> Tensor:
         """[…, inputs] to [..., outputs]."""
         return _Product.apply(x, self.packed, self.values, self.rows, self.length, self.transposed)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class QuantisedValues(FirstValues):
+    """The bytes of a quantised matrix. Only some rows of it are drawn at a time.
+
+    A block's magnitude and its codes lie apart: who keeps both draws the block twice.
+    """
+
+    def __init__(self, matrix: Drawn, quantised: QuantisedMatrix) -> None:
+        """`matrix`: the first values of what `quantised` stands for."""
+        self._matrix, self._bits, self._transposed = matrix, quantised.bits, quantised.transposed
+        self._rows, self._length = quantised.rows, quantised.length
+        self._blocks = -(-self._length // QUANTISED_BLOCK)
+        """Of a row."""
+        self.elements = quantised.packed.numel()
+
+    @torch.no_grad()
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        if is_fake(out) or out.device.type == "meta":
+            return
+        flat, scales = out.view(-1), self._blocks * SCALE_BYTES
+        edge = self._rows * scales
+        middle = min(max(edge - start, 0), flat.numel())
+        self._fill(flat[:middle], start, scales, slice(None, edge))
+        self._fill(flat[middle:], start + middle - edge, self._blocks * QUANTISED_BLOCK * self._bits // 8, slice(edge, None))
+
+    def _fill(self, out: Tensor, start: int, row_bytes: int, kind: slice) -> None:
+        """The bytes of one kind, `row_bytes` in each row, from `start` on; `kind`: where they are in a whole matrix."""
+        most, done = max(CHUNK_ELEMENTS // self._length, 1), 0
+        while done < out.numel():
+            row, skip = divmod(start + done, row_bytes)
+            rows = min(most, -(-(skip + out.numel() - done) // row_bytes))
+            edges = (None if edge is None else edge // self._rows * rows for edge in (kind.start, kind.stop))
+            part = self._packed(row, rows, out.device)[slice(*edges)][skip : skip + out.numel() - done]
+            out[done : done + part.numel()].copy_(part)
+            done += part.numel()
+
+    def _packed(self, first: int, rows: int, device: torch.device) -> Tensor:
+        """The bytes of some rows by themselves."""
+        drawn = torch.empty(rows * self._length, dtype=self._matrix.dtype, device=device)
+        row = 1 if self._transposed else self._length
+        self._matrix.sliced(first * row, rows * row).fill(drawn)
+        return quantise(drawn.view(self._length, rows).T if self._transposed else drawn.view(rows, self._length), self._bits)
 
 
 class _Product(torch.autograd.Function):

@@ -13,9 +13,10 @@ from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import share_in_files
 from executor.engines.native.groups import Sharing
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.layout import Layout, Slot, as_rows, from_rows, make_layout, ranges
+from executor.engines.native.initialization import FirstValues, Given, Joined, Share, hollow
+from executor.engines.native.layout import Layout, Slot, from_rows, make_layout, ranges
 from executor.engines.native.near_copies import NearCopies
-from executor.engines.native.offload import Hyperparameters, SplitAdamW, parts_of
+from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
@@ -63,6 +64,7 @@ class ShardedModel(Replica):
         self.sharded = config.zero_stage > 0
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
+        hollow(self.module, device)
         trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad and has(name)]
         gathers_blocks = config.gather_dtype == INT8 and config.zero_stage == 3
         blocks = share_block if config.optimizer == "adamw8bit" or gathers_blocks else (lambda _: 1)
@@ -75,19 +77,21 @@ class ShardedModel(Replica):
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
         self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, blocks, self.layout.master_elements)
         self._packed = make_layout(packed, self.ranks, config.reduce_bucket_size, offset=self._frozen.master_elements)
-        master = self._shard_parameters(self.dtype)
+        self.master_dtype = torch.promote_types(self.dtype, torch.float32)
+        initial = Initial(self._place_parameters(), self.master_dtype, device)
         frozen = self._shard_frozen(self._frozen, self.layout.master_elements, self.dtype)
         quantised = self._shard_frozen(self._packed, self._frozen.master_elements, torch.uint8)
-        self._move_rest()
-        self.master_dtype = master.dtype
+        self._place_rest()
         self.refill = self._make_refill()
         self.pool, self._copies = HostPool(device), CopyEngine(device)
-        self.optimizer = self._make_optimizer(master, workload)
+        self.optimizer = self._make_optimizer(initial, workload)
+        if self._views:
+            self._view_master()
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
-        self._shard = self._beside_quantised(self._make_shard(master, frozen), quantised)
+        self._shard = self._beside_quantised(self._make_shard(frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
-        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, master.dtype, device, accumulates)
+        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, self.master_dtype, device, accumulates)
         self.gatherer = self._make_gatherer(groups.near) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
@@ -208,44 +212,71 @@ class ShardedModel(Replica):
         if self._shard is not None:
             self._shard.close()
 
+    @property
+    def _views(self) -> bool:
+        """Whether parameters are views of the master vector."""
+        return self.config.zero_stage == 0 and self.dtype == self.master_dtype
+
     @torch.no_grad()
-    def _shard_parameters(self, dtype: torch.dtype) -> Tensor:
-        """Make this rank's master vector on the device, and bring the parameters there in the form that the stage keeps."""
-        master_dtype = torch.promote_types(dtype, torch.float32)
-        master = torch.zeros(self.layout.master_elements, dtype=master_dtype, device=self.device)
+    def _place_parameters(self) -> FirstValues:
+        """Bring the trainable parameters to the device in the form that the stage keeps, and say how the master begins.
+
+        What is whole is made there, and the master is copied from it; else the master alone is made, where it will be.
+        """
+        shares: list[FirstValues] = []
         for slot in self.layout.slots:
-            share = master[slot.offset : slot.offset + slot.shard_elements]
-            share.copy_(as_rows(slot.parameter.data, slot, self.ranks)[self.own_row])
-            if self.config.zero_stage == 0 and dtype == master_dtype:
-                slot.parameter.data = share.view(slot.shape)
-            elif self.config.zero_stage == 3:
+            values = self.part.values_of(slot.name, slot.parameter)
+            if self.config.zero_stage == 3:
                 # A storage of its own, since it is emptied and filled in place.
-                slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self.device)
-            else:
-                slot.parameter.data = slot.parameter.data.to(self.device)
-        return master
+                slot.parameter.data = self._without_memory(slot)
+            elif not self._views:
+                self._place_whole(slot.name, slot.parameter)
+                values = Given(slot.parameter)
+            shares.append(self._share_of(slot, values))
+        return Joined(shares)
+
+    def _share_of(self, slot: Slot, values: FirstValues) -> Share:
+        return Share(values, self.own_row * slot.shard_elements, slot.shard_elements)
+
+    def _without_memory(self, slot: Slot) -> Tensor:
+        """A parameter's shape on the device."""
+        made = torch.empty(slot.shape, dtype=slot.parameter.dtype, device=self.device)
+        made.untyped_storage().resize_(0)
+        return made
+
+    def _place_whole(self, name: str, parameter: nn.Parameter) -> None:
+        if name in self.part.values:
+            parameter.data.untyped_storage().resize_(parameter.nbytes)
+            self.part.values[name].fill(parameter.data)
+        else:
+            parameter.data = parameter.data.to(self.device)
+
+    def _view_master(self) -> None:
+        master = self.optimizer.full_master()
+        for slot in self.layout.slots:
+            slot.parameter.data = master[slot.offset : slot.offset + slot.shard_elements].view(slot.shape)
 
     @torch.no_grad()
     def _shard_frozen(self, layout: Layout, start: int, dtype: torch.dtype) -> Tensor:
         """This rank's shares of the frozen parameters that stage 3 gathers, on the device; none at other stages."""
-        vector = torch.zeros(layout.master_elements - start, dtype=dtype, device=self.device)
+        vector = torch.empty(layout.master_elements - start, dtype=dtype, device=self.device)
         for slot in layout.slots:
             own = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
-            own.copy_(as_rows(slot.parameter.data, slot, self.ranks)[self.own_row])
-            slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self.device)
-            slot.parameter.data.untyped_storage().resize_(0)
+            self._share_of(slot, self.part.values_of(slot.name, slot.parameter)).fill(own)
+            slot.parameter.data = self._without_memory(slot)
         return vector
 
-    def _move_rest(self) -> None:
+    def _place_rest(self) -> None:
         """Frozen parameters that stay whole, and buffers."""
-        for parameter in self.module.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(self.device)
+        sharded = {slot.name for layout in (self._frozen, self._packed) for slot in layout.slots}
+        for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad and name not in sharded:
+                self._place_whole(name, parameter)
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.device))
 
-    def _make_optimizer(self, master: Tensor, workload: Workload) -> SplitAdamW | DeviceOptimizer:
+    def _make_optimizer(self, initial: Initial, workload: Workload) -> SplitAdamW | DeviceOptimizer:
         config, layout = self.config, self.layout
         hyperparameters = Hyperparameters(
             learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
@@ -256,11 +287,11 @@ class ShardedModel(Replica):
                 layout=layout, own_row=self.own_row, group=self.group, tensor=self.tensor, split=self.part.split,
                 matrices=matrices,
             )  # fmt: skip
-            return device_optimizer(config, master, shares, hyperparameters)
+            return device_optimizer(config, initial.made(0, layout.master_elements), shares, hyperparameters)
         ratio = config.offload_ratio if config.offload_optimizer != "none" else 0.0
         pieces = [layout.columns(bucket) for bucket in range(len(layout.buckets))]
         make_share = share_in_files(workload) if config.offload_optimizer == "nvme" else None
-        return SplitAdamW(master, ratio, hyperparameters, self.pool, self._copies, pieces, make_share=make_share)
+        return SplitAdamW(initial, ratio, hyperparameters, self.pool, self._copies, pieces, make_share=make_share)
 
     def _make_refill(self) -> Refill | None:
         """What brings whole parameters up to date; None: nothing does, or gathers on use do."""
@@ -283,10 +314,10 @@ class ShardedModel(Replica):
         """Frozen parameters are gathered with the others, and never reduced."""
         self.reducer.declare_ready(slot for slot in slots if slot.parameter.requires_grad)
 
-    def _make_shard(self, master: Tensor, frozen: Tensor) -> ParameterShard | None:
+    def _make_shard(self, frozen: Tensor) -> ParameterShard | None:
         """What gathers read. None: made for each update."""
         if not self.optimizer.host_elements and self.config.offload_param == "none":
-            return MasterShard(master, self.dtype, frozen)
+            return MasterShard(self.optimizer.full_master(), self.dtype, frozen)
         if self.config.zero_stage < 3:
             # Read in the next step, it stays between steps.
             return self._device_shard() if self.refill is not None and self.refill.spans_steps else None

@@ -17,7 +17,8 @@ from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import FileShare, records, share_in_files
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.offload import Hyperparameters, Span, SplitAdamW
+from executor.engines.native.initialization import Given
+from executor.engines.native.offload import Hyperparameters, Initial, Span, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard
 from executor.engines.native.rank_file import RankFile
 from executor.errors import EngineRefusalError
@@ -36,7 +37,8 @@ class Pair:
         self.sides = []
         for make in (None, share_in_files(workload)):
             pool, copies = HostPool(CPU), CopyEngine(CPU)
-            optimizer = SplitAdamW(initial.clone(), ratio, HYPERPARAMETERS, pool, copies, pieces, chunk, make)
+            first = Initial(Given(initial), initial.dtype, CPU)
+            optimizer = SplitAdamW(first, ratio, HYPERPARAMETERS, pool, copies, pieces, chunk, make)
             shard = DeviceShard(initial.numel(), initial.dtype, CPU, Staging(chunk, initial.dtype, pool, copies))
             optimizer.publish(shard)
             self.sides.append((optimizer, shard, pool))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from executor.engine import HOST
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
-from executor.engines.native.offload import Hyperparameters, SplitAdamW
+from executor.engines.native.initialization import Given
+from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.measurement.memory import account_step
 
@@ -30,7 +31,8 @@ class Offloaded:
 
     def __init__(self, initial: Tensor, ratio: float, shard: str, dtype: torch.dtype | None = None, chunk: int = 7) -> None:
         self.pool, copies = HostPool(DEVICE), CopyEngine(DEVICE)
-        self.optimizer = SplitAdamW(initial, ratio, HYPERPARAMETERS, self.pool, copies, chunk_elements=chunk)
+        first = Initial(Given(initial), initial.dtype, DEVICE)
+        self.optimizer = SplitAdamW(first, ratio, HYPERPARAMETERS, self.pool, copies, chunk_elements=chunk)
         dtype = dtype or initial.dtype
         self.arrivals_bytes = 0
         self.shard: ParameterShard

@@ -1,0 +1,154 @@
+"""What it costs a rank to build its part of a large model, and a trial beyond its steps, now and before.
+
+python benchmarks/model_build.py [--before FOLDER] [--results FILE] [--markdown docs/model-build.md]
+
+FOLDER: a checkout of commit dae9dbf, the last one that drew parameters whole on the CPU. FILE: results so far, one a line;
+what it lacks is run and added, so that a run that was ended goes on where it was.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from written_page import give, page_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "benchmarks" / "model_build_rank.py"
+DRAWN_BOUND, MEMORY_BOUND = 1.02, 1.2
+DEPTHS = (1, 2)
+"""Layers of each pipeline stage at which the code before is run."""
+CASES: dict[str, dict[str, Any]] = {
+    "8B (llama-3-8b): tp 2, dp 4, stage 3": {
+        "model": "llama-3-8b", "world": 8, "knobs": {"tensor_parallel_size": 2, "zero_stage": 3, "precision": "bf16"},
+    },
+    "70B (llama-3-70b): tp 8, pp 4, dp 2, stage 1": {
+        "model": "llama-3-70b", "world": 64,
+        "knobs": {
+            "tensor_parallel_size": 8, "pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "zero_stage": 1,
+            "precision": "bf16",
+        },
+    },
+    "47B of experts (mixtral-8x7b): ep 8, dp 64, stage 3": {
+        "model": "mixtral-8x7b", "world": 64, "knobs": {"expert_parallel_size": 8, "zero_stage": 3, "precision": "bf16"},
+    },
+}  # fmt: skip
+LAYERS = {"llama-3-8b": 32, "llama-3-70b": 80, "mixtral-8x7b": 32}
+TRIALS = {
+    "trials": 2, "knobs": {"precision": "bf16", "lora_rank": 8},
+}  # fmt: skip
+PROSE = """# Building a rank of a large model
+
+Written by `python benchmarks/model_build.py`. A model is built on the meta device. A rank draws only the elements that it
+keeps, after tensor, pipeline and expert slicing and ZeRO partitioning, in the memory where they stay. An element's first value
+depends on seed, parameter name and position in the whole parameter (`executor/engines/native/initialization.py`), so every
+layout starts from the same weights (`make parity`, `tests/executor/engines/native/test_initialization.py`).
+
+Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
+
+- **drawn / kept**: elements of first values made, over elements of parameters that the rank holds.
+- **tensors**: most bytes of tensors at a time during the build (allocator events), over bytes of tensors that stay.
+- **resident**: growth of the resident set at its highest (`VmHWM`), over the same bytes.
+- **seconds**: of one processor, since the machine was shared with other work.
+- **before**: the code of commit dae9dbf, which draws each parameter whole on the CPU. It is run with {depths} layers in each
+  pipeline stage, and seconds, elements and bytes are extrapolated linearly to the whole depth: at full depth it needs more
+  memory than this machine has for some of them.
+"""
+TRIAL_PROSE = """
+## A trial beyond its steps
+
+Low-rank adapters (rank 8) on a model of 1.1 billion parameters, on two CPU ranks at stage 0 in bf16, two samples of 16 tokens
+a step, through the runner `local`: processor seconds of rank 0. The first trial starts the processes (cold), the second finds
+them (warm). Adapters, since the states of full training of both ranks would not fit beside the other work on this machine.
+
+- **setup**: imports and joining, or what lies between two trials.
+- **account**: the memory step under its profiler. It is one more step.
+- **close**: what no phase counts: mostly freeing the model.
+- **steps**: warm-up and timed steps, for comparison.
+"""
+
+
+def answer(root: Path, asked: dict[str, Any], results: Path | None) -> Any:
+    """What the script finds with the code in `root`; from `results` where it has been asked before."""
+    key = {"code": "now" if root == ROOT else "before", **asked}
+    lines = results.read_text().splitlines() if results and results.exists() else []
+    for line in map(json.loads, lines):
+        if line["asked"] == key:
+            return line["found"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(asked)], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{key}: {done.stderr}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    if results:
+        with results.open("a") as stream:
+            stream.write(json.dumps({"asked": key, "found": found}) + "\n")
+    print(key, found, flush=True)
+    return found
+
+
+def before_at_depth(root: Path, asked: dict[str, Any], results: Path | None) -> dict[str, float]:
+    """What the code before takes for the whole model, from two depths."""
+    stages = asked["knobs"].get("pipeline_parallel_size", 1)
+    first, second = (answer(root, {**asked, "layers": depth * stages}, results) for depth in DEPTHS)
+    depth = LAYERS[asked["model"]] / stages
+    return {key: first[key] + (second[key] - first[key]) * (depth - DEPTHS[0]) for key in first}
+
+
+def rows(before: Path | None, results: Path | None) -> tuple[list[str], bool]:
+    """The table of builds, and whether all bounds hold."""
+    lines = [
+        "| one rank of | kept | drawn / kept | tensors | resident | seconds | before: drawn / kept | resident | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    holds = True
+    for name, asked in CASES.items():
+        now, followed = answer(ROOT, asked, results), answer(ROOT, {**asked, "follow": True}, results)
+        kept = now["kept_bytes"]
+        ratios = now["drawn"] / now["kept"], followed["tensor_peak"] / kept, now["resident_peak"] / kept
+        holds = holds and ratios[0] <= DRAWN_BOUND and max(ratios[1:]) <= MEMORY_BOUND
+        cells = [
+            name, f"{now['kept'] / 1e9:.2f}e9 elements, {kept / 1e9:.2f} GB", *(f"{ratio:.3f}" for ratio in ratios),
+            f"{now['seconds']:.1f}",
+        ]  # fmt: skip
+        if before is None:
+            cells += ["not run"] * 3
+        else:
+            old = before_at_depth(before, asked, results)
+            cells += [f"{old['drawn'] / old['kept']:.1f}", f"{old['resident_peak'] / kept:.1f}", f"{old['seconds']:.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"Bounds: drawn / kept {DRAWN_BOUND}, tensors and resident {MEMORY_BOUND}: {'hold' if holds else 'MISSED'}."]
+    return lines, holds
+
+
+def trial_rows(before: Path | None, results: Path | None) -> list[str]:
+    """The table of what a trial costs beyond its steps."""
+    lines = [*TRIAL_PROSE.splitlines(), "", "| code | trial | setup | build | account | close | together | steps |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for code, root in (("before", before), ("now", ROOT)):
+        for index, phases in enumerate([] if root is None else answer(root, TRIALS, results)):
+            cells = [phases["own"], phases["build"], phases["memory"], phases["close"]]
+            cells += [sum(cells), phases["warmup"] + phases["measure"]]
+            kind = "warm" if index else "cold"
+            lines.append(f"| {code} | {kind} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+    return lines
+
+
+def main() -> int:
+    parser = page_parser(__doc__)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--results", type=Path)
+    arguments = parser.parse_args()
+    builds, holds = rows(arguments.before, arguments.results)
+    depths = " and ".join(map(str, DEPTHS))
+    lines = [*PROSE.format(depths=depths).splitlines(), "", *builds, *trial_rows(arguments.before, arguments.results)]
+    give(lines, arguments.markdown)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""One rank's build on a process group that sends nothing, or trials on two real ranks, by the code that PYTHONPATH names.
+
+It runs with code of before, too: of ours it imports what both have. The answer is one line of JSON.
+
+python benchmarks/model_build_rank.py '{"model": "llama-3-8b", "world": 8, "knobs": {"zero_stage": 3}}'
+"""
+
+import dataclasses
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import executor.trial
+from executor import trial_state
+from executor.engine import EngineSession, RankContext
+from executor.engines.native import model as model_module
+from executor.engines.native.engine import NativeEngine
+from executor.engines.native.zero import ShardedModel
+from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
+from executor.runners.local import LocalRunner
+from search_spaces.huggingface import resolve_model
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+CPU = torch.device("cpu")
+ONE_BILLION = ModelSpec(
+    name="one-billion", family="llama", num_layers=16, hidden_size=2048, num_attention_heads=32, num_key_value_heads=8,
+    head_dim=64, ffn_hidden_size=8192, vocab_size=32_000, sequence_length=16,
+)  # fmt: skip
+PHASES = ("build", "warmup", "memory", "measure")
+FEW_STEPS = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a rank's build took. Bytes and elements."""
+
+    drawn: int
+    """Elements of first values that were made."""
+    kept: int
+    """Elements of parameters that the rank has, each counted once however many copies of it there are."""
+    kept_bytes: int
+    """Of the tensors that live on."""
+    tensor_peak: int
+    """Most bytes of tensors at a time; 0: not followed."""
+    resident_peak: int
+    """Growth of the resident set, at most."""
+    seconds: float
+    """Of one processor."""
+
+
+def build(model: ModelSpec, world: int, knobs: Mapping[str, Any], rank: int = 0, follow: bool = False) -> Built:
+    """Build one rank of the native engine as a trial does. `follow`: every allocation, which takes time by itself."""
+    config = TrialConfig().replace(dict(knobs))
+    workload = Workload(
+        # A pipeline wants as many micro-batches as it has stages.
+        global_batch_size=config.micro_batch_size * config.data_parallel_size(world) * config.pipeline_parallel_size,
+        sequence_length=model.sequence_length,
+    )
+    context = RankContext(rank=rank, world_size=world, device=CPU)
+    sessions: list[EngineSession] = []
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        with _Counted() as counted:
+            gc.collect()
+            reset_peak_resident_set()
+            before, began = peak_resident_set(), time.process_time()
+            peak = 0
+            if follow:
+                made = account_step(
+                    lambda: sessions.append(NativeEngine().build(context, model, config, workload)), lambda: (), CPU
+                )
+                peak = made.peak
+            else:
+                sessions.append(NativeEngine().build(context, model, config, workload))
+            seconds, resident = time.process_time() - began, peak_resident_set() - before
+        session = sessions.pop()
+        storages = {value.untyped_storage().data_ptr(): value.untyped_storage() for _, value in session.tagged_storages()}
+        kept_bytes = sum(storage.size() for storage in storages.values())
+        kept = sum(_kept(replica, config.zero_stage) for replica in session.replicas)  # type: ignore[attr-defined]
+        session.close()
+    finally:
+        dist.destroy_process_group()
+    return Built(
+        drawn=counted.elements, kept=kept, kept_bytes=kept_bytes, tensor_peak=peak, resident_peak=resident, seconds=seconds
+    )
+
+
+class _Counted:
+    """Counts elements of first values while it holds, in the code of now or of before."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def __enter__(self) -> "_Counted":
+        owner, name = (model_module, "initialize") if hasattr(model_module, "initialize") else (model_module.Drawn, "fill")
+        original = getattr(owner, name)
+
+        def fill(drawn: Any, out: torch.Tensor, start: int = 0) -> None:
+            self.elements += out.numel()
+            original(drawn, out, start)
+
+        def initialize(name: str, parameter: torch.Tensor, seed: int, split: int | None, slices: int, place: int) -> None:
+            # A matrix was drawn whole, also of one of whose slices the rank has.
+            whole = slices if split is not None and parameter.dim() > 1 else 1
+            self.elements += parameter.numel() * whole
+            original(name, parameter, seed, split, slices, place)
+
+        self._restore = owner, name, original
+        setattr(owner, name, initialize if owner is model_module else fill)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        owner, name, original = self._restore
+        setattr(owner, name, original)
+
+
+def _kept(replica: Any, stage: int) -> int:
+    if not isinstance(replica, ShardedModel):  # experts, beside what all ranks have
+        return sum(_kept(shards, stage) for shards in replica._both)
+    slots = replica.layout.slots
+    if stage < 3:
+        return sum(slot.elements for slot in slots)
+    # The last ranks' shares are filled up with zeros.
+    return sum(min(max(slot.elements - replica.own_row * slot.shard_elements, 0), slot.shard_elements) for slot in slots)
+
+
+def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    """A trial whose phases are seconds of this rank's processor, however busy the machine is with others.
+
+    `setup`: since the last trial ended, or the process began; `close`: what no phase counts.
+    """
+    global _ended
+    trial_state.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
+    setup = time.process_time() - _ended
+    result = executor.trial.run_trial(context, request, progress)
+    _ended, before = time.process_time(), _ended
+    phases = {name: seconds for name, seconds in result.phase_seconds.items() if name in PHASES}
+    close = _ended - before - setup - sum(phases.values())
+    return dataclasses.replace(
+        result, environment={**result.environment, "cpu": json.dumps({**phases, "own": setup, "close": close})}
+    )
+
+
+_ended = 0.0
+
+
+def trials(knobs: Mapping[str, Any], number: int) -> list[dict[str, float]]:
+    """Seconds of rank 0's processor in each phase of trials of `ONE_BILLION` on two ranks, the first cold, the others warm."""
+    found = []
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    with LocalRunner(2, device="cpu", environment=environment, trial_function="model_build_rank:run_trial") as runner:
+        for index in range(number):
+            request = TrialRequest(
+                attempt=f"trial-{index}",
+                model=ONE_BILLION,
+                config=TrialConfig().replace(dict(knobs)),
+                workload=Workload(global_batch_size=2, sequence_length=16),
+                world_size=2,
+                fidelity=FEW_STEPS,
+                timeout_seconds=3000,
+            )
+            result = runner.run(request)
+            if result.outcome is not Outcome.OK:
+                raise SystemExit(f"{result.outcome}: {result.message}\n{result.traceback}")
+            found.append(json.loads(result.environment["cpu"]))
+            print(found[-1], file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    if "trials" in asked:
+        print(json.dumps(trials(asked["knobs"], asked["trials"])))
+        return
+    torch.set_num_threads(1)
+    model = resolve_model(asked["model"])
+    assert isinstance(model, ModelSpec)
+    model = dataclasses.replace(model, num_layers=asked.get("layers", model.num_layers))
+    print(json.dumps(dataclasses.asdict(build(model, asked["world"], asked["knobs"], follow=asked.get("follow", False)))))
+
+
+if __name__ == "__main__":
+    main()

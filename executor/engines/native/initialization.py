@@ -1,0 +1,274 @@
+"""First values of parameters, each element by itself: any rank makes any part of any parameter, the same to the bit."""
+
+import functools
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.distributed.tensor import DTensor
+
+INITIAL_DEVIATION = 0.02
+MOST_POSITIONS = 1 << 32
+"""Elements of a whole parameter: positions are mixed in 32 bits."""
+CHUNK_ELEMENTS = 1 << 18
+"""Drawn at a time: what is needed beside the result stays in a processor's cache. Values do not depend on it."""
+_LEVELS = 1 << 16
+_UNIT = 2.0**-26
+"""Of which values are multiples, so that fp32 holds them exactly and no processor's last digits matter."""
+_MULTIPLIERS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
+_SHIFTS = (17, 11, 15)
+"""Of `triple32` [Wellons 2018, Prospecting for Hash Functions], whose last shift would change no bit that is used here."""
+
+
+class Kind(StrEnum):
+    """What a parameter's elements are at first."""
+
+    NORMAL = "normal"
+    """Normal with mean 0 and deviation `INITIAL_DEVIATION`, in 65,536 equally likely values; the largest is 4.3 deviations."""
+    ZEROS = "zeros"
+    ONES = "ones"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A part of a whole parameter: `rows` of `run` neighbours each, one row `stride` positions after the other.
+
+    A position is an element's place in the whole parameter in the order of its memory (row-major). The elements of the part
+    are counted in the same order: element i is at `offset + i // run * stride + i % run`.
+    """
+
+    offset: int
+    stride: int
+    rows: int
+    run: int
+
+    @property
+    def elements(self) -> int:
+        """Of the part."""
+        return self.rows * self.run
+
+
+def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, size: int = 0) -> Window:
+    """All of a parameter of `shape`, or `size` places from `first` on along one dimension.
+
+    Raises:
+        ValueError: the part is not within the parameter.
+    """
+    whole = torch.Size(shape).numel()
+    if dimension is None:
+        return Window(offset=0, stride=whole, rows=1, run=whole)
+    if not 0 <= first <= first + size <= shape[dimension]:
+        raise ValueError(f"{size} places from {first} on are not within {shape[dimension]}; check the slice's sizes")
+    before, after = torch.Size(shape[:dimension]).numel(), torch.Size(shape[dimension + 1 :]).numel()
+    return Window(offset=first * after, stride=shape[dimension] * after, rows=before, run=size * after)
+
+
+class FirstValues(ABC):
+    """The first values of a flat vector, any range of which can be made without the others."""
+
+    elements: int
+
+    @abstractmethod
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        """Write the elements from `start` on to `out`, which is contiguous, of any type and on any device.
+
+        A tensor without data stays as it is.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn(FirstValues):
+    """Values that depend on the seed, the whole parameter's name and an element's position alone.
+
+    1. SHA-256 of seed and name gives two keys of 32 bits.
+    2. A hash of 32 bits mixes each position with the keys; its upper 16 bits choose one of the quantiles of the normal
+       distribution from a table. All of that is exact, so that every device gives the same bits.
+    3. In a wider type values are those of the parameter's own `dtype`: an fp32 master of a bf16 parameter begins as that is.
+
+    Nothing is drawn beside what is asked for; some chunks' worth of memory is used meanwhile.
+    """
+
+    name: str
+    """In the whole model."""
+    seed: int
+    dtype: torch.dtype
+    window: Window
+    """Which part of the whole parameter this is."""
+    kind: Kind = Kind.NORMAL
+
+    @property
+    def elements(self) -> int:  # type: ignore[override]
+        """Of the part."""
+        return self.window.elements
+
+    def sliced(self, first: int, size: int) -> "Drawn":
+        """Of each of the window's rows `size` elements from `first` on."""
+        return replace(self, window=replace(self.window, offset=self.window.offset + first, run=size))
+
+    @torch.no_grad()
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        if is_fake(out) or out.device.type == "meta":
+            return
+        if self.kind is not Kind.NORMAL:
+            out.fill_(float(self.kind is Kind.ONES))
+            return
+        digest = hashlib.sha256(f"{self.seed}:{self.name}".encode()).digest()
+        mixer = _Mixer(int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big"), self.dtype, out.device)
+        run, done, flat = self.window.run, 0, out.view(-1)
+        while done < flat.numel():
+            row, column = divmod(start + done, run)
+            # The rest of a row, or as many whole rows as a chunk has.
+            width = min(run - column, CHUNK_ELEMENTS, flat.numel() - done)
+            rows = max(min(CHUNK_ELEMENTS, flat.numel() - done) // run, 1) if width == run else 1
+            piece = flat[done : done + rows * width].view(rows, width)
+            mixer.fill(piece, self.window.offset + row * self.window.stride + column, self.window.stride)
+            done += rows * width
+
+
+class _Mixer:
+    """Writes values of one parameter at given positions. Its scratch memory is made once."""
+
+    def __init__(self, first_key: int, second_key: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._keys = _signed(first_key), _signed(second_key)
+        self._dtype, self._table = dtype, _quantiles().to(device)
+        self._count = torch.arange(CHUNK_ELEMENTS, dtype=torch.int32, device=device)
+        self._mixed, self._shifted = torch.empty_like(self._count), torch.empty_like(self._count)
+        self._values = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32, device=device)
+
+    def fill(self, out: Tensor, first: int, stride: int) -> None:
+        """`out` [rows, run]: row r is of the positions from `first + r * stride` on; at most a chunk."""
+        rows, run = out.shape
+        x, shifted, values = (scratch[: out.numel()].view(rows, run) for scratch in (self._mixed, self._shifted, self._values))
+        starts = self._count[:rows, None] * _signed(stride) + _signed(first)
+        torch.add(starts, self._count[:run], out=x)
+        x.bitwise_xor_(self._keys[0])
+        for step, (shift, multiplier) in enumerate(zip(_SHIFTS, _MULTIPLIERS, strict=True)):
+            # Shifts of signed integers draw the sign after them: the mask makes them logical.
+            torch.bitwise_right_shift(x, shift, out=shifted)
+            x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1)).mul_(_signed(multiplier))
+            if step == 0:
+                x.add_(self._keys[1])
+        x.bitwise_right_shift_(16).add_(_LEVELS // 2)
+        torch.index_select(self._table, 0, x.view(-1), out=values.view(-1))
+        out.copy_(values if self._dtype.itemsize >= values.itemsize else values.to(self._dtype))
+
+
+class Given(FirstValues):
+    """Values that a tensor has: of a user's own module, or of a parameter that is whole here already."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.detach().reshape(-1)
+        self.elements = values.numel()
+
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        out.view(-1).copy_(self._values[start : start + out.numel()])
+
+
+class Joined(FirstValues):
+    """One vector's values after the other's: a rank's master vector, or a parameter in which several named ones lie along
+    dimension 0."""
+
+    def __init__(self, parts: Sequence[FirstValues]) -> None:
+        self.parts = tuple(parts)
+        self.elements = sum(part.elements for part in parts)
+
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        flat, first = out.view(-1), 0
+        for part in self.parts:
+            begin, end = max(start, first), min(start + flat.numel(), first + part.elements)
+            if begin < end:
+                part.fill(flat[begin - start : end - start], begin - first)
+            first += part.elements
+
+
+class Share(FirstValues):
+    """`elements` of others' values from `first` on; zeros behind the last one: one rank's padded share of a parameter."""
+
+    def __init__(self, values: FirstValues, first: int, elements: int) -> None:
+        self._values, self._first, self.elements = values, first, elements
+
+    def fill(self, out: Tensor, start: int = 0) -> None:
+        flat = out.view(-1)
+        there = min(max(self._values.elements - self._first - start, 0), flat.numel())
+        if there:
+            self._values.fill(flat[:there], self._first + start)
+        flat[there:].zero_()
+
+
+def draw(
+    name: str, shape: Sequence[int], seed: int, dtype: torch.dtype, dimension: int | None = None, first: int = 0, size: int = 0
+) -> Drawn:
+    """A normal parameter of `shape`, or of it `size` places from `first` on along one dimension.
+
+    Raises:
+        ValueError: the parameter has too many elements, or the part is not within it.
+    """
+    if torch.Size(shape).numel() > MOST_POSITIONS:
+        raise ValueError(f"{name} has more than {MOST_POSITIONS:,} elements; cut it into parameters with names of their own")
+    return Drawn(name=name, seed=seed, dtype=dtype, window=window(shape, dimension, first, size))
+
+
+def hollow(module: nn.Module, device: torch.device) -> None:
+    """Bring the parameters that are on the meta device to `device`, with their shapes and without memory.
+
+    `resize_` of the storage gives one its memory.
+    """
+
+    def make(parameter: nn.Parameter) -> Tensor:
+        made = torch.empty_like(parameter, device=device)
+        made.untyped_storage().resize_(0)
+        return made
+
+    _replace(module, make)
+
+
+@torch.no_grad()
+def materialise(
+    module: nn.Module, values: Mapping[str, FirstValues], device: torch.device, dtype: torch.dtype | None = None
+) -> None:
+    """Give the parameters that are on the meta device memory and their first values; of a DTensor this rank's part.
+
+    `dtype`: of floating parameters; None: what they have.
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
+    _replace(module, lambda parameter: torch.empty_like(parameter, device=device, dtype=_wider(parameter.dtype, dtype)))
+    for name in names:
+        parameter = module.get_parameter(name)
+        values[name].fill(parameter.to_local() if isinstance(parameter, DTensor) else parameter.data)
+
+
+def _wider(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """Bytes of quantised parameters stay what they are."""
+    return wanted if wanted is not None and own.is_floating_point else own
+
+
+def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
+    """Put others in the place of parameters on the meta device; what is tied stays so."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for inner in module.modules():
+        for key, parameter in inner.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.device.type == "meta":
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                setattr(inner, key, made[parameter])
+
+
+@functools.cache
+def _quantiles() -> Tensor:
+    """The normal distribution's quantiles in the middle of 65,536 equal parts, times the deviation, fp32, symmetric to the bit.
+
+    Their standard deviation is 0.99999 of `INITIAL_DEVIATION`.
+    """
+    middles = (torch.arange(_LEVELS // 2, dtype=torch.float64) + 0.5) / _LEVELS + 0.5
+    upper = (torch.special.ndtri(middles) * (INITIAL_DEVIATION / _UNIT)).round() * _UNIT
+    return torch.cat((-upper.flip(0), upper)).float()
+
+
+def _signed(number: int) -> int:
+    """The 32-bit integer in two's complement that has the lower 32 bits of `number`."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
