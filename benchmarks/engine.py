@@ -3,6 +3,8 @@
     python benchmarks/engine.py [--settings small …] [--contests "stage 0" …] [--rounds 8] [--rate 500mbit]
                                 [--markdown docs/engine-benchmark.md]
 
+About 90 minutes on two idle cores, half of it for the large setting.
+
 Each rank runs in a network namespace of its own; the link between the two is shaped (root, Linux). One process per rank
 builds every engine of a stage and lets them take turns, so that a busy moment of the machine meets all of them. Where the
 link cannot be made, `--rate none` runs over loopback; speed is then not judged. DeepSpeed takes part where it is installed
@@ -377,8 +379,8 @@ def introduction(arguments: argparse.Namespace, *, shaped: bool) -> list[str]:
         "computes beside them here. It is counted at torch's functions, in the step whose collectives are listed. FSDP2 calls "
         "all of its gathers and reductions so, since CUDA streams are what overlaps them: **gloo executes FSDP2's collectives "
         "synchronously, and a ratio over it on CPUs says mostly that.** Where `_set_unshard_async_op` is on (*prefetch "
-        "beside*), its gathers do travel beside computation, and its reductions still do not. DDP's calls are made in C++ and "
-        "not seen."),
+        "beside*), its gathers do travel beside computation, and its reductions still do not. DeepSpeed calls its reductions "
+        "so too, and its gathers of stage 3 not. DDP's calls are made in C++ and not seen."),
         "",
         ("FSDP2 and DeepSpeed compete at several settings of their own, each with a row, and the best counts. *Root kept*: "
         "`reshard_after_forward=False` for the root. *Prefetch*: that, `set_modules_to_forward_prefetch` and "
