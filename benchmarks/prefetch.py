@@ -134,18 +134,20 @@ def lines_of(found: dict[str, list[Row]], missing: str | None) -> list[str]:
         "- *uses*: modules that are about to compute with parameters. Our engine's are embedding, blocks and head.",
         "- *in flight*: uses that compute while a gather is on its way.",
         "- *waited*: uses that lacked a parameter which nothing had gathered ahead.",
-        "- *elements waited for*: share of the gathered elements that such uses lacked.",
-        "- *ahead at most*: elements that are gathered and not used yet, in blocks.",
+        "- *gathered*, *waited for*, *ahead at most*: elements, in blocks: all that are gathered, those that such uses lacked,",
+        "  and those that are gathered and not used yet.",
     ]
     for engine, rows in found.items():
         cells = [
             [
                 f"{row.blocks:g}", f"{row.counts.uses}", f"{row.counts.in_flight}", f"{row.counts.waited}",
-                f"{row.counts.gathered_on_use / row.counts.gathered:.0%}", f"{row.counts.most_ahead / BLOCK:.2f}",
+                *(f"{elements / BLOCK:.2f}" for elements in (
+                    row.counts.gathered, row.counts.gathered_on_use, row.counts.most_ahead
+                )),
             ]
             for row in rows
         ]  # fmt: skip
-        heads = ["prefetch_bucket_size, blocks", "uses", "in flight", "waited", "elements waited for", "ahead at most"]
+        heads = ["prefetch_bucket_size, blocks", "uses", "in flight", "waited", "gathered", "waited for", "ahead at most"]
         lines += ["", f"## {TITLE[engine]}", ""]
         if engine == "native":
             lines += [f"- {'holds' if holds else '**DOES NOT HOLD**'}: {claim}" for holds, claim in claims(rows)]
