@@ -76,6 +76,7 @@ extras: $(EXTRAS_STAMP)
 	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md
+	$(EXTRAS_BIN)/python -m benchmarks.prefetch --markdown docs/prefetch.md
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md

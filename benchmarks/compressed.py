@@ -31,7 +31,7 @@ from search_spaces.trial_config import TrialConfig, Value
 STATES, COUNTER = 3, 4
 """Of AdamW: vectors of a number a parameter (master and moments), and the bytes in which torch's counts steps."""
 Knobs = Mapping[str, Value]
-LAYOUT: Knobs = {"micro_batch_size": 4, "param_persistence_threshold": 0, "prefetch_bucket_size": 1}
+LAYOUT: Knobs = {"micro_batch_size": 4, "param_persistence_threshold": 0, "prefetch_bucket_size": 0}
 """A micro-batch a step. Nothing is gathered ahead and nothing persists: what stage 3 sends has a closed form."""
 WARM_UP, SIGN_STEPS = 60, 120
 """Steps of 1-bit Adam that are exact, and all of them. Its second moment must be what it will be before it stays so: of the 60

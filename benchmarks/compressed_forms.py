@@ -1,6 +1,6 @@
 """What compressed communication sends and keeps, in closed forms: docs/closed-forms.md, for data-parallel ranks alone.
 
-Nothing is gathered ahead and nothing persists (`prefetch_bucket_size` 1, `param_persistence_threshold` 0), one bucket holds all
+Nothing is gathered ahead and nothing persists (`prefetch_bucket_size` 0, `param_persistence_threshold` 0), one bucket holds all
 gradients, and the gradient norm is taken once a step.
 """
 

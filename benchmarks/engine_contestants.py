@@ -4,9 +4,11 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -99,14 +101,37 @@ class DDP(_Peer):
 
 
 class FSDP2(_Peer):
-    """torch fully_shard on every block and the root; without reshard, parameters stay whole until the step's last backward."""
+    """torch fully_shard on every block and the root; without reshard, parameters stay whole until the step's last backward.
 
-    def __init__(self, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
+    `keeps_root`: embedding, head and last norm stay whole between forward and backward. `prefetches`: each block's gather is
+    called before the one that runs before it, in forward and in backward. `beside`: gathers are started and waited for
+    later (`async_op=True`), which is what lets them travel beside computation where there are no CUDA streams.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        spec: ModelSpec,
+        config: TrialConfig,
+        workload: Workload,
+        *,
+        keeps_root: bool = False,
+        prefetches: bool = False,
+        beside: bool = False,
+    ) -> None:
         super().__init__(context, spec, config, workload)
         self.reshard = config.zero_stage == 3 and config.reshard_after_forward
-        for block in self.module.blocks.children():
+        blocks = list(self.module.blocks.children())
+        for block in blocks:
             fully_shard(block, reshard_after_forward=self.reshard)
-        fully_shard(self.module, reshard_after_forward=self.reshard)
+        fully_shard(self.module, reshard_after_forward=self.reshard and not keeps_root)
+        if prefetches:
+            for before, after in itertools.pairwise((self._root, *blocks)):
+                before.set_modules_to_forward_prefetch([after])  # type: ignore[operator]
+            for before, after in itertools.pairwise((self._root, *reversed(blocks))):
+                before.set_modules_to_backward_prefetch([after])  # type: ignore[operator]
+        if beside:
+            self._root._set_unshard_async_op(True)
         self.optimizer = self.adamw(self.module.parameters())
 
     def train_step(self) -> StepReport:
@@ -143,16 +168,27 @@ class DeepSpeed(_Peer):
     """DeepSpeed ZeRO 0-3 on the CPU, sizes as the native engine's, the same fused AdamW.
 
     Without `reshard_after_forward` it keeps a parameter that it needs again, as by default; with it, `max_live_parameters`
-    must be small too, or it keeps what its prefetch has passed over.
+    must be small too, or it keeps what its prefetch has passed over. `multi_rank_bucket`: at stages 1 and 2 a bucket whose
+    gradients belong to several ranks is all-reduced whole, else each rank's part is reduced to it.
     """
 
-    def __init__(self, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        spec: ModelSpec,
+        config: TrialConfig,
+        workload: Workload,
+        *,
+        multi_rank_bucket: bool = True,
+    ) -> None:
         super().__init__(context, spec, config, workload)
         self._before = set(live_storages())
+        settings = self.settings(config, workload, context.world_size)
+        settings["zero_optimization"]["use_multi_rank_bucket_allreduce"] = multi_rank_bucket
         self.engine = _deepspeed().initialize(
             model=self.module,
             optimizer=self.adamw(self.module.parameters()),
-            config=self.settings(config, workload, context.world_size),
+            config=settings,
             dist_init_required=False,
         )[0]
 
@@ -210,18 +246,35 @@ def build(name: str, context: RankContext, spec: ModelSpec, config: TrialConfig,
     """The contestant of this name on this rank."""
     if name == "native":
         return NativeEngine().build(context, spec, config, workload)
-    peers: dict[str, Callable[[RankContext, ModelSpec, TrialConfig, Workload], Contestant]]
-    peers = {"ddp": DDP, "fsdp2": FSDP2, "deepspeed": DeepSpeed}
-    return peers[name](context, spec, config, workload)
+    return PEERS[name](context, spec, config, workload)
 
 
-def contestants(config: TrialConfig) -> tuple[str, ...]:
-    """Who competes at this ZeRO stage here: ours first; DeepSpeed where it is installed."""
-    torch_peer = {0: ("ddp",), 1: (), 2: ("fsdp2",), 3: ("fsdp2",)}[config.zero_stage]
+PEERS: dict[str, Callable[[RankContext, ModelSpec, TrialConfig, Workload], Contestant]] = {
+    "ddp": DDP,
+    "fsdp2": FSDP2,
+    "fsdp2, root kept": partial(FSDP2, keeps_root=True),
+    "fsdp2, prefetch": partial(FSDP2, keeps_root=True, prefetches=True),
+    "fsdp2, prefetch beside": partial(FSDP2, keeps_root=True, prefetches=True, beside=True),
+    "deepspeed": DeepSpeed,
+    "deepspeed, a rank's reduces": partial(DeepSpeed, multi_rank_bucket=False),
+}
+"""Each engine at several settings of its own, where these matter: the best of them counts."""
+
+
+def contestants(config: TrialConfig, contest: str) -> tuple[str, ...]:
+    """Who competes here: ours first; DeepSpeed where it is installed.
+
+    FSDP2 has no size of what it gathers ahead: it is in the contests of one block alone.
+    """
+    stage, kept = config.zero_stage, ("fsdp2", "fsdp2, prefetch", "fsdp2, prefetch beside")
+    torch_peers: tuple[str, ...] = {0: ("ddp",), 1: (), 2: kept, 3: kept}[stage]
+    if stage == 3 and config.reshard_after_forward:
+        torch_peers = tuple(name for name in PEERS if name.startswith("fsdp2")) if contest == "stage 3" else ()
     # At stage 0 DeepSpeed's buckets have a size of their own, which is the knob's default.
-    has_knob = config.zero_stage > 0 or config.reduce_bucket_size == TrialConfig().reduce_bucket_size
-    deepspeed = ("deepspeed",) if has_knob and importlib.util.find_spec("deepspeed") else ()
-    return ("native", *torch_peer, *deepspeed)
+    has_knob = stage > 0 or config.reduce_bucket_size == TrialConfig().reduce_bucket_size
+    names = [name for name in PEERS if name == "deepspeed" or (name.startswith("deepspeed") and stage in (1, 2))]
+    deepspeed = names if has_knob and importlib.util.find_spec("deepspeed") else []
+    return ("native", *torch_peers, *deepspeed)
 
 
 def live_storages() -> dict[int, Tensor]:

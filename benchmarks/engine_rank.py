@@ -18,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.waited_collectives import CALLS  # isort: skip  (before what keeps torch's functions)
+
 from benchmarks.engine_contestants import Contestant, build, contestants
 from benchmarks.shaped_link import sent_bytes
 from executor.engine import RankContext
@@ -49,6 +51,8 @@ class Turn:
     sent: list[float] = field(default_factory=list)
     """Bytes that the ranks put on the link in a step, summed."""
     collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
+    waited: tuple[int, int] = (0, 0)
+    """Collectives of a step that are waited for where they are called, and those that are called from Python."""
     memory: list[dict[str, Any]] = field(default_factory=list)
 
     def step(self, context: RankContext, keep: bool) -> None:
@@ -79,12 +83,14 @@ def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: 
     spec, workload = from_plain(ModelSpec, plan["model"]), from_plain(Workload, plan["workload"])
     config = from_plain(TrialConfig, plan["config"]).replace(changes)
     turns = []
-    for engine in plan["engines"] or contestants(config):
+    for engine in plan["engines"] or contestants(config, name):
         turn = Turn(engine, build(engine, context, spec, config, workload))
         for _ in range(WARMUP_STEPS):
             turn.step(context, keep=False)
         turn.memory = gather_plain(context, _memory(context, turn))
+        CALLS.seen = CALLS.waited = 0
         turn.collectives = _count(turn)
+        turn.waited = (CALLS.waited, CALLS.seen)
         turns.append(turn)
         peak = turn.memory[0]["peak"]
         say(context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}")
@@ -108,6 +114,7 @@ def _result(turn: Turn) -> dict[str, Any]:
         "cpu_seconds": turn.cpu_seconds,
         "sent": turn.sent,
         "collectives": turn.collectives,
+        "waited": turn.waited,
         "memory": turn.memory,
     }
 

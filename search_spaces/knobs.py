@@ -129,7 +129,7 @@ _TABLE = (
     _knob("allgather_bucket_size", "elements", _INT, _EXACT, _REBUILD,
           "Updated parameters that one all-gather carries.", minimum=1, condition=STAGES_1_2),
     _knob("prefetch_bucket_size", "elements", _INT, _EXACT, _REBUILD,
-          "Parameters gathered ahead of their use; 0 gathers none ahead.", condition=STAGE_3),
+          "Parameters gathered ahead and not used yet, at most; 0 gathers none ahead.", condition=STAGE_3),
     _knob("param_persistence_threshold", "elements", _INT, _REORDERS, _REBUILD,
           "Parameters smaller than this stay whole on every rank.", condition=STAGE_3),
     _knob("max_live_parameters", "elements", _INT, _EXACT, _REBUILD,

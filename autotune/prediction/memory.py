@@ -19,7 +19,7 @@ from autotune.prediction.parameters import (
     StageParameters,
     counted_elements,
     divided,
-    layer_parameters,
+    gathered_units,
     persistent_parameters,
     stage_parameters,
 )
@@ -275,9 +275,7 @@ def _gathered(cases: Cases, held: StageParameters) -> Array:
     them.
     """
     layouts, width = cases.layouts, frozen_width(cases)
-    layer, apart = layer_parameters(cases), layouts.expert > 1
-    experts = layer.experts / layouts.expert / layouts.tensor
-    common = (layer.attention + layer.dense) / layouts.tensor + np.where(apart, 0.0, experts)
+    apart, (common, experts) = layouts.expert > 1, gathered_units(cases)
     of_experts = np.where(apart, held.expert_trained, 0.0)
     # In elements as wide as those of the layers' matrices.
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width

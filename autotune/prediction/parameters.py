@@ -55,6 +55,16 @@ def counted_elements(cases: Cases) -> Array:
     return np.where(is_quantised(cases), cases.shapes.frozen_bytes, 1.0)
 
 
+def gathered_units(cases: Cases) -> tuple[Array, Array]:
+    """Elements of a layer that stage 3 gathers on a rank: of what all data ranks share out, and of its experts, which are
+    gathered by themselves where ranks divide them, else (0) with the rest.
+    """
+    layouts, layer = cases.layouts, layer_parameters(cases)
+    apart, experts = layouts.expert > 1, layer.experts / layouts.expert / layouts.tensor
+    common = (layer.attention + layer.dense) / layouts.tensor + np.where(apart, 0.0, experts)
+    return common, np.where(apart, experts, 0.0)
+
+
 def persistent_parameters(cases: Cases, layers: Array) -> Array:
     """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3.
 

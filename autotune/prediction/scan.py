@@ -18,6 +18,7 @@ from autotune.prediction.room import Room
 from autotune.prediction.step import seconds_of
 from search_spaces.canonical import SEARCH_ORDER, canonical_value
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.model import ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -129,9 +130,15 @@ def _predicted(
 
 
 def without_buckets(space: SearchSpace) -> SearchSpace:
-    """The space with each bucket, and what no equation sees, at the value that is nearest to the base's."""
+    """The space with each bucket, and what no equation sees, at the value that is nearest to the base's.
+
+    With less than a block gathered ahead, stage 3 waits in every layer, which does change the order: there it has a block.
+    """
     apart = {name: values for name, values in space.domains.items() if name in APART}
     standing = {name: _nearest(getattr(space.base, name), values) for name, values in apart.items()}
+    sizes, model = [int(size) for size in apart.get("prefetch_bucket_size", ())], space.context.model
+    if sizes and isinstance(model, ModelSpec) and space.base.prefetch_bucket_size < model.layer_parameters:
+        standing["prefetch_bucket_size"] = min((size for size in sizes if size >= model.layer_parameters), default=max(sizes))
     domains = {name: values for name, values in space.domains.items() if name not in apart}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 

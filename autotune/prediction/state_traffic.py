@@ -18,7 +18,13 @@ from autotune.prediction.compressed import (
 )
 from autotune.prediction.frozen import frozen_bytes, frozen_width
 from autotune.prediction.late_gather import exposed_seconds, gathers, gathers_late
-from autotune.prediction.parameters import StageParameters, is_quantised, persistent_parameters
+from autotune.prediction.parameters import (
+    StageParameters,
+    counted_elements,
+    gathered_units,
+    is_quantised,
+    persistent_parameters,
+)
 from autotune.prediction.pipeline import Split
 
 
@@ -55,7 +61,7 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
 
     1. Reductions hide behind the backward of the micro-batch that they follow, gathers of stage 3 behind computation.
     2. Where a reduction waits for its bucket, the last one begins when backward has ended, and so does what sums it over copies
-       of the shards. Without prefetching no gather is ahead.
+       of the shards. Of each layer's gather, what exceeds the prefetch bucket begins when the layer is used.
     3. Updated parameters hide where they are gathered late, beneath one forward. Signs of momenta are sent when backward has
        ended. Packing and unpacking of integers is not hidden.
 
@@ -76,7 +82,7 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     all_reduced = (layouts.zero_stage == 0) & ~signs
     reduction = np.where(all_reduced, seconds.scatter + seconds.gather, seconds.scatter) + seconds.copies
     last = np.where(_waits(cases), 1 / often.buckets, 0.0)
-    ahead = np.where(_waits(cases) & (layouts.prefetch_bucket == 0), 0.0, 1.0)
+    ahead = np.where(_waits(cases), _ahead(cases, held), 1.0)
     late = exposed_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
     after = np.where(gathers_late(cases), late, seconds.gather)
     may_hide = reduction * (1 - last) + np.where(at_three, seconds.gather * ahead, 0.0)
@@ -87,6 +93,22 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     coding = coding_seconds(cases, rates, held, often.reductions, np.where(at_three, often.gathers, 0.0))
     exposed: Array = shown + np.where(signs, seconds.scatter + seconds.gather, open_) + coding
     return exposed
+
+
+def _ahead(cases: Cases, held: StageParameters) -> Array:
+    """Share of what stage 3 gathers that is on its way before it is used: as much of a layer as fits the prefetch bucket, and
+    beside the layer that runs.
+    """
+    layouts, counted = cases.layouts, counted_elements(cases)
+
+    def share(unit: Array) -> Array:
+        room = np.maximum(layouts.max_live / counted - unit, 0.0)
+        return np.minimum(np.minimum(layouts.prefetch_bucket / counted, room) / np.maximum(unit, 1.0), 1.0)
+
+    common, experts = gathered_units(cases)
+    of_experts = _of_experts(cases, held) / np.maximum(held.trained, 1.0)
+    found: Array = share(common) * (1 - of_experts) + share(experts) * of_experts
+    return found
 
 
 def _shown(cases: Cases, rates: Coefficients, may_hide: Array, beside: Array) -> Array:

@@ -56,7 +56,7 @@ class FileShard(ParameterShard):
     3. The update's pieces are written behind, through `BEHIND` buffers; `finish` waits for them. What was read before is stale.
     """
 
-    reads_ahead = True
+    reads_ahead = AHEAD
 
     def __init__(
         self,

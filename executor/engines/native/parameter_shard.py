@@ -38,8 +38,8 @@ class ParameterShard(ABC):
     behind them frozen ones, which are written once.
     """
 
-    reads_ahead = False
-    """Whether `expect` does anything."""
+    reads_ahead = 0
+    """Units that may be expected at once; 0: `expect` does nothing."""
 
     def expect(self, ranges: Sequence[Range]) -> None:  # noqa: B027  what is in memory need not be fetched ahead
         """These are going to be read, though not next."""

@@ -53,8 +53,10 @@ class ParameterGatherer:
     1. Before a unit runs forward, and before the gradient of its output runs backward, its parameters are gathered in one
        collective (those that are not there or on the way already), quantised ones in one of their own.
     2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
-       ahead, up to `prefetch_bucket_size` elements on the way and `max_live_parameters` whole in all. The trace covers a
-       window: a micro-batch; a step in a pipeline, where several are under way at once, and where parameters are kept.
+       ahead in that order, in one collective: one after the other, while those that are ahead and not used yet have fewer
+       than `prefetch_bucket_size` elements, and up to `max_live_parameters` whole in all. Of a unit that is larger, a part
+       is gathered ahead, and the rest when it is used. The trace covers a window: a micro-batch; a step in a pipeline,
+       where several are under way at once, and where parameters are kept.
     3. After forward a unit's parameters are let go, unless `reshard_after_forward` is off or the trace says that the unit is
        used again before `prefetch_bucket_size` other elements are. In backward a parameter's memory goes when its gradient
        is done; for the account that decides what is gathered next, a unit ends when the next one begins, since that is the
@@ -95,6 +97,8 @@ class ParameterGatherer:
         self._live: set[Slot] = set()
         self._live_elements = 0
         self._pending: dict[Slot, _Gather] = {}
+        self._ahead: set[Slot] = set()
+        """Gathered before their use, and not used yet, whether they are on the way or there."""
         self._in_backward: Unit | None = None
         self._gradients_come = False
         self._units_left: Counter[Slot] = Counter()
@@ -141,6 +145,7 @@ class ParameterGatherer:
             if slot in self._pending:
                 self._finish(self._pending[slot])
             self._let_go(slot)
+        self._ahead.clear()
         self.recording = False
         self._position = -1
 
@@ -155,10 +160,10 @@ class ParameterGatherer:
     def _use(self, unit: Unit) -> None:
         if self.recording:
             self.trace.append(unit)
-        ahead = not self.recording and self.prefetch_elements > 0
-        if not self.recording:
+        else:
             self._advance(unit)
-        self._fetch(unit, ahead)
+        ahead = not self.recording and self.prefetch_elements > 0
+        self._fetch(unit, ahead and not (self.overlap and unit.reads_in_backward))
         if ahead and (wanted := self._wanted()):
             gathers = self._issue(wanted)
             if not self.overlap:
@@ -167,12 +172,16 @@ class ParameterGatherer:
             self._expect()
 
     def _expect(self) -> None:
-        """What the gather after those on the way lacks may be on its way to where it is gathered from."""
+        """What the gathers after those on the way lack may be on its way to where it is gathered from."""
         there = {*self._live, *self._pending}
+        expected = 0
         for unit in self.trace[self._position + 1 :]:
             missing = [slot for slot in unit.slots if slot not in there and not self._is_near(slot)]
             if missing:
+                there.update(missing)
                 self.parameters.expect(ranges(sorted(missing, key=lambda slot: slot.offset)))
+                expected += 1
+            if expected == self.parameters.reads_ahead:
                 return
 
     def _use_backward(self, unit: Unit) -> None:
@@ -211,44 +220,50 @@ class ParameterGatherer:
         return elements <= self.prefetch_elements and (not lacking or self._live_elements + lacking <= self.max_live)
 
     def _advance(self, unit: Unit) -> None:
-        """Move to this use in the trace; a use that it does not hold leaves the position where it is."""
+        """Move to this use in the trace; a use that it does not hold leaves the position where it is.
+
+        What is used is ahead no more, nor is what was passed over.
+        """
         found = self._find(unit, self._position + 1)
-        self._position = self._position if found is None else found
+        reached = self._position if found is None else found
+        for passed in (unit, *self.trace[self._position + 1 : reached]):
+            self._ahead.difference_update(passed.slots)
+        self._position = reached
 
     def _find(self, unit: Unit, start: int) -> int | None:
         return next((place for place in range(start, len(self.trace)) if self.trace[place] is unit), None)
 
-    def _fetch(self, unit: Unit, ahead: bool) -> None:
-        for slot in unit.slots:
-            if slot in self._pending:
-                self._finish(self._pending[slot])
-        missing = tuple(slot for slot in unit.slots if slot not in self._live)
+    def _fetch(self, unit: Unit, with_next: bool) -> None:
+        """Return when a unit's parameters are there.
+
+        `with_next`: what is gathered ahead comes along, one collective instead of two, since nothing would hide it:
+        communication does not overlap, or the unit looks something up and computes nothing.
+        """
+        missing = tuple(slot for slot in unit.slots if slot not in self._live and slot not in self._pending)
         if missing:
-            # What would be gathered ahead right after comes along: one collective instead of two.
-            self._finish(*self._issue((*missing, *(self._wanted(missing) if ahead else ()))))
+            self._issue((*missing, *(self._wanted(missing) if with_next else ())))
+        self._finish(*[self._pending[slot] for slot in unit.slots if slot in self._pending])
 
     def _wanted(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
-        """What the next uses of the trace lack beside what is being fetched, up to the two limits.
+        """What is gathered ahead now beside what is being fetched, in the order of the trace, up to the two limits.
 
-        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` still comes along. A unit that is larger than that,
-        or that would exceed `max_live_parameters`, is not begun: its parameters come together when it is used.
+        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` still comes along, so that one which is larger does
+        not stop those behind it; one that would exceed `max_live_parameters` does not.
         """
-        on_the_way = sum(slot.elements for slot in self._pending)
-        ahead = on_the_way
-        live = self._live_elements + sum(slot.elements for slot in fetched) + on_the_way
-        wanted: list[Slot] = []
         there = {*fetched, *self._live, *self._pending}
-        for unit in self.trace[self._position + 1 :]:
-            missing = [slot for slot in unit.slots if slot not in there]
-            there.update(missing)
-            live += sum(slot.elements for slot in missing)
-            if live > self.max_live or sum(slot.elements for slot in missing) > self.prefetch_elements:
+        live = self._live_elements + sum(slot.elements for slot in {*fetched, *self._pending})
+        ahead = sum(slot.elements for slot in self._ahead)
+        wanted: list[Slot] = []
+        for slot in (slot for unit in self.trace[self._position + 1 :] for slot in unit.slots):
+            if slot in there:
+                continue
+            if ahead >= self.prefetch_elements or live + slot.elements > self.max_live:
                 break
-            for slot in missing:
-                if ahead >= self.prefetch_elements:
-                    return tuple(wanted)
-                wanted.append(slot)
-                ahead += slot.elements
+            wanted.append(slot)
+            there.add(slot)
+            ahead += slot.elements
+            live += slot.elements
+        self._ahead.update(wanted)
         return tuple(wanted)
 
     def _issue(self, slots: tuple[Slot, ...]) -> list[_Gather]:

@@ -157,6 +157,12 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
         assert sum(found.estimate.breakdown_seconds.values()) == pytest.approx(found.estimate.step_seconds.mean)
 
 
+def test_a_scan_does_not_rank_stage_3_by_gathers_that_nothing_hides() -> None:
+    question = asked("llama-3-70b", pins={"prefetch_bucket_size": "0,5e7,1e9,2e9"})
+    standing = without_buckets(question.search_space()).base
+    assert question.model.layer_parameters <= standing.prefetch_bucket_size == 1_000_000_000
+
+
 def test_buckets_are_set_where_that_gains() -> None:
     """One configuration but for its buckets: what is chosen is the best of all settings of each bucket alone."""
     pins = {

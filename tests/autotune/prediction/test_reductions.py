@@ -56,3 +56,14 @@ def test_small_buckets_are_sent_beside_backward(knobs: dict[str, Any]) -> None:
     hides = dataclasses.replace(RATES, data_exposed=0.01)
     whole, parted = (data_seconds(CPUS, hides, reduce_bucket_size=size, **knobs) for size in (10**9, 100_000))
     assert parted < 0.5 * whole
+
+
+def test_what_exceeds_the_prefetch_bucket_is_waited_for() -> None:
+    """Of a block's gather as large a share hides as fits; no more than is hidden with room for the whole block."""
+    hides, block = dataclasses.replace(RATES, data_exposed=0.01), resolve_model("llama-tiny").layer_parameters
+    whole, *found, more = (
+        data_seconds(CPUS, hides, zero_stage=3, prefetch_bucket_size=int(blocks * block), param_persistence_threshold=0)
+        for blocks in (0, 0.25, 0.5, 0.9999, 1, 2)
+    )
+    hidden = [(whole - seconds) / (whole - more) for seconds in found]
+    assert hidden == pytest.approx([0.25, 0.5, 0.9999, 1.0], abs=0.01)

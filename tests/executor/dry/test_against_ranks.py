@@ -23,7 +23,7 @@ SPEC = ModelSpec(
 )  # fmt: skip
 EXPERTS = dataclasses.replace(SPEC, num_layers=2, num_experts=4, experts_per_token=2)
 QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
-GATHERS = {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": 1}
+GATHERS = {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": 0}
 PIPELINED = {"pipeline_parallel_size": 2}
 VIRTUAL: dict[str, Any] = {**PIPELINED, "virtual_stages": 2}
 # More of them, all schedules among them, are in benchmarks/dry_run.py.

@@ -40,7 +40,7 @@ class Layout:
 
     def __init__(self, spec: ModelSpec = SPEC, global_batch_size: int = 8, **knobs: Any) -> None:
         # Nothing is gathered ahead and nothing persists: what stage 3 sends then has a closed form.
-        fixed = {"prefetch_bucket_size": 1, "param_persistence_threshold": 0, "pipeline_split": "even"}
+        fixed = {"prefetch_bucket_size": 0, "param_persistence_threshold": 0, "pipeline_split": "even"}
         self.spec, self.config = spec, TrialConfig().replace({**fixed, **knobs})
         self.workload = Workload(global_batch_size=global_batch_size, sequence_length=spec.sequence_length)
         self.key = (spec, self.config, global_batch_size)

@@ -109,15 +109,17 @@ TABLE = [
         {**SHARDED, "prefetch_bucket_size": BLOCK},
         {"reduce_scatter": (1, P), "all_gather": (GATHERS - 2, GATHERED - BLOCK), "all_reduce": NORM},
     ),
-    # Room for two: first and second with the embedding, third and fourth, the head, and for backward second and first.
+    # Room for two: first and second with the embedding, third, fourth, the head with a part of the second for backward, its
+    # rest with a part of the first, and the first's rest.
     Row(
         {**SHARDED, "prefetch_bucket_size": 2 * BLOCK},
-        {"reduce_scatter": (1, P), "all_gather": (4, P + 2 * BLOCK), "all_reduce": NORM},
+        {"reduce_scatter": (1, P), "all_gather": (6, P + 2 * BLOCK), "all_reduce": NORM},
     ),
-    # Less room than any unit's first parameter: prefetch never starts.
+    # The least room: of each unit one parameter is gathered ahead, and the rest when it is used. The first block's comes with
+    # the embedding.
     Row(
         {**SHARDED, "prefetch_bucket_size": 1},
-        {"reduce_scatter": (1, P), "all_gather": (GATHERS, GATHERED), "all_reduce": NORM},
+        {"reduce_scatter": (1, P), "all_gather": (2 * GATHERS - 2, GATHERED), "all_reduce": NORM},
     ),
     # No room for another live parameter: prefetch never starts.
     Row(
