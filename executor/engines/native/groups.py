@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.engines.native.collectives import Clock, Group
+from executor.engines.native.collectives import Clock, Group, group_options
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
@@ -92,7 +92,7 @@ class ParallelGroups:
         elif max(map(len, groups), default=1) > 1:
             # Every rank must take part in the making of every group, its own or not.
             for ranks in groups:
-                one = dist.new_group(list(ranks))
+                one = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
                 if ranks is mine:
                     made = one
                     self._created.append(one)
