@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import torch
-
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.command.capability import COMMAND
 from executor.engines.command.trial import run_script
@@ -42,7 +40,7 @@ WIDE = ("fp32", "fp64")
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
 WINDOW_SECONDS = 1.0
-"""That a window of timed steps may take on a device with a clock of its own: between windows the trial looks whether it is over."""
+"""That a window of timed steps may take on a device with a clock of its own: a trial ends between windows alone."""
 WINDOW_STEPS = 8
 """At most in a window, so that the host does not run ahead of the device without end."""
 COUNTED_STEP = 1
@@ -313,7 +311,7 @@ def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, coun
 
     Returns the slowest rank's seconds of each, the same on every rank.
     """
-    launched = []
+    launched: list[Callable[[], StepReport]] = []
     for step in range(trial.step, trial.step + count):
         session.prepare(step)
         if not launched:
@@ -337,10 +335,10 @@ def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, coun
 def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]) -> list[tuple[float, float, float]]:
     """Of each step: slowest seconds, mean loss and gradient norm over the ranks."""
     numbers: list[float] = []
-    for own, report in zip(seconds, reports, strict=True):
-        norm = 0.0 if report.gradient_norm is None else report.gradient_norm
+    for own, step in zip(seconds, reports, strict=True):
+        norm = 0.0 if step.gradient_norm is None else step.gradient_norm
         # Of a pipeline, the last stage's ranks alone know the loss.
-        loss, knows = (0.0, 0.0) if report.loss is None else (report.loss, 1.0)
+        loss, knows = (0.0, 0.0) if step.loss is None else (step.loss, 1.0)
         numbers += [own, loss, knows, norm]
     ranks = gather_numbers(context, numbers)
     agreed = []

@@ -103,7 +103,7 @@ def group_options(backend: str) -> Any:
     """
     if backend != dist.Backend.NCCL:
         return None
-    options: Any = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]  # builds for CPUs have none
+    options: Any = dist.ProcessGroupNCCL.Options()  # which builds for CPUs lack
     options.is_high_priority_stream = True
     return options
 

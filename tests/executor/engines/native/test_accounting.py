@@ -24,9 +24,9 @@ HEAD = EMBEDDING + SPEC.hidden_size
 NORMS = (2 * SPEC.num_layers + 1) * SPEC.hidden_size
 UNITS = SPEC.num_layers + 2
 LARGEST = EMBEDDING
+"""Elements of the largest parameter."""
 WAITING = 2 * LARGEST
-"""Fresh gradients that are not in their bucket yet: neighbours up to one parameter wait for one another, at two places at most."""
-"""Elements of the largest parameter: the most that one gradient adds before it is moved into its bucket."""
+"""Of fresh gradients that are not in their bucket yet: neighbours up to one parameter wait for one another, at two places."""
 
 
 @pytest.fixture(scope="module")
