@@ -231,7 +231,8 @@ def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:
     """Step on the gradients times `scale`: a fused update divides as it reads them, and needs no pass of its own before."""
     fused = optimizer.defaults["fused"]
     if scale is not None and not fused:
-        torch._foreach_mul_([value.grad for group in optimizer.param_groups for value in group["params"]], scale)
+        every = (value.grad for group in optimizer.param_groups for value in group["params"])
+        torch._foreach_mul_([gradient for gradient in every if gradient is not None], scale)
     if fused:
         optimizer.grad_scale = None if scale is None else scale.reciprocal()  # type: ignore[attr-defined]
     optimizer.step()
