@@ -94,7 +94,7 @@ def step_of(rank: int, config: TrialConfig) -> Step:
 
 
 def overlap_of(rank: int, stage: int) -> tuple[int, int]:
-    """Reductions of a large model's step: all of them, and those that began before backward had ended."""
+    """Reductions of a large model's step: all of them, and those that began before backward had made the last gradient."""
     config = TrialConfig(zero_stage=stage, micro_batch_size=1)
     workload = Workload(global_batch_size=RANKS, sequence_length=LARGE.sequence_length)
     session = NativeEngine().build(RankContext(rank=rank, world_size=RANKS, device=CPU), LARGE, config, workload)
@@ -113,12 +113,13 @@ def overlap_of(rank: int, stage: int) -> tuple[int, int]:
     with (
         logged(Group, "all_reduce", "reduce"),
         logged(Group, "reduce_scatter", "reduce"),
-        logged(GradientReducer, "end_micro_batch", "end"),
+        logged(GradientReducer, "take", "gradient"),
         patch.object(ParallelSession, "_update", lambda _: Update(norm=None)),
     ):
         session.run_step()
     session.close()
-    return log.count("reduce"), log[: log.index("end")].count("reduce")
+    last = len(log) - 1 - log[::-1].index("gradient")
+    return log.count("reduce"), log[:last].count("reduce")
 
 
 def work(rank: int, task: tuple[str, Any]) -> Any:

@@ -93,7 +93,7 @@ def test_what_is_given_besides_wins(tmp_path: Path) -> None:
 def test_a_knob_that_the_engine_has_not_is_left_out_of_the_baseline(tmp_path: Path) -> None:
     content = PRESENT | {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1_000, "stage3_max_reuse_distance": 0}}
     session, told = imported(tmp_path, content, engine="fsdp2")
-    assert (session.baselines[0].zero_stage, session.baselines[0].reduce_bucket_size) == (3, 500_000_000)
+    assert (session.baselines[0].zero_stage, session.baselines[0].reduce_bucket_size) == (3, 40_000_000)
     assert told[0] == "ds.json: reduce_bucket_size=1000: the fsdp2 engine has no such knob; the baseline is without it"
     with pytest.raises(RequestError, match=r"baseline: is refused by .*zero_stage=3"):
         imported(tmp_path, content, engine="ddp")

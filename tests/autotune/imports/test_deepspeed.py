@@ -59,7 +59,7 @@ def test_all_of_it_may_be_auto(tmp_path: Path) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
     }  # fmt: skip
     found = read(tmp_path, automatic)
-    assert found.knobs == {"zero_stage": 2, "overlap_comm": False}
+    assert found.knobs == {"zero_stage": 2, "overlap_comm": False, "reduce_bucket_size": 500_000_000}
     assert (found.global_batch_size, found.samples_per_rank) == (None, None)
     assert len(found.notes) == 7
 
