@@ -113,6 +113,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.packing --markdown docs/packing-benchmark.md
 	$(BIN)/python -m benchmarks.nvme_offload --markdown docs/nvme-benchmark.md
 	$(BIN)/python -m benchmarks.pipeline_program --markdown docs/pipeline-program.md
+	$(BIN)/python -m benchmarks.update_counts --markdown docs/update-counts.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 	$(BIN)/python -m benchmarks.page --markdown docs/page-performance.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md

@@ -1,7 +1,7 @@
 """The contract of an engine: what runs inside a rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -89,6 +89,14 @@ class EngineSession(ABC):
     @abstractmethod
     def train_step(self) -> StepReport:
         """One optimizer step over the prepared data: every micro-batch, the reduction, clipping and the update."""
+
+    def launches_steps(self) -> bool:
+        """Whether `launch_step` can be called: nothing of a step waits for what the device has computed in it."""
+        return False
+
+    def launch_step(self) -> Callable[[], StepReport]:
+        """`train_step` without waiting for the device; what is returned waits, and reads the step's loss and norm."""
+        raise NotImplementedError
 
     @abstractmethod
     def settled(self) -> bool:

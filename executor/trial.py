@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import torch
-
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.command.capability import COMMAND
 from executor.engines.command.trial import run_script
@@ -41,6 +39,10 @@ WIDE = ("fp32", "fp64")
 """Precisions in which nothing overflows that would not in a wider one."""
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 """Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
+WINDOW_SECONDS = 1.0
+"""That a window of timed steps may take on a device with a clock of its own: a trial ends between windows alone."""
+WINDOW_STEPS = 8
+"""At most in a window, so that the host does not run ahead of the device without end."""
 COUNTED_STEP = 1
 """The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may set itself up."""
 
@@ -202,7 +204,8 @@ def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
             seconds.append(meter.run(lambda events: _run_step(trial, session, events)))
         else:
             seconds.append(_run_step(trial, session, micro_batches=line.second))
-    meter.keep(steady_steps(seconds))
+    # Steps that the host waited for one by one are none of a window's.
+    meter.keep(0 if _has_windows(meter, session) else steady_steps(seconds))
     return True
 
 
@@ -233,8 +236,22 @@ def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: boo
 def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> tuple[list[float], Costs]:
     most = trial.request.fidelity.max_steps
     while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
-        meter.run(lambda events: _run_step(trial, session, events))
+        count = _window_steps(trial, meter, most) if _has_windows(meter, session) else 1
+        if count == 1:
+            meter.run(lambda events: _run_step(trial, session, events))
+        else:
+            meter.run_window(lambda events: _run_window(trial, session, events, count))  # noqa: B023
     return meter.seconds, meter.costs()
+
+
+def _has_windows(meter: Meter, session: EngineSession) -> bool:
+    return meter.has_clock and session.launches_steps()
+
+
+def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
+    """Steps that fit into a window, the same on every rank."""
+    last = [*trial.warm_seconds, *meter.seconds][-1]
+    return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
 
 
 def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[float], Costs] | None:
@@ -274,10 +291,9 @@ def _run_step(
         report = session.train_step()
     if events is not None:
         events.stop()
-    if trial.context.device.type == "cuda":
-        torch.cuda.synchronize(trial.context.device)
+        events.wait()
     trial.own_seconds = time.perf_counter() - began
-    seconds, loss, norm = _agree(trial.context, trial.own_seconds, report)
+    ((seconds, loss, norm),) = _agree(trial.context, [trial.own_seconds], [report])
     _check_loss(trial, loss, norm, whole=micro_batches is None)
     trial.step += 1
     samples = useful_samples(trial.request.config, trial.request.workload)
@@ -289,14 +305,47 @@ def _run_step(
     return seconds
 
 
-def _agree(context: RankContext, seconds: float, report: StepReport) -> tuple[float, float, float]:
-    """Slowest seconds, mean loss and gradient norm over the ranks."""
-    norm = 0.0 if report.gradient_norm is None else report.gradient_norm
-    # Of a pipeline, the last stage's ranks alone know the loss.
-    loss, knows = (0.0, 0.0) if report.loss is None else (report.loss, 1.0)
-    rows = gather_numbers(context, [seconds, loss, knows, norm])
-    mean_loss = sum(row[1] for row in rows) / sum(row[2] for row in rows)
-    return max(row[0] for row in rows), mean_loss, max(row[3] for row in rows)
+def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, count: int) -> list[float]:
+    """Full steps one after the other, for which the host waits once, at their end: it starts a step while the device is at
+    earlier ones, as in training. The device's own clock tells each step's seconds.
+
+    Returns the slowest rank's seconds of each, the same on every rank.
+    """
+    launched: list[Callable[[], StepReport]] = []
+    for step in range(trial.step, trial.step + count):
+        session.prepare(step)
+        if not launched:
+            gather_numbers(trial.context, [0.0])  # as before a single step
+        events.start()
+        collect_at(step, trial.request.config.gc_interval)
+        launched.append(session.launch_step())
+        events.stop()
+    events.wait()
+    own = events.last(count)
+    trial.own_seconds = sum(own) / count
+    agreed = _agree(trial.context, own, [read() for read in launched])
+    for _, loss, norm in agreed:
+        _check_loss(trial, loss, norm, whole=True)
+        trial.step += 1
+    seconds = [slowest for slowest, _, _ in agreed]
+    trial.tell(useful_samples(trial.request.config, trial.request.workload) * count / sum(seconds))
+    return seconds
+
+
+def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]) -> list[tuple[float, float, float]]:
+    """Of each step: slowest seconds, mean loss and gradient norm over the ranks."""
+    numbers: list[float] = []
+    for own, step in zip(seconds, reports, strict=True):
+        norm = 0.0 if step.gradient_norm is None else step.gradient_norm
+        # Of a pipeline, the last stage's ranks alone know the loss.
+        loss, knows = (0.0, 0.0) if step.loss is None else (step.loss, 1.0)
+        numbers += [own, loss, knows, norm]
+    ranks = gather_numbers(context, numbers)
+    agreed = []
+    for first in range(0, len(numbers), 4):
+        slowest, losses, known, norms = zip(*(rank[first : first + 4] for rank in ranks), strict=True)
+        agreed.append((max(slowest), sum(losses) / sum(known), max(norms)))
+    return agreed
 
 
 def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:

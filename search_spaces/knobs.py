@@ -125,7 +125,8 @@ _TABLE = (
     _knob("micro_batch_size", "samples", _INT, _REORDERS, _STEP,
           "Samples that a rank runs at once; gradient accumulation follows from the global batch.", minimum=1),
     _knob("reduce_bucket_size", "elements", _INT, _REORDERS, _REBUILD,
-          "Gradients that one reduction carries.", minimum=1),
+          "Gradients that one reduction carries. The default is Megatron-LM's: models of 100 million parameters have several, "
+          "so that all but the last run beside backward.", minimum=1),
     _knob("allgather_bucket_size", "elements", _INT, _EXACT, _REBUILD,
           "Updated parameters that one all-gather carries.", minimum=1, condition=STAGES_1_2),
     _knob("prefetch_bucket_size", "elements", _INT, _EXACT, _REBUILD,

@@ -25,7 +25,7 @@ class TrialConfig:
 
     zero_stage: int = 0
     micro_batch_size: int = 1
-    reduce_bucket_size: int = 500_000_000
+    reduce_bucket_size: int = 40_000_000
     allgather_bucket_size: int = 500_000_000
     prefetch_bucket_size: int = 50_000_000
     param_persistence_threshold: int = 100_000

@@ -26,6 +26,8 @@ SAME = {
     f"{ZERO}offload_param.device": "offload_param",
 }
 """Key -> the knob of the same values."""
+REDUCE_BUCKET = 500_000_000
+"""DeepSpeed's own `reduce_bucket_size`."""
 DEFAULT_REUSE = 1e9
 """DeepSpeed's own `stage3_max_reuse_distance`."""
 NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
@@ -87,6 +89,8 @@ def as_deepspeed_does(table: Table) -> None:
             table.notes.append(f"{name}={value_text(value)}: {why}; it was left at the default")
     if stage in (1, 2):
         table.knobs.setdefault("overlap_comm", False)
+    if stage:
+        table.knobs.setdefault("reduce_bucket_size", REDUCE_BUCKET)
 
 
 def reduces_as_it_computes(table: Table) -> None:

@@ -33,7 +33,7 @@ TOKENS = 128
 SAVINGS: Mapping[str, tuple[Value, ...]] = {
     "activation_checkpointing": ("none", "selective", "full"),
     "loss_chunk_size": (0, 1024),
-    "reduce_bucket_size": (500_000_000, 50_000_000),
+    "reduce_bucket_size": (40_000_000, 5_000_000),
 }
 """What saves memory on any rung: knobs and their values, what costs the most time first."""
 

@@ -120,14 +120,22 @@ class ParallelSession(EngineSession):
             self._graphs.capture()
 
     def train_step(self) -> StepReport:
+        return self.launch_step()()
+
+    def launches_steps(self) -> bool:
+        return self.scaler is None  # which reads the norm before each update
+
+    def launch_step(self) -> Callable[[], StepReport]:
         loss, update = self.run_step()
-        norm = update.norm
-        # Read last: reading waits for the device.
-        return StepReport(
-            loss=None if loss is None else float(loss),
-            gradient_norm=None if norm is None else float(norm),
-            skipped=update.skipped,
-        )
+
+        def read() -> StepReport:
+            return StepReport(
+                loss=None if loss is None else float(loss),
+                gradient_norm=None if update.norm is None else float(update.norm),
+                skipped=update.skipped,
+            )
+
+        return read
 
     def run_step(self) -> tuple[Tensor | None, Update]:
         """`train_step`, whose loss and gradient norm are left where they are."""
@@ -288,7 +296,9 @@ class ParallelSession(EngineSession):
         """
         dtype = self._dtype if value.is_floating_point() else value.dtype
         own = value if self._positions is None else value[:, self._positions]
-        return own.to(device=self.context.device, dtype=dtype, copy=True)
+        if self.context.device.type == "cuda":
+            own = own.pin_memory()  # from other memory the copy would wait for everything that the device has to do
+        return own.to(device=self.context.device, dtype=dtype, copy=True, non_blocking=True)
 
     def _scale(self, micro_batches: int) -> float:
         """Of a loss, so that sums over micro-batches and ranks are means, or those times the scaler's scale."""

@@ -3,6 +3,8 @@
 import contextlib
 import subprocess
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -67,29 +69,67 @@ def _ask_driver(device: torch.device) -> tuple[float | None, int | None]:
     return None, None
 
 
-class DeviceEvents:
-    """Device time of the timed steps, by CUDA events; nothing elsewhere."""
+class DeviceClock:
+    """The clock of a CUDA device: its events are read once the device has come to them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on = device.type == "cuda"
-        self._pairs: list[tuple[torch.cuda.Event, ...]] = []
+        self._device = device
+
+    def event(self) -> Any:
+        """A mark behind what the current stream has been given so far."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two events that the device has come to."""
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def wait(self) -> None:
+        """Hold the host up until the device has done everything."""
+        torch.cuda.synchronize(self._device)
+
+
+def device_clock(device: torch.device) -> DeviceClock | None:
+    """None where the host itself does the work, so that its own clock tells everything."""
+    return DeviceClock(device) if device.type == "cuda" else None
+
+
+class DeviceEvents:
+    """Device time of the timed steps, where the device has a clock; nothing elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock = device_clock(device)
+        self._pairs: list[tuple[Any, Any]] = []
+        self._began: Any = None
+
+    @property
+    def on(self) -> bool:
+        """Whether the device has a clock, so that steps can be timed without the host's waiting for each."""
+        return self._clock is not None
 
     def start(self) -> None:
-        if self._on:
-            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            pair[0].record()
-            self._pairs.append(pair)
+        if self._clock is not None:
+            self._began = self._clock.event()
 
     def stop(self) -> None:
-        if self._on:
-            self._pairs[-1][1].record()
+        if self._clock is not None:
+            self._pairs.append((self._began, self._clock.event()))
+
+    def wait(self) -> None:
+        """Return when the device has done everything; at once where it has no clock."""
+        if self._clock is not None:
+            self._clock.wait()
 
     def keep(self, last: int) -> None:
         """Forget all steps but the last so many."""
         del self._pairs[: max(len(self._pairs) - last, 0)]
 
+    def last(self, steps: int) -> list[float]:
+        """Seconds of each of the last so many steps; the device must be idle."""
+        assert self._clock is not None
+        return [self._clock.seconds(begin, end) for begin, end in self._pairs[-steps:]]
+
     def mean(self) -> float | None:
         """Seconds per step; the device must be idle."""
-        if not self._pairs:
-            return None
-        return float(sum(begin.elapsed_time(end) for begin, end in self._pairs)) / len(self._pairs) / 1e3
+        return fmean(self.last(len(self._pairs))) if self._pairs else None

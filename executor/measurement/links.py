@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.engines.native.collectives import all_gather_single, reduce_scatter_single
+from executor.engines.native.collectives import all_gather_single, group_options, reduce_scatter_single
 from executor.measurement.kernels import Case, Run
 from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Operation
 
@@ -52,7 +52,7 @@ def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
     mine = []
     for shape, groups in group_layouts(hosts):
         for ranks in groups:
-            handle = dist.new_group(list(ranks))
+            handle = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
             if context.rank in ranks:
                 mine.append(LinkGroup(shape=shape, ranks=ranks, handle=handle))
     return mine

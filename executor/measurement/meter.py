@@ -55,20 +55,31 @@ class Meter:
         self._retries: list[int | None] = []
         self._collectives: tuple[CollectiveCount, ...] = ()
 
+    @property
+    def has_clock(self) -> bool:
+        """Whether steps can be timed by the device, many in a window, without the host's waiting for each."""
+        return self._events.on
+
     def run(self, step: Callable[[DeviceEvents], float]) -> float:
         """Run one step. Returns its seconds, the slowest rank's."""
+        return self.run_window(lambda events: [step(events)])[-1]
+
+    def run_window(self, steps: Callable[[DeviceEvents], list[float]]) -> list[float]:
+        """Run several steps. Returns the seconds of each, the slowest rank's; what they cost is shared out evenly."""
         before, retries, began = dict(self._sent()), allocation_retries(self._device), time.process_time()
         waited_before = self._own().waited
-        self.seconds.append(step(self._events))
-        self._cpu_seconds.append(time.process_time() - began)
+        seconds = steps(self._events)
+        count = len(seconds)
+        self.seconds += seconds
+        self._cpu_seconds += count * [(time.process_time() - began) / count]
         more = allocation_retries(self._device)
-        self._retries.append(None if more is None or retries is None else more - retries)
-        self._collectives = _difference(before, self._sent())
+        self._retries += [None if more is None or retries is None else more - retries, *(count - 1) * [None]]
+        self._collectives = _difference(before, self._sent(), count)
         own = self._own()
-        waited = None if own.waited is None or waited_before is None else own.waited - waited_before
-        self._waited.append(waited)
-        self._computed.append(None if waited is None else max(own.seconds - waited, 0.0))
-        return self.seconds[-1]
+        waited = None if own.waited is None or waited_before is None else (own.waited - waited_before) / count
+        self._waited += count * [waited]
+        self._computed += count * [None if waited is None else max(own.seconds - waited, 0.0)]
+        return seconds
 
     def keep(self, last: int) -> None:
         """Forget all steps but the last so many."""
@@ -103,11 +114,17 @@ def sum_of_known(counts: Sequence[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _difference(before: Sent, after: Sent) -> tuple[CollectiveCount, ...]:
+def _difference(before: Sent, after: Sent, steps: int) -> tuple[CollectiveCount, ...]:
+    """Of one of so many steps, each of which sends the same."""
     found = []
     for (operation, dimension), (count, size) in sorted(after.items()):
         count_before, size_before = before.get((operation, dimension), (0, 0))
         found.append(
-            CollectiveCount(operation=operation, mesh_dimension=dimension, count=count - count_before, bytes=size - size_before)
+            CollectiveCount(
+                operation=operation,
+                mesh_dimension=dimension,
+                count=(count - count_before) // steps,
+                bytes=(size - size_before) // steps,
+            )
         )
     return tuple(found)

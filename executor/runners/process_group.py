@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from executor.engine import RankContext
+from executor.engines.native.collectives import group_options
 from executor.runners.messages import Message
 
 
@@ -33,6 +34,7 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
         rank=rank,
         world_size=world_size,
         device_id=device if message["backend"] == "nccl" else None,
+        pg_options=group_options(message["backend"]),
     )
     control = dist.new_group(backend="gloo") if world_size > 1 else None
     return RankContext(rank=rank, world_size=world_size, device=device, control_group=control, groups_of_before={})

@@ -12,6 +12,7 @@ from executor.engine import Engine, RankContext
 from executor.engines.ddp.capability import DDP
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.initialization import materialise
+from executor.engines.native.offload import step_scaled, update_groups
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, loss_from, refuse
@@ -71,12 +72,13 @@ class DdpReplica(Replica):
             wrapper.register_comm_hook(None, self._sum)
             self.module = wrapper
         precise = next(bare.parameters()).dtype == torch.float32
+        fused = config.fused_optimizer and precise
         self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in bare.parameters() if parameter.requires_grad],
+            update_groups([parameter for parameter in bare.parameters() if parameter.requires_grad], fused),
             lr=workload.learning_rate,
             weight_decay=workload.weight_decay,
-            fused=config.fused_optimizer and precise,
-            foreach=None if config.fused_optimizer and precise else False,
+            fused=fused,
+            foreach=not fused,
         )
 
     def begin_micro_batch(self, last: bool) -> None:
@@ -95,15 +97,11 @@ class DdpReplica(Replica):
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:  # noqa: ARG002  without a pipeline nothing is there twice
-        norms = [torch.linalg.vector_norm(gradient) for gradient in self._gradients()]
-        return torch.stack(norms).square().sum()
+        return nn.utils.get_total_norm(self._gradients(), foreach=True).square()
 
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
-        if scale is not None:
-            for gradient in self._gradients():
-                gradient.mul_(scale)
-        self.optimizer.step()
+        step_scaled(self.optimizer, scale)
         self.optimizer.zero_grad()
 
     def skip_update(self) -> None:

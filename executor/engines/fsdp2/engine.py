@@ -15,6 +15,7 @@ from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter, reduce_unused
 from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.initialization import FirstValues, Share, materialise
+from executor.engines.native.offload import update_groups
 from executor.engines.part import ModelPart
 from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
@@ -68,12 +69,13 @@ class FullyShardedReplica(Replica):
             materialise(self.module, part.values, device)
             self.module.to(device)
         precise = _dtype(self.module) == torch.float32
+        fused = config.fused_optimizer and precise
         self.optimizer = torch.optim.AdamW(
-            self.module.parameters(),
+            update_groups([*self.module.parameters()], fused),
             lr=workload.learning_rate,
             weight_decay=workload.weight_decay,
-            fused=config.fused_optimizer and precise,
-            foreach=None if config.fused_optimizer and precise else False,
+            fused=fused,
+            foreach=not fused,
         )
 
     def begin_micro_batch(self, last: bool) -> None:
@@ -105,9 +107,9 @@ class FullyShardedReplica(Replica):
 
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
-        if scale is not None:
-            for _, gradient in self._gradients():
-                gradient.mul_(scale.to(gradient.device))
+        gradients = [gradient for _, gradient in self._gradients()]
+        if scale is not None and gradients:
+            torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         self.optimizer.step()
         self.optimizer.zero_grad()
 

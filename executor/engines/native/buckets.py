@@ -1,14 +1,15 @@
 """Gradient reduction: gradients of ZeRO 0-3 into flat shards, through fixed buckets."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from executor.engines.native.collectives import Group, InFlight, mark, shares_memory
-from executor.engines.native.layout import Layout, Slot, as_rows
+from executor.engines.native.layout import Layout, Slot, as_rows, cut
 from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
 from search_spaces.compression import INT8
 from search_spaces.trial_config import TrialConfig
@@ -17,6 +18,20 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types that gradients may be sent or summed in beside the master's own, which `fp32` stands for."""
 IN_FLIGHT = 2
 """Buckets that may be on the way at once where communication overlaps: one sends while the next one fills."""
+PIECE_ELEMENTS = 4_000_000
+"""Gradients that wait for one another to be moved by one operation. Moving more takes a GPU longer than starting the operation,
+so that larger pieces would cost memory and gain nothing."""
+CASTS = {(torch.bfloat16, torch.float32)}
+"""Pairs of types between which `_chunk_cat` casts on every device."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Neighbours in a bucket whose gradients are moved into it together."""
+
+    slots: tuple[Slot, ...]
+    waiting: set[Slot] = field(default_factory=set)
+    """Those whose gradients are in `parameter.grad`."""
 
 
 @dataclass(slots=True)
@@ -37,9 +52,10 @@ class _Sent:
 class GradientReducer:
     """Turns the gradients of a step into this rank's share of their sum.
 
-    1. A gradient that is ready is moved out of `parameter.grad` into its bucket: a matrix [ranks, columns] whose row r
-       is what rank r owns. (`contiguous_gradients` off: it stays where it is until the whole bucket is ready, and the
-       bucket is put together then.)
+    1. Gradients that are ready are moved out of `parameter.grad` into their bucket: a matrix [ranks, columns] whose row r is
+       what rank r owns. They wait for their neighbours until there are up to `PIECE_ELEMENTS`, which one operation moves.
+       (`contiguous_gradients` off: they stay where they are, where autograd adds to them if the type is that of sums, until
+       the whole bucket is ready, and the bucket is put together then.)
     2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
        stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
        still waiting are sent, with zeros for parameters that had no gradient on this rank.
@@ -86,7 +102,13 @@ class GradientReducer:
         self._in_share = alone and self.reduce_dtype == self.rows_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
+        # Nor more than one parameter, whose gradient waits anyway until it is moved: waiting takes no more memory than that.
+        most = min(PIECE_ELEMENTS, max((slot.elements for slot in layout.slots), default=0))
+        self._pieces = [[_Piece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets]
+        self._piece_of = {slot: piece for pieces in self._pieces for piece in pieces for slot in piece.slots}
         self._ready: set[Slot] = set()
+        self._missing: list[int] = []
+        """Of each bucket, parameters that are not declared ready in this micro-batch."""
         self._filled: set[Slot] = set()
         self._begun: set[int] = set()
         self._sent: deque[_Sent] = deque()
@@ -101,6 +123,7 @@ class GradientReducer:
         self._reduces = last or self.every_micro_batch
         self._next = 0
         self._ready.clear()
+        self._missing = [len(bucket) for bucket in self.layout.buckets]
 
     @torch.no_grad()
     def declare_ready(self, slots: Iterable[Slot]) -> None:
@@ -109,13 +132,18 @@ class GradientReducer:
         Where other collectives run during backward (stage 3), it must be called at the same point between them on every
         rank, whether or not the rank has these gradients.
         """
-        self._ready.update(slots)
-        while self._reduces and self._next < len(self.layout.buckets) and self._complete(self._next):
+        for slot in slots:
+            if slot not in self._ready:
+                self._ready.add(slot)
+                self._missing[slot.bucket] -= 1
+        while self._reduces and self._next < len(self.layout.buckets) and not self._missing[self._next]:
             self._send_next()
 
     @torch.no_grad()
     def end_micro_batch(self) -> None:
         """Send what is waiting; outside of a pipeline, wait for what is on the way."""
+        for bucket in range(self._next, len(self.layout.buckets)):
+            self._collect_rest(bucket)
         while self._reduces and self._next < len(self.layout.buckets):
             self._send_next()
         if self.lands_at_once:
@@ -138,32 +166,80 @@ class GradientReducer:
 
     def held_tensors(self) -> list[Tensor]:
         """Gradients that live between micro-batches or steps."""
-        return [*self._shares.values(), *self._rows.values(), *self._held.values()]
+        stay = [slot.parameter.grad for slot in self._filled if slot.parameter.grad is not None]
+        return [*self._shares.values(), *self._rows.values(), *self._held.values(), *stay]
 
     def _land_all(self) -> None:
         while self._sent:
             self._land(self._sent.popleft())
 
-    def _complete(self, bucket: int) -> bool:
-        return all(slot in self._ready for slot in self.layout.buckets[bucket])
-
     @torch.no_grad()
     def take(self, slot: Slot) -> None:
-        """Move the parameter's gradient out of `parameter.grad`; called once per parameter and micro-batch, by autograd."""
+        """The gradient in `parameter.grad` has this micro-batch's summand; called once per parameter and micro-batch."""
         gradient = slot.parameter.grad
         if gradient is None:
             return
         if self.contiguous:
-            target = self._bucket_rows(slot.bucket)[:, slot.column : slot.column + slot.shard_elements]
-            rows = as_rows(gradient, slot, self.layout.ranks)
-            target.add_(rows) if slot in self._filled else target.copy_(rows)
-        elif slot in self._filled:
+            piece = self._piece_of[slot]
+            piece.waiting.add(slot)
+            if len(piece.waiting) == len(piece.slots):
+                self._collect(piece)
+            return
+        if slot in self._held:
             self._held[slot].add_(gradient)
-        else:
+            slot.parameter.grad = None
+        elif not self._reduces and (gradient.dtype != self.rows_dtype or self.overwritten):
             self._held[slot] = gradient.to(self.rows_dtype, copy=self.overwritten)
             mark("gradients", self._held[slot])
+            slot.parameter.grad = None
         self._filled.add(slot)
-        slot.parameter.grad = None
+
+    def _collect(self, piece: _Piece) -> None:
+        """Move what waits of a piece into the bucket, all at once where nothing is missing."""
+        waiting = [slot for slot in piece.slots if slot in piece.waiting]
+        gradients = {slot: slot.parameter.grad for slot in waiting if slot.parameter.grad is not None}
+        filled = self._filled.intersection(waiting)
+        together = len(waiting) == len(piece.slots) and len(filled) in (0, len(waiting))
+        for slots in (piece.slots,) if together else tuple((slot,) for slot in waiting):
+            self._put(slots, [gradients[slot] for slot in slots], adds=slots[0] in filled)
+        for slot in waiting:
+            slot.parameter.grad = None
+        self._filled.update(waiting)
+        piece.waiting.clear()
+
+    def _collect_rest(self, bucket: int) -> None:
+        """Pieces of which a parameter had no gradient."""
+        for piece in self._pieces[bucket]:
+            if piece.waiting:
+                self._collect(piece)
+
+    def _put(self, slots: Sequence[Slot], gradients: Sequence[Tensor], adds: bool) -> None:
+        """Copy or add the gradients of neighbours to their bucket: one operation, or two where a sum or a place between others
+        needs them side by side first.
+        """
+        ranks, first, last = self.layout.ranks, slots[0], slots[-1]
+        target = self._bucket_rows(first.bucket)[:, first.column : last.column + last.shard_elements]
+        dtype = gradients[0].dtype
+        if len(slots) == 1:
+            rows = as_rows(gradients[0], first, ranks)
+        elif any(gradient.dtype != dtype for gradient in gradients):
+            for slot, gradient in zip(slots, gradients, strict=True):
+                self._put((slot,), (gradient,), adds)
+            return
+        elif ranks == 1 and (not adds or dtype == target.dtype):
+            targets = torch.split(target[0], [slot.shard_elements for slot in slots])
+            move = torch._foreach_add_ if adds else torch._foreach_copy_
+            move(targets, [gradient.reshape(-1) for gradient in gradients])
+            return
+        else:
+            parts = [_flat(gradient, slot, ranks) for slot, gradient in zip(slots, gradients, strict=True)]
+            direct = not adds and target.is_contiguous() and (dtype == target.dtype or (dtype, target.dtype) in CASTS)
+            rows = target if direct else torch.empty(target.shape, dtype=dtype, device=target.device)
+            torch._chunk_cat(parts, dim=0, num_chunks=ranks, out=rows)
+            if direct:
+                return
+            mark("buffers", rows)
+        target.add_(rows) if adds else target.copy_(rows)
 
     def _bucket_rows(self, bucket: int) -> Tensor:
         """The bucket's matrix; at stage 0 the share itself, so that nothing is copied back."""
@@ -231,16 +307,29 @@ class GradientReducer:
 
     def _assemble(self, bucket: int) -> Tensor:
         """The bucket's matrix with zeros where this rank has no gradient."""
+        slots = self.layout.buckets[bucket]
+        self._collect_rest(bucket)
+        if not self.contiguous:
+            self._put_held([slot for slot in slots if slot in self._filled], together=self._filled.issuperset(slots))
         rows = self._bucket_rows(bucket)
-        for slot in self.layout.buckets[bucket]:
-            target = rows[:, slot.column : slot.column + slot.shard_elements]
+        for slot in slots:
             if slot not in self._filled:
-                target.zero_()
-            elif not self.contiguous:
-                target.copy_(as_rows(self._held.pop(slot), slot, self.layout.ranks))
-            self._filled.discard(slot)
+                rows[:, slot.column : slot.column + slot.shard_elements].zero_()
+        self._filled.difference_update(slots)
         del self._rows[bucket]
         return rows
+
+    def _put_held(self, slots: Sequence[Slot], together: bool) -> None:
+        """Put gradients into the bucket that have stayed where they were; `together`: it lacks none."""
+        held = [self._held.pop(slot) if slot in self._held else slot.parameter.grad for slot in slots]
+        gradients = [gradient for gradient in held if gradient is not None]
+        if together:
+            self._put(slots, gradients, adds=False)
+        else:
+            for slot, gradient in zip(slots, gradients, strict=True):
+                self._put((slot,), (gradient,), adds=False)
+        for slot in slots:
+            slot.parameter.grad = None
 
     def _landing_place(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
         """The share itself where the types are alike; what a later reduction adds to it goes into this rank's own row first."""
@@ -291,3 +380,11 @@ class GradientReducer:
             self._shares[bucket] = whole
             mark("gradients", whole)
         self._last_sums.append(work)
+
+
+def _flat(gradient: Tensor, slot: Slot, ranks: int) -> Tensor:
+    """The gradient as `_chunk_cat` takes it, which pads it to equal shares by itself; here to whole blocks."""
+    flat = gradient.reshape(-1)
+    if -(-slot.elements // ranks) == slot.shard_elements:
+        return flat
+    return functional.pad(flat, (0, slot.shard_elements * ranks - slot.elements))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -93,6 +93,19 @@ class InFlight:
         while any(_use_count(alias) > uses for alias, uses in pairs) and time.monotonic() < until:
             time.sleep(BACKEND_SECONDS / 10)
         self._aliases = ()
+
+
+def group_options(backend: str) -> Any:
+    """What a process group of this backend is made with; a new object for each group. None: nothing but its defaults.
+
+    NCCL's kernels run on streams of high priority: a reduction that is ready takes the next free multiprocessors, and does not
+    wait behind what backward has queued.
+    """
+    if backend != dist.Backend.NCCL:
+        return None
+    options: Any = dist.ProcessGroupNCCL.Options()  # which builds for CPUs lack
+    options.is_high_priority_stream = True
+    return options
 
 
 class Clock:

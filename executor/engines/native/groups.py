@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from executor.engine import GroupKey, RankContext
-from executor.engines.native.collectives import Clock, Group
+from executor.engines.native.collectives import Clock, Group, group_options
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
@@ -118,7 +118,7 @@ def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.Pr
     """This rank's one of them. Every rank must take part in the making of every group, its own or not."""
     made = None
     for ranks in groups:
-        one = dist.new_group(list(ranks))
+        one = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
         if ranks is mine:
             made = one
     return made

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.host_pool import HostPool
 from executor.engines.native.initialization import FirstValues
+from executor.engines.native.layout import cut
 from executor.engines.native.parameter_shard import ParameterShard
 from search_spaces.offload_files import CHUNK_ELEMENTS
 
@@ -38,7 +39,7 @@ class Hyperparameters:
     learning_rate: float
     weight_decay: float
     fused: bool
-    """Whether the device's share is updated by one kernel."""
+    """Whether the device's share is updated by one kernel; off: by one for each operation (`foreach`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,14 @@ class SplitAdamW:
         self._gradients = Staging(self.chunk_elements, initial.dtype, pool, copies)
 
     @torch.no_grad()
-    def step(self, gradient: Sequence[Tensor], shard: ParameterShard) -> None:
-        """Update with the `gradient` in pieces on the device, in the master's type, and bring `shard` up to date."""
+    def step(self, gradient: Sequence[Tensor], shard: ParameterShard, scale: Tensor | None = None) -> None:
+        """Update with the `gradient` in pieces on the device, in the master's type, times `scale`; bring `shard` up to date."""
         chunks = self._chunks
         self.share.begin()
+        if scale is not None and chunks:
+            torch._foreach_mul_([chunk.of(gradient) for chunk in chunks], scale)
         arriving = [self._gradients.fetch(chunk.of(gradient)) for chunk in chunks[:1]]
-        self._device.step(gradient)
+        self._device.step(gradient, scale)
         if self._device.elements:
             shard.accept_from_device(self.host_elements, self._device.master)
         for index, chunk in enumerate(chunks):
@@ -211,20 +214,40 @@ class _DevicePart:
         self._parameters = [nn.Parameter(self.master[span.start - first : span.end - first]) for span in spans]
         fused = hyperparameters.fused and master.dtype == torch.float32
         self.optimizer = torch.optim.AdamW(
-            self._parameters or [nn.Parameter(self.master)],
+            update_groups(self._parameters or [nn.Parameter(self.master)], fused),
             lr=hyperparameters.learning_rate,
             weight_decay=hyperparameters.weight_decay,
             fused=fused,
-            foreach=None if fused else False,
+            foreach=not fused,
         )
 
-    def step(self, gradient: Sequence[Tensor]) -> None:
+    def step(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
         if not self.elements:
             return
         for parameter, span in zip(self._parameters, self._spans, strict=True):
             parameter.grad = span.of(gradient)
-        self.optimizer.step()
+        step_scaled(self.optimizer, scale)
         self.optimizer.zero_grad()
+
+
+def update_groups(parameters: Sequence[nn.Parameter], fused: bool) -> list[dict[str, Sequence[nn.Parameter]]]:
+    """Parameter groups for an optimizer of torch: `foreach` makes temporaries as large as a group, so that none is larger than
+    the largest parameter. A fused update makes none.
+    """
+    if fused:
+        return [{"params": parameters}]
+    return [{"params": group} for group in cut(parameters, Tensor.numel, max(map(Tensor.numel, parameters)))]
+
+
+def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:
+    """Step on the gradients times `scale`: a fused update divides as it reads them, and needs no pass of its own before."""
+    fused = optimizer.defaults["fused"]
+    if scale is not None and not fused:
+        every = (value.grad for group in optimizer.param_groups for value in group["params"])
+        torch._foreach_mul_([gradient for gradient in every if gradient is not None], scale)
+    if fused:
+        optimizer.grad_scale = None if scale is None else scale.reciprocal()  # type: ignore[attr-defined]
+    optimizer.step()
 
 
 class HostShare(OffloadedShare):

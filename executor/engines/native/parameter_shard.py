@@ -48,6 +48,17 @@ class ParameterShard(ABC):
     def read(self, ranges: Sequence[Range]) -> Loaded:
         """The elements of `ranges` one after the other on the device; a view where nothing has to move."""
 
+    def copy_to(self, targets: Sequence[Tensor], ranges: Sequence[Range]) -> None:
+        """Copy the elements of each range to the flat tensor in its place: one operation, which casts as it copies."""
+        torch._foreach_copy_([*targets], self._views(ranges))
+
+    def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
+        """The elements of each range, in whatever type they are kept."""
+        loaded = [self.read((found,)) for found in ranges]
+        for one in loaded:
+            one.wait()
+        return [one.values for one in loaded]
+
     @abstractmethod
     def accept_from_device(self, start: int, values: Tensor) -> None:
         """Updated elements from `start` on, on the device; not changed before the next update."""
@@ -85,6 +96,9 @@ class MasterShard(ParameterShard):
         if not shares_memory(values, self.master) and not shares_memory(values, self.frozen):
             mark("buffers", values)
         return Loaded(values)
+
+    def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
+        return [self.master[start:end] for start, end in ranges]  # trained ones alone are written by an update
 
     def accept_from_device(self, start: int, values: Tensor) -> None:
         """Nothing to do: the values are the master's own."""

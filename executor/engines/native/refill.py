@@ -10,7 +10,7 @@ from torch import Tensor
 
 from executor.engines.native.buckets import IN_FLIGHT
 from executor.engines.native.collectives import Group, InFlight, mark
-from executor.engines.native.layout import Slot, cut, ranges, unpack
+from executor.engines.native.layout import Slot, cut, from_rows, ranges
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.engines.native.prefetch import Unit
 from search_spaces.trial_config import TrialConfig
@@ -78,9 +78,8 @@ class Refill:
         """Copy the oldest to where it belongs, with the next one on its way."""
         sent = self._sent.popleft()
         sent.work.wait()
-        for slot, flat in unpack(sent.rows, sent.bucket):
-            slot.parameter.data.view(-1).copy_(flat)
         bucket = sent.bucket
+        fill(bucket, sent.rows)
         del sent  # its memory is free before the next bucket's is taken
         self._send()
         return bucket
@@ -128,6 +127,22 @@ class RefillBesideForward(Refill):
                 self._stale.difference_update(self._land())
 
         return wait
+
+
+def fill(slots: Sequence[Slot], rows: Tensor) -> None:
+    """Copy gathered rows [ranks, shares of `slots` side by side] to the parameters: one operation for all without padding."""
+    ranks = len(rows)
+    fits = [slot.shard_elements * ranks == slot.elements and slot.parameter.dtype == rows.dtype for slot in slots]
+    widths = [slot.shard_elements for slot in slots]
+    places = [
+        slot.parameter.data.view(ranks, width) if whole else rows.new_empty(ranks, width)
+        for slot, width, whole in zip(slots, widths, fits, strict=True)
+    ]
+    torch.split_with_sizes_copy(rows, widths, dim=1, out=places)
+    beside = [(slot, place) for slot, place, whole in zip(slots, places, fits, strict=True) if not whole]
+    if beside:
+        targets = [slot.parameter.data.view(-1) for slot, _ in beside]
+        torch._foreach_copy_(targets, [from_rows(place, slot) for slot, place in beside])
 
 
 def _buckets(units: Sequence[Unit], limit: int) -> Iterator[Bucket]:

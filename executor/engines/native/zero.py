@@ -143,7 +143,7 @@ class ShardedModel(Replica):
             skipped |= {slot for slot in self.layout.slots if slot.name in self.part.tied}
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
         nothing = torch.zeros((), dtype=self.master_dtype, device=self.device)
-        squared = nn.utils.get_total_norm(parts).square() if parts else nothing
+        squared = nn.utils.get_total_norm(parts, foreach=True).square() if parts else nothing
         if self.reducer.stays:
             # Each rank's gradient is one summand of the mean: what stands for the mean's square is that of so many times it.
             self.group.all_reduce(squared).wait()
@@ -153,12 +153,9 @@ class ShardedModel(Replica):
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
         gradient, self._gradient = self._finished(), None
-        if scale is not None:
-            for share in gradient:
-                share.mul_(scale)
         # Below stage 3 the share in the parameters' type is needed until it has been gathered, mostly no longer.
         shard = self._shard or self._device_shard()
-        self.optimizer.step(gradient, shard)
+        self.optimizer.step(gradient, shard, scale)
         del gradient
         self._share_update(shard)
 
@@ -383,6 +380,5 @@ class ShardedModel(Replica):
         elif self.refill is not None:
             self.refill.update(shard)
         elif self.config.zero_stage or self.dtype != self.master_dtype:
-            for slot in self.layout.slots:
-                share = shard.read(ranges((slot,))).values
-                slot.parameter.data.view(-1).copy_(share)
+            targets = [slot.parameter.data.view(-1) for slot in self.layout.slots]
+            shard.copy_to(targets, [found for slot in self.layout.slots for found in ranges((slot,))])

@@ -24,7 +24,10 @@ PRESENT: dict[str, Any] = {
     "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
 }  # fmt: skip
 
-BASELINE = "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false reduce_dtype=bf16 precision=bf16"
+BASELINE = (
+    "ds.json: the baseline is zero_stage=2 micro_batch_size=4 reduce_bucket_size=500000000 overlap_comm=false "
+    "reduce_dtype=bf16 precision=bf16"
+)
 
 
 def imported(folder: Path, content: dict[str, Any], ranks: tuple[int, ...] = (2,), **fields: Any) -> tuple[Session, list[str]]:
@@ -93,7 +96,7 @@ def test_what_is_given_besides_wins(tmp_path: Path) -> None:
 def test_a_knob_that_the_engine_has_not_is_left_out_of_the_baseline(tmp_path: Path) -> None:
     content = PRESENT | {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1_000, "stage3_max_reuse_distance": 0}}
     session, told = imported(tmp_path, content, engine="fsdp2")
-    assert (session.baselines[0].zero_stage, session.baselines[0].reduce_bucket_size) == (3, 500_000_000)
+    assert (session.baselines[0].zero_stage, session.baselines[0].reduce_bucket_size) == (3, 40_000_000)
     assert told[0] == "ds.json: reduce_bucket_size=1000: the fsdp2 engine has no such knob; the baseline is without it"
     with pytest.raises(RequestError, match=r"baseline: is refused by .*zero_stage=3"):
         imported(tmp_path, content, engine="ddp")
@@ -105,14 +108,12 @@ def test_a_script_begins_with_the_file_that_it_has(tmp_path: Path) -> None:
     words = ["python", "train.py", "--deepspeed_config", "{config}"]
     fields = {"command": words, "ranks": 2, "strategy": "random"}
     session = resolve(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
-    assert told == [
-        "ds.json: the baseline is zero_stage=2 micro_batch_size=4 overlap_comm=false reduce_dtype=bf16 precision=bf16"
-    ]
+    assert told == [BASELINE]
     assert (session.baselines[0].zero_stage, session.baselines[0].overlap_comm) == (2, False)
     trainer = fields | {"command": ["python", "train.py", "--batch", "{micro_batch_size}"]}
     told.clear()
     session = resolve(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
-    left = ["zero_stage", "overlap_comm", "reduce_dtype", "precision", "the baseline is micro_batch_size"]
+    left = ["zero_stage", "reduce_bucket_size", "overlap_comm", "reduce_dtype", "precision", "the baseline is micro_batch_size"]
     assert [line.split("=")[0] for line in told] == [f"ds.json: {name}" for name in left]
     assert session.baselines[0].micro_batch_size == 4
 

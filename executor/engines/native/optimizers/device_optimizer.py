@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from executor.engines.native.collectives import Group
 from executor.engines.native.layout import Layout, Slot
-from executor.engines.native.offload import Hyperparameters, parts_of
+from executor.engines.native.offload import Hyperparameters, parts_of, update_groups
 from executor.engines.native.parameter_shard import ParameterShard
 from search_spaces.optimizers import BETAS, EPSILON
 
@@ -46,9 +46,9 @@ class DeviceOptimizer(ABC):
         self.master, self.layout = master, layout
 
     @torch.no_grad()
-    def step(self, gradient: Sequence[Tensor], shard: ParameterShard) -> None:
-        """Update with the `gradient` in the master's type, and bring `shard` up to date."""
-        self._update(gradient)
+    def step(self, gradient: Sequence[Tensor], shard: ParameterShard, scale: Tensor | None = None) -> None:
+        """Update with the `gradient` in the master's type, times `scale`, and bring `shard` up to date."""
+        self._update_scaled(gradient, scale)
         self.publish(shard)
 
     def publish(self, shard: ParameterShard) -> None:
@@ -78,6 +78,12 @@ class DeviceOptimizer(ABC):
         """What lives on the device between steps."""
         yield self.master
         yield from self._states()
+
+    def _update_scaled(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
+        """`_update` on the gradient times `scale`."""
+        if scale is not None:
+            torch._foreach_mul_([*gradient], scale)
+        self._update(gradient)
 
     @abstractmethod
     def _update(self, gradient: Sequence[Tensor]) -> None:
@@ -128,6 +134,6 @@ def adamw(parameters: list[nn.Parameter], hyperparameters: Hyperparameters) -> t
     """torch's AdamW, in one kernel where there is one for the type."""
     fused = hyperparameters.fused and parameters[0].dtype == torch.float32
     return torch.optim.AdamW(
-        parameters, lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay, betas=BETAS, eps=EPSILON,
-        fused=fused, foreach=None if fused else False,
+        update_groups(parameters, fused), lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay,
+        betas=BETAS, eps=EPSILON, fused=fused, foreach=not fused,
     )  # fmt: skip

@@ -17,7 +17,7 @@ ARGUMENTS=(
   --lr "${LR:?your learning rate}"
   --sequence-parallel
   --pipeline-model-parallel-layout 'Etttttttt|ttttttttt|ttttttttt|ttttttL'
-  --ddp-bucket-size 500000000
+  --ddp-bucket-size 40000000
   --overlap-grad-reduce
   --use-distributed-optimizer
   --bf16

@@ -95,7 +95,7 @@ def test_frozen_parameters_have_no_states(measure: Measure, stage: int, optimize
     knobs = SHARDED if stage == 3 else {"zero_stage": stage}
     rank = measure(**{**knobs, "micro_batch_size": 4}).ranks[0]
     assert rank.tag_peak_bytes["optimizer_state"] == optimizer + STEP_COUNTER
-    assert gradients <= rank.tag_peak_bytes["gradients"] <= gradients + BYTES * LARGEST
+    assert gradients <= rank.tag_peak_bytes["gradients"] <= gradients + 2 * BYTES * LARGEST
     held = rank.tag_peak_bytes["parameters"]
     if stage < 3:
         assert held == BYTES * (P + A)

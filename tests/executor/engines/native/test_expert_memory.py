@@ -37,6 +37,7 @@ def test_a_rank_holds_its_share_of_what_is_common_and_of_its_own_experts(count: 
             gathered = UNIT - EXPERTS // SPEC.num_layers * (ranks - 1) // ranks
             assert 0 < peaks["parameters"] <= BYTES * (gathered + LARGEST + SPEC.hidden_size)
         held = own if stage < 2 else share
-        # Beside them a gradient that is being moved; what is reduced, at stage 1; those of the block that runs, from 2 on.
-        beside = LARGEST + (0, share, UNIT, UNIT)[stage]
+        # Beside them gradients that wait to be moved, of what is common and of experts; what is reduced, at stage 1; those of
+        # the block that runs, from 2 on.
+        beside = 2 * LARGEST + (0, share, UNIT, UNIT)[stage]
         assert BYTES * held <= peaks["gradients"] <= BYTES * (held + beside)
