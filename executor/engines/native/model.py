@@ -16,6 +16,7 @@ from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
+from executor.engines.native.grouped import Multiply
 from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.operators import Operators
 from executor.engines.native.packed import Documents, attend_in_documents, documents_in
@@ -119,11 +120,17 @@ class FeedForward(nn.Module):
         self.up = ColumnLinear(hidden, width, part.tensor, bias=bias)
         self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
 
-    def forward(self, x: Tensor) -> Tensor:
-        matrices = (self.up,) if self.gate is None else (self.up, self.gate)
-        hidden, *gate = [matrix(x) for matrix in matrices] if self.expert else enter_through(x, self.tensor, matrices)
+    def forward(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
+        """`multiply`: multiplies by the matrices of many experts of this name in the place of this one's."""
+        matrices = {"up": self.up} if self.gate is None else {"up": self.up, "gate": self.gate}
+        if multiply is not None:
+            hidden, *gate = [multiply(name, x) for name in matrices]
+        elif self.expert:
+            hidden, *gate = [matrix(x) for matrix in matrices.values()]
+        else:
+            hidden, *gate = enter_through(x, self.tensor, tuple(matrices.values()))
         hidden = self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
-        result: Tensor = self.down(hidden)
+        result: Tensor = self.down(hidden) if multiply is None else multiply("down", hidden)
         return result
 
 
