@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from executor.engines.native.tensor import TensorParallel, vocabulary_probabilities
 
@@ -33,18 +34,17 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         of_rows, of_weight, *_ = ctx.needs_input_grad
         to_rows = torch.empty_like(rows) if of_rows else None
-        to_weight: Tensor | None = None
+        to_weight = torch.empty_like(weight) if of_weight else None
         sums = []
         for first in range(0, len(rows), chunk):
             part = rows[first : first + chunk]
-            loss, gradient = _loss_and_gradient(part @ weight.T, targets[first : first + chunk], tensor, scale, padded)
+            loss, gradient = _loss_and_gradient(part @ weight.T, targets[first : first + chunk], tensor, padded)
             sums.append(loss)
             if to_rows is not None:
-                torch.mm(gradient, weight, out=to_rows[first : first + chunk])
+                own = to_rows[first : first + chunk]
+                torch.addmm(own, gradient, weight, beta=0, alpha=scale, out=own)
             if to_weight is not None:
-                torch.addmm(to_weight, gradient.T, part, out=to_weight)
-            elif of_weight:
-                to_weight = gradient.T @ part
+                torch.addmm(to_weight, gradient.T, part, beta=int(first > 0), alpha=scale, out=to_weight)
             del gradient
         # Not by `save_for_backward`, which would share them: a weight's gradient could not become the parameter's own.
         ctx.gradients = to_rows, to_weight
@@ -58,17 +58,23 @@ class _ChunkedLoss(torch.autograd.Function):
         return *made, None, None, None, None, None
 
 
-def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, tensor: TensorParallel, scale: float, padded: bool
-) -> tuple[Tensor, Tensor]:
-    """The summed loss, and `scale` times its gradient to the logits, in their type. `logits` may be overwritten."""
-    dtype = logits.dtype
-    logits = logits.to(torch.promote_types(dtype, torch.float32))
-    losses, probabilities, own, elsewhere = vocabulary_probabilities(logits, targets, tensor, overwrite=True)
-    ones = torch.ones_like(losses)
+def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool) -> tuple[Tensor, Tensor]:
+    """The summed loss, and its gradient to the logits, in their type."""
+    dtype, precise = logits.dtype, torch.promote_types(logits.dtype, torch.float32)
+    if tensor.size == 1:
+        elsewhere = targets < 0
+        own = targets.masked_fill(elsewhere, 0)
+        # From the logits' type in one kernel, as cross-entropy does it.
+        likelihoods = functional.log_softmax(logits, dim=-1, dtype=precise)
+        del logits
+        losses = -likelihoods.gather(-1, own[:, None]).squeeze(-1)
+        gradient = likelihoods.exp_()
+    else:
+        losses, gradient, own, elsewhere = vocabulary_probabilities(logits.to(precise), targets, tensor, overwrite=True)
     if padded:
-        losses, nothing = losses.masked_fill(targets < 0, 0), targets < 0
-        ones = ones.masked_fill_(nothing, 0)
-        probabilities.mul_(ones[:, None])
-    probabilities.scatter_add_(-1, own[:, None], -ones.masked_fill(elsewhere, 0)[:, None])
-    return losses.sum(), probabilities.mul_(scale).to(dtype)
+        nothing = targets < 0
+        losses = losses.masked_fill(nothing, 0)
+        gradient.masked_fill_(nothing[:, None], 0)
+    ones = torch.ones_like(losses).masked_fill_(elsewhere, 0)
+    gradient.scatter_add_(-1, own[:, None], -ones[:, None])
+    return losses.sum(), gradient.to(dtype)
