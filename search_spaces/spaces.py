@@ -8,13 +8,14 @@ from typing import Any
 
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
+from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
 from search_spaces.knobs import KNOBS, knob
-from search_spaces.model import Model
+from search_spaces.model import FactoryModel, Model
 from search_spaces.packing_rules import require_documents
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.rules import HONOURS, check_config, rules_of
@@ -36,9 +37,9 @@ CUDA_DEFAULTS: Mapping[str, Value] = {"precision": "bf16", "expandable_segments"
 """Defaults on CUDA devices that are others than TrialConfig's."""
 
 
-def device_defaults(cluster: ClusterSpec, capability: Capability | None = None) -> TrialConfig:
-    """Every knob at its default on this cluster: on CUDA bf16 where the GPU computes in it, expandable segments and compiled
-    blocks.
+def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
+    """Every knob at its default on this cluster: on CUDA bf16 where the GPU computes in it, expandable segments and, of our own
+    models, compiled blocks. Whether a user's `model` compiles is not known before it is tried.
 
     Where the engine does not honour that, the knob stands at TrialConfig's default; where it does not honour that either, at
     the first value that it names.
@@ -47,6 +48,8 @@ def device_defaults(cluster: ClusterSpec, capability: Capability | None = None) 
     wanted = dict(CUDA_DEFAULTS) if device.kind == "cuda" else {}
     if not device.supports("bf16"):
         wanted.pop("precision", None)
+    if isinstance(model, FactoryModel | CommandModel):
+        wanted.pop(COMPILED, None)
     honoured = {name: value for name, value in wanted.items() if capability is None or capability.honours(name, value)}
     return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
 
@@ -112,7 +115,7 @@ def resolve_space(
     require_documents(context)
     written, named = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
-    rest = base or device_defaults(cluster, capability)
+    rest = base or device_defaults(cluster, capability, model)
     if rest.compile_blocks and COMPILED not in written | pinned:
         written[COMPILED] = (True, False)
 

@@ -98,6 +98,8 @@ def test_defaults_follow_the_device_and_the_engine() -> None:
 def test_compiled_blocks_are_a_default_that_gives_way_to_what_excludes_them() -> None:
     gpus, local = resolve("3d", cluster="dgx-a100"), resolve("3d")
     assert (gpus.base.compile_blocks, gpus.domains["compile_blocks"]) == (True, (True, False))
+    users = resolve("zero", FactoryModel(reference="m:f", parameter_count=1000), cluster="dgx-a100")
+    assert (users.base.compile_blocks, "compile_blocks" in users.domains) == (False, False)
     assert (local.base.compile_blocks, "compile_blocks" in local.domains) == (False, False)
     selective = gpus.base.replace({"activation_checkpointing": "selective"})
     context = dataclasses.replace(gpus.context, capability=COMPILES)
