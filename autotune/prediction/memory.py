@@ -349,7 +349,7 @@ def _activations(
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    unpacked = unpacked_bytes(cases) + rounded_bytes(cases)
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _put_together(cases)
     # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
     shared, static = 1 - layouts.graphs, static_messages(cases, layers)
     pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)
@@ -368,6 +368,14 @@ def _activations(
         forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
+
+
+def _put_together(cases: Cases) -> Array:
+    """Bytes of a rank's experts' matrices of one name, which a grouped product of them has in one memory: in 16 bits."""
+    shapes, layouts = cases.shapes, cases.layouts
+    own = shapes.experts / layouts.expert
+    groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
+    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.tensor * layouts.parameter_bytes, 0.0)
 
 
 def _mean_kept(cases: Cases, kept: Array) -> Array:
