@@ -96,9 +96,10 @@ def resolve_space(
 ) -> SearchSpace:
     """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
 
-    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`. A knob of a preset of
-    whose values the engine honours none is not searched; one that the user names is, and refused. Where blocks are compiled by
-    default, those that are not are in the space too, for what else is in it may exclude compiled ones. `layouts` proposes what
+    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`, but blocks are not
+    compiled: what is asked of a space without a job are plans, whose equations do not look at that. A knob of a preset of
+    whose values the engine honours none is not searched; one that the user names is, and refused. Where `base` has compiled
+    blocks, the space has others too, for what else is in it may exclude compiled ones. `layouts` proposes what
     `pipeline_layout` may be where it is written as `solved`; without it nothing is proposed.
 
     Raises:
@@ -115,8 +116,9 @@ def resolve_space(
     require_documents(context)
     written, named = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
-    rest = base or device_defaults(cluster, capability, model)
-    if rest.compile_blocks and COMPILED not in written | pinned:
+    rest = base or device_defaults(cluster, capability, model).replace({COMPILED: False})
+    by_default = rest.compile_blocks and COMPILED not in written | pinned
+    if by_default:
         written[COMPILED] = (True, False)
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
@@ -132,7 +134,8 @@ def resolve_space(
 
     answer = space(written | pinned)
     if pinned and answer.is_empty() and not space(written).is_empty():
-        raise _pins_refused(answer, pinned)
+        # Of what excludes compiled blocks nobody has asked for those: another rule refuses the rest.
+        raise _pins_refused(replace(answer, domains={**answer.domains, COMPILED: (False,)}) if by_default else answer, pinned)
     if layouts is not None and (written | pinned).get("pipeline_layout") == SOLVED and "pipeline_layout" in answer.domains:
         return replace(answer, domains={**answer.domains, "pipeline_layout": ("", *layouts(answer))})
     return answer

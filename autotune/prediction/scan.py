@@ -132,6 +132,8 @@ def without_buckets(space: SearchSpace) -> SearchSpace:
     """The space with each bucket, and what no equation sees, at the value that is nearest to the base's."""
     apart = {name: values for name, values in space.domains.items() if name in APART}
     standing = {name: _nearest(getattr(space.base, name), values) for name, values in apart.items()}
+    if False in apart.get("compile_blocks", ()):  # which excludes nothing else
+        standing["compile_blocks"] = False
     domains = {name: values for name, values in space.domains.items() if name not in apart}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 

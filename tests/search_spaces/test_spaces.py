@@ -96,17 +96,18 @@ def test_defaults_follow_the_device_and_the_engine() -> None:
 
 
 def test_compiled_blocks_are_a_default_that_gives_way_to_what_excludes_them() -> None:
-    gpus, local = resolve("3d", cluster="dgx-a100"), resolve("3d")
+    base = device_defaults(resolve_cluster("dgx-a100"))
+    gpus, local = resolve("3d", cluster="dgx-a100", base=base), resolve("3d", base=device_defaults(resolve_cluster("local")))
     assert (gpus.base.compile_blocks, gpus.domains["compile_blocks"]) == (True, (True, False))
-    users = resolve("zero", FactoryModel(reference="m:f", parameter_count=1000), cluster="dgx-a100")
-    assert (users.base.compile_blocks, "compile_blocks" in users.domains) == (False, False)
+    users = FactoryModel(reference="m:f", parameter_count=1000)
+    assert not device_defaults(resolve_cluster("dgx-a100"), model=users).compile_blocks
     assert (local.base.compile_blocks, "compile_blocks" in local.domains) == (False, False)
     selective = gpus.base.replace({"activation_checkpointing": "selective"})
     context = dataclasses.replace(gpus.context, capability=COMPILES)
     assert settled(gpus.base, context).compile_blocks
     assert not settled(selective, context).compile_blocks
     assert settled(selective, context, {"compile_blocks"}).compile_blocks  # asked for: refused, not taken back
-    pinned = resolve("3d", cluster="dgx-a100", pins={"compile_blocks": True})
+    pinned = resolve("3d", cluster="dgx-a100", base=base, pins={"compile_blocks": True})
     assert pinned.domains["compile_blocks"] == (True,)
 
 

@@ -16,7 +16,7 @@ from autotune.jobs.session import Session, prepare, session_of
 from search_spaces.clusters import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.huggingface import resolve_model
-from search_spaces.spaces import resolve_space
+from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload
 from storage.store import Store
 
@@ -87,7 +87,8 @@ def test_baselines_on_gpus_are_compiled_but_the_users_and_those_that_exclude_it(
     def chain(values: dict[str, Any] | None, **pins: Any) -> list[bool]:
         work = Workload(global_batch_size=64, sequence_length=128)
         model, cluster = resolve_model("llama-3-8b"), resolve_cluster("dgx-h100")
-        space = resolve_space("zero", model, cluster, work, capability_of("native"), pins)
+        native = capability_of("native")
+        space = resolve_space("zero", model, cluster, work, native, pins, base=device_defaults(cluster, native))
         return [config.compile_blocks for config in baselines_of(values, space, None)]
 
     default = chain(None)
