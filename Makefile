@@ -108,6 +108,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
 	$(BIN)/python benchmarks/service.py --parts reads processes streams sqlite --markdown docs/service-load.md
 	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
+	$(BIN)/python -m benchmarks.kernel_counts --markdown docs/kernel-counts.md
 	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
 	$(BIN)/python -m benchmarks.data_efficiency --markdown docs/data-efficiency-benchmark.md
 	$(BIN)/python -m benchmarks.packing --markdown docs/packing-benchmark.md

@@ -18,6 +18,11 @@ ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules that compute the gradients of inputs and of weights apart."""
 
 
+def losses_wait(config: TrialConfig) -> bool:
+    """Whether the last stage computes the losses of further micro-batches before the backward of one is through."""
+    return config.pipeline_parallel_size > 1 and config.pipeline_schedule not in ("1f1b", "interleaved_1f1b")
+
+
 def stages_of_rank(config: TrialConfig, pipeline_rank: int) -> tuple[int, ...]:
     """The stages that a rank of the pipeline holds, in order."""
     ranks, stages = config.pipeline_parallel_size, config.pipeline_parallel_size * config.virtual_stages

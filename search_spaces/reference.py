@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from search_spaces.knob import Knob, Numerics
 from search_spaces.knobs import KNOBS, domain_text, value_text
 from search_spaces.rules import RULES
+from search_spaces.spaces import CUDA_DEFAULTS
 
 INTRODUCTION = """\
 # Knobs
@@ -46,11 +47,17 @@ def _knob_row(knob: Knob) -> tuple[str, ...]:
         f"`{knob.name}`",
         knob.description,
         domain_text(knob),
-        value_text(knob.default),
+        default_text(knob),
         condition,
         numerics,
         str(knob.applies),
     )
+
+
+def default_text(knob: Knob) -> str:
+    """The default, and that on CUDA devices where it is another there."""
+    default = value_text(knob.default)
+    return f"{default}; {value_text(CUDA_DEFAULTS[knob.name])} on CUDA" if knob.name in CUDA_DEFAULTS else default
 
 
 def _knob_names(names: tuple[str, ...]) -> str:

@@ -1,20 +1,21 @@
 """Spaces by name, from a user's file, and with pins (KNOB=VALUE)."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
+from search_spaces.command import CommandModel
 from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
 from search_spaces.knobs import KNOBS, knob
-from search_spaces.model import Model
+from search_spaces.model import FactoryModel, Model
 from search_spaces.packing_rules import require_documents
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.rules import HONOURS, check_config, rules_of
@@ -22,6 +23,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
+COMPILED = "compile_blocks"
 Pin = str | Value | Sequence[Value]
 """The text of a pin (`3`, `1,2,4`, `powers_of_two`), a value, or several."""
 
@@ -31,18 +33,34 @@ def space_preset_names() -> tuple[str, ...]:
     return tuple(preset_tables("spaces"))
 
 
-def device_defaults(cluster: ClusterSpec, capability: Capability | None = None) -> TrialConfig:
-    """Every knob at its default on this cluster: bf16 where a GPU computes in it, expandable segments on CUDA.
+CUDA_DEFAULTS: Mapping[str, Value] = {"precision": "bf16", "expandable_segments": True, "compile_blocks": True}
+"""Defaults on CUDA devices that are others than TrialConfig's."""
+
+
+def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
+    """Every knob at its default on this cluster: on CUDA bf16 where the GPU computes in it, expandable segments and, of our own
+    models, compiled blocks. Whether a user's `model` compiles is not known before it is tried.
 
     Where the engine does not honour that, the knob stands at TrialConfig's default; where it does not honour that either, at
     the first value that it names.
     """
     device = cluster.device
-    wanted: dict[str, Value] = {"precision": "bf16", "expandable_segments": True} if device.kind == "cuda" else {}
+    wanted = dict(CUDA_DEFAULTS) if device.kind == "cuda" else {}
     if not device.supports("bf16"):
         wanted.pop("precision", None)
+    if isinstance(model, FactoryModel | CommandModel):
+        wanted.pop(COMPILED, None)
     honoured = {name: value for name, value in wanted.items() if capability is None or capability.honours(name, value)}
     return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
+
+
+def settled(config: TrialConfig, context: SpaceContext, asked: Collection[str] = ()) -> TrialConfig:
+    """`config` without compiled blocks, where something else in it excludes them and nobody has asked for them by name."""
+    if COMPILED in asked or not config.compile_blocks:
+        return config
+    readers = {rule.name for rule in rules_of(context.capability) if COMPILED in rule.reads and rule is not HONOURS}
+    excluded = any(refusal.rule in readers for refusal in check_config(config, context))
+    return config.replace({COMPILED: False}) if excluded else config
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
@@ -78,8 +96,10 @@ def resolve_space(
 ) -> SearchSpace:
     """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
 
-    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`. A knob of a preset of
-    whose values the engine honours none is not searched; one that the user names is, and refused. `layouts` proposes what
+    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`, but blocks are not
+    compiled: what is asked of a space without a job are plans, whose equations do not look at that. A knob of a preset of
+    whose values the engine honours none is not searched; one that the user names is, and refused. Where `base` has compiled
+    blocks, the space has others too, for what else is in it may exclude compiled ones. `layouts` proposes what
     `pipeline_layout` may be where it is written as `solved`; without it nothing is proposed.
 
     Raises:
@@ -96,6 +116,10 @@ def resolve_space(
     require_documents(context)
     written, named = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
+    rest = base or device_defaults(cluster, capability, model).replace({COMPILED: False})
+    by_default = rest.compile_blocks and COMPILED not in written | pinned
+    if by_default:
+        written[COMPILED] = (True, False)
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
         resolved = resolve_domains(domains, context)
@@ -104,13 +128,14 @@ def resolve_space(
         turned = {name: values if name in asked else _reached(name, values, context) for name, values in turned.items()}
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
-            base=base or device_defaults(cluster, capability), domains=turned, name=text,
+            base=rest, domains=turned, name=text,
             most_steps=most_steps,
         )  # fmt: skip
 
     answer = space(written | pinned)
     if pinned and answer.is_empty() and not space(written).is_empty():
-        raise _pins_refused(answer, pinned)
+        # Of what excludes compiled blocks nobody has asked for those: another rule refuses the rest.
+        raise _pins_refused(replace(answer, domains={**answer.domains, COMPILED: (False,)}) if by_default else answer, pinned)
     if layouts is not None and (written | pinned).get("pipeline_layout") == SOLVED and "pipeline_layout" in answer.domains:
         return replace(answer, domains={**answer.domains, "pipeline_layout": ("", *layouts(answer))})
     return answer

@@ -10,6 +10,7 @@ from autotune.exports import MAKERS, Export
 from autotune.exports.winner import Stated, Winner
 from search_spaces.knobs import value_text
 from search_spaces.space import SearchSpace
+from search_spaces.spaces import COMPILED, settled
 from search_spaces.trial_config import TrialConfig, Value
 
 COMPANIONS = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
@@ -62,8 +63,10 @@ def _is_said(
 ) -> bool | None:
     """Whether some legal configuration with the value is exported without a note about the knob; None: none is legal."""
     looked_at = False
+    # Where blocks are compiled by default alone, they are not beside what excludes them.
+    asked = () if knob != COMPILED and False in space.domains.get(COMPILED, ()) else (COMPILED,)
     for companion in companions:
-        config = space.canonical(companion.replace({knob: value}))
+        config = space.canonical(settled(companion.replace({knob: value}), space.context, asked))
         if getattr(config, knob) != value or space.check(config):
             continue
         looked_at = True

@@ -9,6 +9,7 @@ from autotune.errors import RequestError
 from search_spaces.file_kinds import DEEPSPEED, kind_of
 from search_spaces.knobs import KNOBS, check_value
 from search_spaces.space import SearchSpace
+from search_spaces.spaces import settled
 from search_spaces.states import states_lower_bound_bytes
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -59,7 +60,8 @@ def baselines_of(
 def _users_baseline(values: Mapping[str, Any] | None, space: SearchSpace) -> list[TrialConfig]:
     if values is None:
         return []
-    config = space.canonical(space.base.replace(values))
+    # What the user's has not said of compiled blocks, it does not have, whatever the device's default is.
+    config = space.canonical(space.base.replace({"compile_blocks": False, **values}))
     if refusals := space.check(config):
         raise RequestError("baseline", f"is refused by {refusals[0].rule}: {refusals[0].message}", refusals[0].remedy)
     return [config]
@@ -67,7 +69,9 @@ def _users_baseline(values: Mapping[str, Any] | None, space: SearchSpace) -> lis
 
 def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
     stages = sorted(int(stage) for stage in space.domains.get("zero_stage", (space.base.zero_stage,)))
-    configs = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
+    asked = () if False in space.domains.get("compile_blocks", ()) else ("compile_blocks",)
+    admitted = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
+    configs = [settled(config, space.context, asked) for config in admitted]
     legal = [config for config in configs if not space.check(config)]
     room = space.cluster.most_memory_bytes
     fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= room]

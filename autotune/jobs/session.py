@@ -211,7 +211,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             workload,
             capability,
             _pins(request, capability),
-            base=_base(request, cluster, capability),
+            base=_base(request, cluster, capability, model),
             most_steps=most_steps,
             layouts=layouts_of(request.engine),
         )
@@ -247,11 +247,11 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
 
 
-def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability) -> TrialConfig:
+def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:
     """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's own
     configuration."""
     given = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
-    return device_defaults(cluster, capability).replace(
+    return device_defaults(cluster, capability, model).replace(
         {name: given[name] for name in (OPTIMIZER, ENVIRONMENT) if name in given}
     )
 

@@ -85,14 +85,14 @@ def loss_moved(cases: Cases, rows: Array) -> Array:
     piece is added to the gradient of the weight, where that is trained.
     """
     shapes, width = cases.shapes, cases.layouts.parameter_bytes
-    added = 2 * ACCUMULATED * pieces(cases, rows).times * shapes.vocabulary * shapes.hidden * _trained(cases)
+    added = 2 * ACCUMULATED * pieces(cases, rows).times * shapes.vocabulary * shapes.hidden * trained_head(cases)
     return 3 * width * rows * shapes.vocabulary + added
 
 
 def loss_kept(cases: Cases, rows: Array) -> Array:
     """Bytes of gradients that wait from the loss's forward for its backward: of the rows and of the weight."""
     shapes = cases.shapes
-    return cases.layouts.parameter_bytes * shapes.hidden * (rows + shapes.vocabulary * _trained(cases))
+    return cases.layouts.parameter_bytes * shapes.hidden * (rows + shapes.vocabulary * trained_head(cases))
 
 
 def loss_peak(cases: Cases, rows: Array) -> Array:
@@ -100,10 +100,10 @@ def loss_peak(cases: Cases, rows: Array) -> Array:
     the type in which pieces are summed.
     """
     shapes, width = cases.shapes, cases.layouts.parameter_bytes
-    summed = np.where(width < ACCUMULATED, ACCUMULATED, 0.0) * shapes.vocabulary * shapes.hidden * _trained(cases)
+    summed = np.where(width < ACCUMULATED, ACCUMULATED, 0.0) * shapes.vocabulary * shapes.hidden * trained_head(cases)
     return pieces(cases, rows).rows * shapes.vocabulary * width + loss_kept(cases, rows) + summed
 
 
-def _trained(cases: Cases) -> Array:
+def trained_head(cases: Cases) -> Array:
     """1 where the output projection is trained, and not frozen beside adapters."""
     return np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)

@@ -20,7 +20,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError
 from search_spaces.model import Position
 from search_spaces.rules import check_config
-from search_spaces.spaces import device_defaults
+from search_spaces.spaces import device_defaults, settled
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -182,7 +182,20 @@ class Ladder:
             if name not in self._pins
         }
         free = {name: values for name, values in choices.items() if values}
-        return [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())]
+        return [self._settled(dict(zip(free, values, strict=True))) for values in itertools.product(*free.values())]
+
+    def _settled(self, savings: dict[str, Value]) -> dict[str, Value]:
+        """The savings, without compiled blocks where these exclude them."""
+        config = self._base.replace(savings)
+        compiled = settled(config, self._context(config), self._pins).compile_blocks
+        return savings if compiled == config.compile_blocks else {**savings, "compile_blocks": compiled}
+
+    def _context(self, config: TrialConfig) -> SpaceContext:
+        question = self._question
+        return SpaceContext(
+            model=question.model, cluster=question.cluster, workload=self._workload(config, question.sequence_length),
+            world_size=question.cluster.world_size, capability=self._capability,
+        )  # fmt: skip
 
     @property
     def _longest(self) -> int:
@@ -204,12 +217,9 @@ class Ladder:
         return np.broadcast_to(found.needed, len(configs)), np.broadcast_to(found.host, len(configs))
 
     def _refusals(self, rung: Rung) -> list[IllegalConfigError]:
-        question, config = self._question, self.ways(rung, self.micro_batch_size)[0]
-        context = SpaceContext(
-            model=question.model, cluster=question.cluster, workload=self._workload(config, question.sequence_length),
-            world_size=question.cluster.world_size, capability=self._capability,
-        )  # fmt: skip
-        return [IllegalConfigError(found.rule, found.message, found.remedy) for found in check_config(config, context)]
+        config = self.ways(rung, self.micro_batch_size)[0]
+        found = check_config(config, self._context(config))
+        return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in found]
 
     def _no_rung(self) -> IllegalConfigError:
         pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)

@@ -11,7 +11,7 @@ from autotune.prediction.compressed import frozen_share, gathered_share, near_by
 from autotune.prediction.files import host_elements, host_parameter_bytes
 from autotune.prediction.float8 import rounded_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
-from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra
+from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
 from autotune.prediction.graphs import static_gradients, static_messages
 from autotune.prediction.late_gather import buffer_bytes, standing_bytes
 from autotune.prediction.offloaded_activations import host_bytes, on_device
@@ -23,7 +23,7 @@ from autotune.prediction.parameters import (
     persistent_parameters,
     stage_parameters,
 )
-from autotune.prediction.pipeline import in_flight, split_layers
+from autotune.prediction.pipeline import in_flight, losses_wait, split_layers
 from autotune.prediction.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
 from autotune.prediction.uneven import RankShare, marked, offloading, overlaid, recomputing, roomier, shares_of, written_out
 from search_spaces.checkpoints import checkpoint
@@ -326,6 +326,10 @@ def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
     return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
 
 
+CHUNK_LOGIT_BYTES = 6.0
+"""Of a chunk's logits in bf16, with their probabilities in fp32, which become the gradient."""
+
+
 def _activations(
     cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None
 ) -> Activations:
@@ -338,12 +342,12 @@ def _activations(
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
-    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk * layouts.micro_batch, told), told)
+    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk, told), told)
     outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     besides = rates.working_layers * whole
     working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    unpacked = unpacked_bytes(cases) + rounded_bytes(cases)
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _put_together(cases)
     # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
     shared, static = 1 - layouts.graphs, static_messages(cases, layers)
     pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)
@@ -351,6 +355,10 @@ def _activations(
     if np.any(fused := loss_fused(cases)):
         loss = np.where(fused, last * loss_peak(cases, told), loss)
         waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
+    if np.any(chunked := (layouts.loss_chunk > 0) & (layouts.loss_chunk < told) & ~losses_wait(layouts)):
+        # Gradients that its forward makes are there beside the logits of a chunk.
+        gradients = layouts.parameter_bytes * shapes.hidden * (told + shapes.vocabulary / layouts.tensor * trained_head(cases))
+        loss = np.where(chunked, logits * CHUNK_LOGIT_BYTES + last * gradients, loss)
     peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
         begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
@@ -358,6 +366,14 @@ def _activations(
         forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
+
+
+def _put_together(cases: Cases) -> Array:
+    """Bytes of a rank's experts' matrices of one name, which a grouped product of them has in one memory: in 16 bits."""
+    shapes, layouts = cases.shapes, cases.layouts
+    own = shapes.experts / layouts.expert
+    groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
+    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.tensor * layouts.parameter_bytes, 0.0)
 
 
 def _mean_kept(cases: Cases, kept: Array) -> Array:

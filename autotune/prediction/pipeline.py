@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases import SCHEDULES, Array, Cases
+from autotune.prediction.cases import SCHEDULES, Array, Cases, Flags, Layouts
 
 GPIPE, F1B1, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPEV = range(len(SCHEDULES))
 
@@ -105,6 +105,12 @@ def in_flight(cases: Cases, place: Array) -> Array:
         default=m + 0 * p,
     )
     return np.where(p > 1, np.minimum(held, m), 1.0)
+
+
+def losses_wait(layouts: Layouts) -> Flags:
+    """Whether the last stage computes further losses before the backward of one (`search_spaces.pipeline.losses_wait`)."""
+    waits: Flags = (layouts.pipeline > 1) & (layouts.schedule != F1B1) & (layouts.schedule != INTERLEAVED)
+    return waits
 
 
 def idle_micro_batches(cases: Cases) -> Array:

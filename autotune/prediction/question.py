@@ -20,7 +20,7 @@ from search_spaces.errors import IllegalConfigError
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import ModelSpec, Position
 from search_spaces.space import SearchSpace
-from search_spaces.spaces import Pin, device_defaults, resolve_space
+from search_spaces.spaces import Pin, device_defaults, resolve_space, settled
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -124,11 +124,13 @@ class Question:
             IllegalConfigError: a rule refuses it.
         """
         capability = capability_of(self.engine)
-        base = device_defaults(self.cluster, capability).replace(single_values(self.pins))
+        pinned = single_values(self.pins)
+        base = device_defaults(self.cluster, capability).replace(pinned)
         space = SearchSpace(
             model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
             base=base, capability=capability,
         )  # fmt: skip
+        base = settled(base, space.context, pinned)
         if refusals := space.check(base):
             raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
         return space.canonical(base)

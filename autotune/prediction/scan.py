@@ -139,6 +139,8 @@ def without_buckets(space: SearchSpace) -> SearchSpace:
     sizes, model = [int(size) for size in apart.get("prefetch_bucket_size", ())], space.context.model
     if sizes and isinstance(model, ModelSpec) and space.base.prefetch_bucket_size < model.layer_parameters:
         standing["prefetch_bucket_size"] = min((size for size in sizes if size >= model.layer_parameters), default=max(sizes))
+    if False in apart.get("compile_blocks", ()):  # which excludes nothing else
+        standing["compile_blocks"] = False
     domains = {name: values for name, values in space.domains.items() if name not in apart}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 

@@ -22,6 +22,11 @@ def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) ->
     return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
+def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
+    """Rows [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], group by group."""
+    return int(2 * one.shape[0] * one.shape[1] * other.shape[-1])
+
+
 def _attention() -> dict[Any, Formula]:
     """Every fused attention that this torch has: those of torch's own table know neither the CPU's nor grouped queries."""
     aten = torch.ops.aten
@@ -33,5 +38,5 @@ def _attention() -> dict[Any, Formula]:
     return found
 
 
-FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention()}
+FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention(), torch.ops.aten._grouped_mm: _grouped}
 """Operator packet -> formula: torch's for matrix products and convolutions."""

@@ -1,6 +1,5 @@
 """The one mode through which every operator of a dry run passes."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -42,8 +41,6 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops: int | None = 0
         # What reads a value in our own model's steps is torch's alone, and takes 1 for an answer.
         self._tells_values = int(spec is not None)
-        self._experts = itertools.cycle(range(spec.num_experts)) if spec is not None and spec.num_experts else None
-        self._expert_count = spec.num_experts if spec is not None else 0
         self._copy: object = None
         self._formulas: dict[Any, Callable[..., int] | None] = {}
 
@@ -57,9 +54,6 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._tells_values and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
-        if self._experts is not None and func is torch.ops.aten.nonzero.default:
-            func, args = torch.ops.aten.new_empty.default, (args[0], [self._share_of_expert(args[0].numel()), args[0].dim()])
-            kwargs = {"dtype": torch.int64}
         if func not in self._formulas:
             self._formulas[func] = FORMULAS.get(getattr(func, "_overloadpacket", func))
         result = quick(func, args, kwargs) if func in QUICK else NotImplemented
@@ -120,12 +114,6 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _share_of_expert(self, choices: int) -> int:
-        """How many of a layer's choices fall on the next expert where all get alike; all choices are dealt out."""
-        assert self._experts is not None
-        expert = next(self._experts)
-        return (expert + 1) * choices // self._expert_count - expert * choices // self._expert_count
 
     def _see(self, result: Any) -> None:
         if isinstance(result, Tensor):

@@ -82,7 +82,7 @@ class ParallelSession(EngineSession):
         for part in self.parts:
             if config.compile_blocks:
                 compile_blocks(part.blocks)
-            checkpoint_blocks(part.blocks, config, part.stage)
+            checkpoint_blocks(part.blocks, config, part.stage, draws=isinstance(model, FactoryModel))
         self._activations = ActivationOffload(context.device) if config.offload_activations else None
         if self._activations is not None:
             for part in self.parts:

@@ -24,7 +24,7 @@ from search_spaces.configured import configured
 from search_spaces.float8 import FLOAT8, MODEL_REMEDY
 from search_spaces.mesh import PIPELINE
 from search_spaces.model import FactoryModel, Model, ModelSpec
-from search_spaces.pipeline import rank_of_stage, split_blocks, split_layers, stages_of_rank
+from search_spaces.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -108,6 +108,7 @@ class _Shape(Source):
                     context=context,
                     expert=groups.expert,
                     operators=operators,
+                    losses_wait=losses_wait(self.config),
                 ),
                 stage,
             )

@@ -55,6 +55,11 @@ def recurrent_backward_flops(x: Tensor, *weights: object, **__: object) -> int:
     return 2 * recurrent_flops(x, *weights)
 
 
+def grouped_flops(one: Tensor, other: Tensor, *_: object, **__: object) -> int:
+    """Rows [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], group by group."""
+    return 2 * one.shape[0] * one.shape[1] * other.shape[-1]
+
+
 def _formulas() -> dict[Any, Formula]:
     """Operator -> formula: torch's for matrix products and convolutions, ours for attention and recurrent layers."""
     aten = torch.ops.aten
@@ -64,7 +69,7 @@ def _formulas() -> dict[Any, Formula]:
         for name, suffix in itertools.product(names, ("", "_backward")):
             if hasattr(aten, name + suffix):
                 ours[getattr(aten, name + suffix)] = formulas[bool(suffix)]
-    return {**flop_registry, **ours}
+    return {**flop_registry, **ours, aten._grouped_mm: grouped_flops}
 
 
 FORMULAS: Mapping[Any, Formula] = _formulas()

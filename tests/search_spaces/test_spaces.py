@@ -1,5 +1,6 @@
 """Spaces by name, from files, with pins."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,21 @@ from search_spaces.knob import Numerics
 from search_spaces.knobs import KNOBS
 from search_spaces.model import FactoryModel
 from search_spaces.space import SearchSpace
-from search_spaces.spaces import device_defaults, parse_pins, resolve_space, space_preset_names
+from search_spaces.spaces import device_defaults, parse_pins, resolve_space, settled, space_preset_names
 from search_spaces.trial import Workload
 
 SMALL = Capability(engine="small", knobs=dict.fromkeys(("zero_stage", "micro_batch_size", "activation_checkpointing")))
+
+COMPILES = Capability(
+    engine="compiles",
+    knobs=dict.fromkeys(("compile_blocks", "activation_checkpointing")),
+    combinations=(
+        Combination(
+            rule="compiled-selective", reads=("compile_blocks", "activation_checkpointing"), problem="both", remedy="one",
+            holds=lambda config, _: config.compile_blocks and config.activation_checkpointing == "selective",
+        ),
+    ),
+)  # fmt: skip
 
 
 def resolve(text: str, model: Any = "llama-tiny", cluster: str = "local", batch: int = 16, **more: Any) -> SearchSpace:
@@ -76,9 +88,27 @@ def test_the_micro_batch_reaches_what_the_fewest_replicas_leave() -> None:
 def test_defaults_follow_the_device_and_the_engine() -> None:
     gpus, old, none = resolve_cluster("dgx-a100"), resolve_cluster("dgx-1v"), Capability(engine="none", knobs={})
     assert (device_defaults(gpus).precision, device_defaults(gpus).expandable_segments) == ("bf16", True)
+    assert device_defaults(gpus).compile_blocks
+    assert not device_defaults(resolve_cluster("local")).compile_blocks
     assert device_defaults(old).precision == "fp32"
     assert device_defaults(resolve_cluster("local")).precision == "fp32"
-    assert device_defaults(gpus, none).precision == "fp32"
+    assert (device_defaults(gpus, none).precision, device_defaults(gpus, none).compile_blocks) == ("fp32", False)
+
+
+def test_compiled_blocks_are_a_default_that_gives_way_to_what_excludes_them() -> None:
+    base = device_defaults(resolve_cluster("dgx-a100"))
+    gpus, local = resolve("3d", cluster="dgx-a100", base=base), resolve("3d", base=device_defaults(resolve_cluster("local")))
+    assert (gpus.base.compile_blocks, gpus.domains["compile_blocks"]) == (True, (True, False))
+    users = FactoryModel(reference="m:f", parameter_count=1000)
+    assert not device_defaults(resolve_cluster("dgx-a100"), model=users).compile_blocks
+    assert (local.base.compile_blocks, "compile_blocks" in local.domains) == (False, False)
+    selective = gpus.base.replace({"activation_checkpointing": "selective"})
+    context = dataclasses.replace(gpus.context, capability=COMPILES)
+    assert settled(gpus.base, context).compile_blocks
+    assert not settled(selective, context).compile_blocks
+    assert settled(selective, context, {"compile_blocks"}).compile_blocks  # asked for: refused, not taken back
+    pinned = resolve("3d", cluster="dgx-a100", base=base, pins={"compile_blocks": True})
+    assert pinned.domains["compile_blocks"] == (True,)
 
 
 def test_pins_fix_a_knob_or_give_it_a_domain() -> None:

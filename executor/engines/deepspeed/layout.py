@@ -106,5 +106,5 @@ def _transformer(spec: ModelSpec, config: TrialConfig, workload: Workload, dtype
             "adapters", "this engine trains every parameter; leave adapters at 0, or give a module:factory"
         )
     module = build_transformer(spec, workload.sequence_length, workload.seed, dtype, config.loss_chunk_size, part)
-    checkpoint_blocks(module.layers(), config)
+    checkpoint_blocks(module.layers(), config, draws=False)
     return module

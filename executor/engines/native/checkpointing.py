@@ -13,7 +13,7 @@ from search_spaces.stage_layout import recomputed_layers
 from search_spaces.trial_config import TrialConfig
 
 
-def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig, stage: int = 0) -> None:
+def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig, stage: int = 0, draws: bool = True) -> None:
     """Run blocks of a stage again in backward instead of keeping their activations, as `activation_checkpointing` says, or
     `pipeline_layout` of this stage.
 
@@ -25,6 +25,9 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig, stage: i
 
     A block's `forward` is replaced, not the block wrapped, so that hooks on the block (stage-3 gathers) stay outside the
     region that runs again: gathering inside it would be recorded and replayed as part of the block.
+
+    `draws`: whether blocks may draw random numbers (dropout). Then the generators' states are read before each block, from the
+    device, and set again in backward, so that the same numbers are drawn.
     """
     kind, chosen = recomputed_layers(config, stage, len(blocks))
     contexts: dict[str, Any] = {}
@@ -33,4 +36,4 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig, stage: i
         parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
         contexts = {"context_fn": functools.partial(selective_contexts, runs_again=parts)}
     for block in (blocks[place] for place in chosen):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=draws, **contexts)

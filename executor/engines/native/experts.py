@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.native.collectives import Group, rows_of
+from executor.engines.native.grouped import apply_grouped, can_group
 from executor.engines.native.selective import keep_collective
 from executor.engines.native.tensor import TensorParallel
 from search_spaces.model import ModelSpec
@@ -35,7 +36,10 @@ class Experts(nn.Module):
        takes at most `capacity` tokens of each sequence, those that come first; its other places stay empty, so that what
        travels and what is computed never depends on the data. The sequence, not the micro-batch, is what fills an expert,
        so that which tokens are dropped is the same in every layout.
-    3. With `load_balance` the gradient of the balance loss enters at the router's scores (`balanced`).
+    3. Rows stand in the order of their experts. In bf16 their products are grouped, for which the host need not know how many
+       rows an expert has (`grouped`); elsewhere it reads the numbers once. Between ranks they are read once in any case, for
+       the exchange is of so many rows.
+    4. With `load_balance` the gradient of the balance loss enters at the router's scores (`balanced`).
     """
 
     def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[], nn.Module]) -> None:
@@ -56,19 +60,8 @@ class Experts(nn.Module):
             scores = balanced(scores, self.spec, self.loss_scale / self.tensor.size)
         scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
-        if self.group.size == 1 and not self.spec.capacity_factor:
-            mixed = self._one_by_one(x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2))
-        else:
-            mixed = self._dispatched(x.flatten(0, -2), self._plan(chosen, weights))
+        mixed = self._dispatched(x.flatten(0, -2), self._plan(chosen, weights))
         return self.tensor.leave(mixed.view_as(x))
-
-    def _one_by_one(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        mixed = torch.zeros_like(tokens)
-        for index, expert in enumerate(self.experts.values()):
-            # Also for no rows at all: every rank then has the same graph, and its gradients come in the same order.
-            rows, place = torch.where(chosen == index)
-            mixed = mixed.index_add(0, rows, expert(tokens[rows]) * weights[rows, place, None])
-        return mixed
 
     def _plan(self, chosen: Tensor, weights: Tensor) -> Dispatch:
         if self.spec.capacity_factor:
@@ -79,32 +72,58 @@ class Experts(nn.Module):
         return Dispatch(order // chosen.shape[-1], weights.flatten()[order], counts)
 
     def _dispatched(self, tokens: Tensor, plan: Dispatch) -> Tensor:
-        sent, received = self._numbers(plan)
+        rows = tokens.index_select(0, plan.rows)
+        experts = list(self.experts.values())
+        groups = can_group(experts, rows)
+        if self.group.size == 1 and groups:
+            return self._mixed(tokens, plan, apply_grouped(experts, rows, self._counts(plan)))
+        sent, received, counts = self._numbers(plan)
         going = [sum(sizes) for sizes in sent]
         coming = [sum(sizes) for sizes in received]
-        rows = exchange(tokens.index_select(0, plan.rows), self.group, going, coming, returns=False)
-        back = exchange(self._apply_own(rows, received), self.group, coming, going, returns=True)
-        return torch.zeros_like(tokens).index_add(0, plan.rows, back * plan.weights[:, None])
+        rows = exchange(rows, self.group, going, coming, returns=False)
+        own = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
+        return self._mixed(tokens, plan, exchange(own, self.group, coming, going, returns=True))
 
-    def _numbers(self, plan: Dispatch) -> tuple[list[list[int]], list[list[int]]]:
-        """Rows for each rank's experts that leave here, and rows for each of this rank's experts that come from each rank."""
-        ranks, rows = self.group.size, len(plan.rows)
+    def _mixed(self, tokens: Tensor, plan: Dispatch, results: Tensor) -> Tensor:
+        return torch.zeros_like(tokens).index_add(0, plan.rows, results * plan.weights[:, None])
+
+    def _counts(self, plan: Dispatch) -> Tensor:
+        """Rows of each expert [experts], of those that are here."""
+        experts = self.spec.num_experts
+        return plan.rows.new_full((experts,), len(plan.rows) // experts) if plan.counts is None else plan.counts
+
+    def _numbers(self, plan: Dispatch) -> tuple[list[list[int]], list[list[int]], Tensor]:
+        """Rows for each rank's experts that leave here, those for each of this rank's experts that come from each rank, and
+        their sums on the device.
+        """
+        ranks, rows, counts = self.group.size, len(plan.rows), self._counts(plan)
         own = self.spec.num_experts // ranks
         if plan.counts is None:
             alike = [[rows // self.spec.num_experts] * own for _ in range(ranks)]
-            return alike, alike
-        counts = plan.counts
+            return alike, alike, counts[:own] * ranks
         theirs = keep_collective(lambda: _travelled(counts, self.group, [own] * ranks, [own] * ranks, returns=False))
         numbers = rows_of(torch.cat((counts, theirs)), 2 * rows)
         table = [numbers[first : first + own] for first in range(0, len(numbers), own)]
-        return table[:ranks], table[ranks:]
+        return table[:ranks], table[ranks:], theirs.view(ranks, own).sum(0)
 
-    def _apply_own(self, rows: Tensor, received: Sequence[Sequence[int]]) -> Tensor:
+    def _apply_grouped(self, rows: Tensor, received: Sequence[Sequence[int]], counts: Tensor) -> Tensor:
+        """As `_apply_each`."""
+        if not len(rows):
+            return self._apply_each(rows, received)
+        experts, ranks = len(self.experts), len(received)
+        pieces = torch.split(rows, [size for sizes in received for size in sizes])
+        by_expert = [pieces[rank * experts + index] for index in range(experts) for rank in range(ranks)]
+        results = apply_grouped(list(self.experts.values()), torch.cat(by_expert), counts)
+        parts = torch.split(results, [len(piece) for piece in by_expert])
+        return torch.cat([parts[index * ranks + rank] for rank in range(ranks) for index in range(experts)])
+
+    def _apply_each(self, rows: Tensor, received: Sequence[Sequence[int]]) -> Tensor:
         """This rank's experts on the rows that came, which stand by rank and within it by expert; the results in that order."""
         own = len(self.experts)
         pieces = torch.split(rows, [size for sizes in received for size in sizes])
         results = []
         for index, expert in enumerate(self.experts.values()):
+            # Also for no rows at all: every rank then has the same graph, and its gradients come in the same order.
             inputs = torch.cat(pieces[index::own]) if self.group.size > 1 else pieces[index]
             results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])

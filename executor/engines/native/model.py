@@ -1,6 +1,7 @@
 """A decoder-only transformer of any shape that a ModelSpec can state, or the part of it that one rank holds."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,10 +10,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor.engines.native.bottleneck import WIDENING, Bottleneck, behind
+from executor.engines.native.chunked_loss import chunked_loss
 from executor.engines.native.collectives import Group
 from executor.engines.native.context import ContextParallel
 from executor.engines.native.data_schedule import through_kept
 from executor.engines.native.experts import Experts
+from executor.engines.native.grouped import Multiply
 from executor.engines.native.initialization import Drawn, FirstValues, Kind, draw, materialise
 from executor.engines.native.low_rank import OUTWARD, LowRank
 from executor.engines.native.operators import Operators
@@ -51,6 +54,8 @@ class Part:
     """The ranks that divide the experts."""
     operators: Operators = field(default_factory=Operators)
     """What computes norms, rotations, gates and the loss."""
+    losses_wait: bool = False
+    """Whether other micro-batches' losses may come between a loss and its backward."""
 
 
 def whole(spec: ModelSpec) -> Part:
@@ -115,11 +120,17 @@ class FeedForward(nn.Module):
         self.up = ColumnLinear(hidden, width, part.tensor, bias=bias)
         self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
 
-    def forward(self, x: Tensor) -> Tensor:
-        matrices = (self.up,) if self.gate is None else (self.up, self.gate)
-        hidden, *gate = [matrix(x) for matrix in matrices] if self.expert else enter_through(x, self.tensor, matrices)
+    def forward(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
+        """`multiply`: multiplies by the matrices of many experts of this name in the place of this one's."""
+        matrices = {"up": self.up} if self.gate is None else {"up": self.up, "gate": self.gate}
+        if multiply is not None:
+            hidden, *gate = [multiply(name, x) for name in matrices]
+        elif self.expert:
+            hidden, *gate = [matrix(x) for matrix in matrices.values()]
+        else:
+            hidden, *gate = enter_through(x, self.tensor, tuple(matrices.values()))
         hidden = self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
-        result: Tensor = self.down(hidden)
+        result: Tensor = self.down(hidden) if multiply is None else multiply("down", hidden)
         return result
 
 
@@ -187,23 +198,34 @@ class Embedding(nn.Module):
         return self.tensor.own_tokens(functional.pad(table(rows), (0, 0, self.prompt.length, 0)))
 
 
+class OutputProjection(ColumnLinear):
+    """A slice of the vocabulary: weight [vocabulary / ranks, width]."""
+
+    def forward(self, x: Tensor, use: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The logits of `x`, or what `use` makes of the weight: as part of this module's call, so that hooks on it hold."""
+        return super().forward(x) if use is None else use(self.weight)
+
+
 class Head(nn.Module):
     """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
 
-    With `chunk` > 0 the logits exist for that many tokens at a time, in forward and (recomputed) in backward. Where samples
-    hold padding (`targets`), a loss is no mean over the targets that are here, but weighs them as those of the whole step.
+    With `chunk` > 0 the logits exist for that many tokens at a time, and forward makes gradients of them (`chunked_loss`). They
+    are made again in backward instead where many micro-batches' losses wait for theirs, each of which would hold a gradient of
+    the weight, and in fp16, which cannot hold gradients before they are scaled. Where samples hold padding (`targets`), a loss
+    is no mean over the targets that are here, but weighs them as those of the whole step.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
         super().__init__()
         self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
+        self.losses_wait = part.losses_wait
         self.targets = 0.0
         """Of a micro-batch, on the mean of the step's; 0: as many as labels, none of which is of padding."""
         self.linear_loss = part.operators.linear_loss
         self.norm = part.operators.make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
-        self.output = ColumnLinear(width, spec.vocab_size, part.tensor, bias=False)
+        self.output = OutputProjection(width, spec.vocab_size, part.tensor, bias=False)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         if self.norm is not None:
@@ -216,8 +238,16 @@ class Head(nn.Module):
             return self.linear_loss(rows, self.output.weight, targets) / (self.targets or targets.numel())
         if not self.chunk or self.chunk >= rows.shape[0]:
             return self._summed_loss(rows, targets) / (self.targets or targets.numel())
+        if torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
+            scale, padded = 1 / (self.targets or targets.numel()), self.targets > 0
+            use = functools.partial(
+                chunked_loss, rows, targets=targets, chunk=self.chunk, tensor=self.tensor, scale=scale, padded=padded
+            )
+            loss: Tensor = self.output(rows, use)
+            return loss
         parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)
-        sums = [checkpoint(self._summed_loss, part, target, use_reentrant=False) for part, target in parts]
+        again = functools.partial(checkpoint, self._summed_loss, use_reentrant=False, preserve_rng_state=False)
+        sums = [again(part, target) for part, target in parts]
         return torch.stack(sums).sum() / (self.targets or targets.numel())
 
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:

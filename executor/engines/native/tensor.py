@@ -205,8 +205,28 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorPara
     """
     if tensor.size == 1:
         return functional.cross_entropy(logits, targets, reduction="sum")
-    losses: Tensor = _VocabularyLoss.apply(logits, targets, tensor.group)  # type: ignore[no-untyped-call]
+    losses: Tensor = _VocabularyLoss.apply(logits, targets, tensor)  # type: ignore[no-untyped-call]
     return (losses.masked_fill(targets < 0, 0) if padded else losses).sum()
+
+
+def vocabulary_probabilities(
+    logits: Tensor, targets: Tensor, tensor: TensorParallel, overwrite: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the place of its target
+    there, and whether it has none there. With `overwrite` probabilities take the place of the logits.
+    """
+    largest = logits.detach().amax(dim=-1)
+    tensor.group.all_reduce(largest, dist.ReduceOp.MAX).wait()
+    own = targets - tensor.rank * logits.shape[-1]
+    elsewhere = own < 0
+    if tensor.size > 1:
+        elsewhere |= own >= logits.shape[-1]
+    own = own.masked_fill(elsewhere, 0)
+    target = (logits.gather(-1, own[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
+    exponentials = torch.sub(logits, largest[:, None], out=logits if overwrite else None).exp_()
+    sums = torch.stack((exponentials.sum(dim=-1), target))
+    tensor.group.all_reduce(sums).wait()
+    return sums[0].log() - sums[1], exponentials.div_(sums[0][:, None]), own, elsewhere
 
 
 class _Copy(torch.autograd.Function):
@@ -268,18 +288,10 @@ class _GatherFeatures(torch.autograd.Function):
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group) -> Tensor:
-        largest = logits.detach().amax(dim=-1)
-        group.all_reduce(largest, dist.ReduceOp.MAX).wait()
-        exponentials = (logits - largest[:, None]).exp_()
-        own = targets - group.rank * logits.shape[-1]
-        elsewhere = (own < 0) | (own >= logits.shape[-1])
-        own = own.masked_fill(elsewhere, 0)
-        target = (logits.gather(-1, own[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
-        sums = torch.stack((exponentials.sum(dim=-1), target))
-        group.all_reduce(sums).wait()
-        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), own, elsewhere)
-        return sums[0].log() - sums[1]
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
+        losses, *kept = vocabulary_probabilities(logits, targets, tensor)
+        ctx.save_for_backward(*kept)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

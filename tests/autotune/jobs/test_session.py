@@ -8,10 +8,16 @@ import pytest
 import table
 
 from autotune import engines
+from autotune.engines import capability_of
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
+from autotune.jobs.baselines import baselines_of
 from autotune.jobs.request import request_from_fields, request_from_row, request_to_row
 from autotune.jobs.session import Session, prepare, session_of
+from search_spaces.clusters import resolve_cluster
 from search_spaces.errors import SearchSpaceError
+from search_spaces.huggingface import resolve_model
+from search_spaces.spaces import device_defaults, resolve_space
+from search_spaces.trial import Workload
 from storage.store import Store
 
 
@@ -75,6 +81,22 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
     session = table.session(tmp_path, baseline={"zero_stage": 2, "micro_batch_size": 2})
     assert session.baselines[0].micro_batch_size == 2
+
+
+def test_baselines_on_gpus_are_compiled_but_the_users_and_those_that_exclude_it() -> None:
+    def chain(values: dict[str, Any] | None, **pins: Any) -> list[bool]:
+        work = Workload(global_batch_size=64, sequence_length=128)
+        model, cluster = resolve_model("llama-3-8b"), resolve_cluster("dgx-h100")
+        native = capability_of("native")
+        space = resolve_space("zero", model, cluster, work, native, pins, base=device_defaults(cluster, native))
+        return [config.compile_blocks for config in baselines_of(values, space, None)]
+
+    default = chain(None)
+    assert default and all(default)
+    assert chain({"zero_stage": 3}) == [False, *default]
+    assert chain({"zero_stage": 3, "compile_blocks": True}) == default
+    selective = chain(None, activation_checkpointing="selective")
+    assert len(selective) == len(default) and not any(selective)
 
 
 LOSSES = (5.0, 4.5, 4.0)

@@ -84,10 +84,9 @@ class Layout:
             parts = ROW_PARTS if self.config.async_tensor_parallel else 1
             yield sums, "tensor", times * rows * parts, message // parts
             yield sums, "tensor", times * others, message
-            # The vocabulary-parallel loss: largest logits, then sums of exponentials with the targets' logits. A chunk of it
-            # is computed again in backward.
+            # The vocabulary-parallel loss: largest logits, then sums of exponentials with the targets' logits.
             chunk = self.config.loss_chunk_size or self.tokens
-            losses = times * stage.last * (self.tokens // chunk) * (2 if self.config.loss_chunk_size else 1)
+            losses = times * stage.last * (self.tokens // chunk)
             yield "all_reduce", "tensor", losses, chunk
             yield "all_reduce", "tensor", losses, 2 * chunk
             # Parameters that are whole on every rank and have a summand of their gradient there, in one message a step.

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from executor.engine import TAGS
+from executor.engine import TAGS, RankContext
+from executor.engines import session
 from executor.engines.native import selective
 from executor.engines.native.checkpointing import checkpoint_blocks
+from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
 from executor.runners.local import LocalRunner
-from search_spaces.model import ModelSpec
+from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
@@ -69,6 +71,50 @@ def test_a_layout_runs_the_first_blocks_of_its_own_stage_again(stage: int, calls
     checkpoint_blocks(list(model), layout, stage)
     outcome(model, inputs())
     assert [block.calls for block in model] == calls
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_random_states_are_read_where_blocks_may_draw_alone(draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, state = [], torch.get_rng_state
+
+    def read() -> Tensor:
+        reads.append(state())
+        return reads[-1]
+
+    monkeypatch.setattr(torch, "get_rng_state", read)
+    model = nn.Sequential(*(Block() for _ in range(LAYERS))).double()
+    checkpoint_blocks(list(model), TrialConfig(activation_checkpointing="full"), draws=draws)
+    outcome(model, inputs())
+    assert bool(reads) is draws
+
+
+def factory() -> tuple[nn.Module, object]:
+    """A user's module: its call gives the loss."""
+    return UserModule(), lambda size, generator: {"x": torch.randn(size, 4, generator=generator)}
+
+
+class UserModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_our_own_model_draws_nothing_and_a_users_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(session, "checkpoint_blocks", lambda *_, draws: told.append(draws))
+    own = ModelSpec(
+        name="own", family="llama", num_layers=1, hidden_size=8, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+        ffn_hidden_size=8, vocab_size=8, sequence_length=4,
+    )  # fmt: skip
+    for model in (own, FactoryModel(reference=f"{__name__}:factory", parameter_count=32)):
+        context = RankContext(rank=0, world_size=1, device=CPU)
+        NativeEngine().build(context, model, TrialConfig(), Workload(global_batch_size=1, sequence_length=4)).close()
+    assert told == [False, True]
 
 
 def outcome(model: nn.Module, x: Tensor) -> list[Tensor]:

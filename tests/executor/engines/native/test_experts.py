@@ -1,14 +1,21 @@
 """A layer of experts on one rank against the equations written out, token by token, in float64."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.engines.native import experts as module_of_experts
+from executor.engines.native.collectives import Group, InFlight, rows_of
 from executor.engines.native.experts import Experts, balanced, capped, tell_loss_scale
-from executor.engines.native.model import Transformer, build_transformer
+from executor.engines.native.grouped import together
+from executor.engines.native.model import Transformer, build_transformer, whole
 from search_spaces.errors import ModelFormatError
 from search_spaces.huggingface import model_spec_from_config
 from search_spaces.model import ModelSpec
@@ -167,3 +174,106 @@ def test_what_is_no_factor_is_refused(wrong: dict[str, float]) -> None:
     name = "capacity_factor" if "capacity_factor" in wrong else "load_balance"
     with pytest.raises(ModelFormatError, match=name):
         dataclasses.replace(SPEC, **wrong)
+
+
+GROUPED = dataclasses.replace(SPEC, hidden_size=16, head_dim=8, ffn_hidden_size=24, mlp_bias=True)
+"""Widths of which torch's kernel takes rows."""
+
+
+def narrow_layer(spec: ModelSpec) -> Experts:
+    model = build_transformer(spec, spec.sequence_length, seed=3, dtype=torch.bfloat16)
+    found = next(module for module in model.modules() if isinstance(module, Experts))
+    with torch.no_grad():
+        found.router.weight.mul_(50.0)
+        for name, value in found.named_parameters():
+            if name.endswith("bias"):
+                value.normal_(generator=torch.Generator().manual_seed(len(name)))
+    return found
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_grouped_products_are_those_of_each_expert(factor: float) -> None:
+    experts, drawn = narrow_layer(dataclasses.replace(GROUPED, capacity_factor=factor)), torch.Generator().manual_seed(5)
+    x = torch.randn(BATCH, 10, 16, generator=drawn).bfloat16().requires_grad_()
+    outcomes = []
+    for hooked in (False, True):  # what is hooked is called by itself
+        handles = [expert.register_forward_hook(lambda *_: None) for expert in experts.experts.values() if hooked]
+        with Operators() as seen:
+            result = experts(x)
+            outcomes.append([result, *torch.autograd.grad(result.float().square().mean(), [x, *experts.parameters()])])
+        assert (seen.counts[torch.ops.aten._grouped_mm.default] > 0) is not hooked
+        for handle in handles:
+            handle.remove()
+    for grouped, each in zip(*outcomes, strict=True):
+        assert (grouped - each).abs().max() <= 0.02 * each.abs().max()
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_the_host_waits_for_nothing(factor: float) -> None:
+    """On the meta device whatever reads a value on the host raises."""
+    experts = narrow_layer(dataclasses.replace(GROUPED, capacity_factor=factor, load_balance=0.1)).to("meta")
+    x = torch.empty(BATCH, 10, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    experts(x).sum().backward()
+    assert all(value.grad is not None for value in (x, *experts.parameters()))
+
+
+def test_the_host_reads_rows_once_where_products_are_not_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def read(counts: Tensor, total: int) -> list[int]:
+        reads.append(total)
+        return rows_of(counts, total)
+
+    monkeypatch.setattr(module_of_experts, "rows_of", read)
+    with Operators() as seen:
+        layer(SPEC)(tokens()).sum().backward()
+    assert len(reads) == 1
+    assert not seen.counts[torch.ops.aten.nonzero.default] and not seen.counts[torch.ops.aten._local_scalar_dense.default]
+
+
+class Mirror(Group):
+    """Two ranks of which the other one sends what this one does."""
+
+    def all_to_all(self, output: Tensor, parts: Tensor, *_: object) -> InFlight:
+        output.copy_(parts)
+        return InFlight(lambda: None)
+
+
+def test_the_host_reads_rows_once_where_ranks_divide_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the exchange between ranks must be told; the rest runs on the meta device, where no other value can be read."""
+    reads = []
+
+    def read(counts: Tensor, total: int) -> list[int]:
+        reads.append(counts.device.type)
+        return [total // len(counts)] * len(counts)
+
+    monkeypatch.setattr(module_of_experts, "rows_of", read)
+    part = dataclasses.replace(whole(GROUPED), expert=Mirror(None, 2, 0))
+    model = build_transformer(GROUPED, 10, seed=3, dtype=torch.bfloat16, part=part).to("meta")
+    experts = next(module for module in model.modules() if isinstance(module, Experts))
+    x = torch.empty(2, 10, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with Operators() as seen:
+        experts(x).sum().backward()
+    assert reads == ["meta"]
+    assert seen.counts[torch.ops.aten._grouped_mm.default] == 9
+
+
+def test_matrices_at_equal_distances_are_not_copied() -> None:
+    memory = torch.randn(3, 2, 16, 24).bfloat16()
+    every_other = together(memory[:, 1].unbind())
+    assert every_other.data_ptr() == memory[0, 1].data_ptr()
+    assert torch.equal(every_other, memory[:, 1])
+    uneven = [memory[0, 0], memory[0, 1], memory[2, 0]]
+    assert torch.equal(together(uneven), torch.stack(uneven))
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
