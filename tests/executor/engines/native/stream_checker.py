@@ -23,6 +23,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.engines.native import collectives, streams
@@ -39,7 +40,7 @@ FACTORY = re.compile(r"aten::(new_.*|.*_like)$")
 """Operators that read no data of the tensors they are given."""
 DEVICE, PINNED, PAGEABLE = "device", "pinned", "pageable"
 HOST, COMPUTE = "host", "compute"
-PASSED_BY = ("collectives", "copies")
+PASSED_BY = ("collectives", "copies", "rank_file")
 """Modules that act for others."""
 
 
@@ -69,7 +70,9 @@ class Access:
         return not self._elements().isdisjoint(other._elements())
 
     def _elements(self) -> set[int]:
-        places = [range(0, size * stride, stride) if stride else (0,) for size, stride in zip(self.shape, self.strides, strict=True)]
+        places = [
+            range(0, size * stride, stride) if stride else (0,) for size, stride in zip(self.shape, self.strides, strict=True)
+        ]
         width = range(self.itemsize)
         return {self.first + self.itemsize * sum(place) + byte for place in itertools.product(*places) for byte in width}
 
@@ -190,7 +193,7 @@ class StreamChecker(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Memory, int]] = {}
         self._regions: list[tuple[int, int, Memory]] = []
         self._files: dict[int, Memory] = {}
-        self._groups: dict[int, Stream] = {}
+        self._groups: dict[tuple[Any, ...], Stream] = {}
         self._names = Counter[str]()
         self._thread = threading.get_ident()
 
@@ -222,7 +225,12 @@ class StreamChecker(TorchDispatchMode):
             on_host = False  # to the device
         if func is aten.copy_.default and sides[0] != sides[1]:
             on_host = False
-        if not crosses and any(sides) and not on_host and any(side and value.dim() for side, value in zip(sides, inputs, strict=True)):
+        if (
+            not crosses
+            and any(sides)
+            and not on_host
+            and any(side and value.dim() for side, value in zip(sides, inputs, strict=True))
+        ):
             raise TypeError(f"{name} of tensors on the host and on the device, in {_caller()}")
         stream = self.host if on_host else self.current()
         before = {value.untyped_storage()._cdata for value in inputs}
@@ -361,7 +369,9 @@ class StreamChecker(TorchDispatchMode):
         weakref.finalize(storage, self._regions.remove, region)
         return made
 
-    def _transferred(self, start: Callable[..., Transfer], file: RankFile, act: Any, offset: int, memory: memoryview) -> Transfer:
+    def _transferred(
+        self, start: Callable[..., Transfer], file: RankFile, act: Any, offset: int, memory: memoryview
+    ) -> Transfer:
         """A transfer is a stream of its own; the file is a memory, too."""
         stream = self.new_stream("transfer")
         self._tick(stream)
@@ -387,8 +397,10 @@ class StreamChecker(TorchDispatchMode):
         work = Work(self, stream, real(*args, **kwargs, async_op=True), tensors)
         return work if async_op else work.wait()
 
-    def _launched(self, group: Any, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Stream:
-        key = id(group or dist.group.WORLD)
+    def _launched(
+        self, group: Any, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], way: tuple[Any, ...] = ()
+    ) -> Stream:
+        key = id(group or dist.group.WORLD), *way
         if key not in self._groups:
             self._groups[key] = self.new_stream("communication")
         stream = self._groups[key]
@@ -401,12 +413,12 @@ class StreamChecker(TorchDispatchMode):
             self._access(value, True, stream, what)
         return stream
 
-    def _sent_and_received(self, real: Callable[..., Any], operations: list[dist.P2POp]) -> list[Work]:
-        group = operations[0].group
-        sent = [one.tensor for one in operations if one.op is dist.isend]
-        received = [one.tensor for one in operations if one.op is not dist.isend]
-        stream = self._launched(group, "batch_isend_irecv", sent, received)
-        return [Work(self, stream, work, [*sent, *received]) for work in real(operations)]
+    def _message(self, real: Callable[..., Any], name: str, tensor: Tensor, *where: Any, **how: Any) -> Work:
+        """From one rank to another: not after what the group sends, nor after what goes to and comes from others."""
+        sends = name == "isend"
+        peer = (name, *where, how.get("group_dst"), how.get("group_src"))
+        stream = self._launched(how.get("group"), name, [tensor] if sends else [], [] if sends else [tensor], peer)
+        return Work(self, stream, real(tensor, *where, **how), [tensor])
 
     @contextmanager
     def running(self) -> Iterator["StreamChecker"]:
@@ -424,6 +436,7 @@ class StreamChecker(TorchDispatchMode):
         def named(value: Tensor, stream: Stream) -> None:
             self._memory(value)[0].recorded.add(stream.name)
 
+        messages = {name: partial(self._message, getattr(dist, name), name) for name in ("isend", "irecv")}
         with ExitStack() as changed:
             for target, name, new in (
                 (streams, "make_stream", lambda _: self.new_stream()),
@@ -436,8 +449,12 @@ class StreamChecker(TorchDispatchMode):
                 (HostPool, "pages", _method(self._pooled, True, HostPool.pages)),
                 (RankFile, "_start", _method(self._transferred, RankFile._start)),
                 (Transfer, "wait", waited),
-                (dist, "batch_isend_irecv", partial(self._sent_and_received, dist.batch_isend_irecv)),
-                *((dist, name, partial(self._collective, getattr(dist, name), name)) for name in ("all_reduce", "all_to_all_single")),
+                # In both modules: torch checks that an operation is the very function which one of them names.
+                *((module, name, message) for name, message in messages.items() for module in (dist, distributed_c10d)),
+                *(
+                    (dist, name, partial(self._collective, getattr(dist, name), name))
+                    for name in ("all_reduce", "all_to_all_single")
+                ),
                 *(
                     (collectives, name, partial(self._collective, getattr(collectives, name), name))
                     for name in ("all_gather_single", "reduce_scatter_single")
