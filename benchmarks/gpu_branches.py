@@ -1,0 +1,7 @@
+"""x"""
+from dataclasses import dataclass
+PARTS={}
+@dataclass
+class Branch:
+    file: str
+BRANCHES=()
