@@ -20,9 +20,11 @@ SOURCE = "executor"
 DEVICES = ("cuda", "nccl")
 """Strings that name what only CUDA has."""
 TOOLS = ("nvidia-smi",)
-CALLS = ("any_kernel", "compiled_flex", "create_block_mask", "flex_attention", "_scaled_mm", "_accelerator_setAllocatorSettings")
+CALLS = (
+    "any_kernel", "compiled_flex", "create_block_mask", "flex_attention", "_scaled_mm", "_accelerator_setAllocatorSettings",
+)  # fmt: skip
 """Functions of torch, and ours that lead to them, whose kernels are on devices alone."""
-NAMESPACES = ("torch.cuda", "torch.accelerator")
+NAMESPACES = ("torch.cuda", "torch.accelerator", "torch.version")
 PACKAGES = ("triton", "liger_kernel", "transformer_engine")
 """Whose kernels run on devices alone."""
 
@@ -86,10 +88,10 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch]) -> str
         f"{len(known)} functions in {len({file for file, _ in known})} files. {len(known) - len(without)} have a substitute in",
         f"tests, {len(without)} have none. No part of `make gpu` reaches {len(unproved)}.", "",
         "A substitute runs the branch itself, or the same code with a stand-in for the device: the stream checker",
-        "(`tests/executor/engines/native/stream_checker.py`) for streams, events and collectives, `benchmarks/static_buffers.py`",
-        "for graphs, packages of the same names for fused kernels, patched answers for what a driver tells. It shows that the",
-        "engine asks for the right things in the right order. What the device then does, only a GPU can prove; the last column",
-        "names the part of `make gpu` in which it must.", "",
+        "(`tests/executor/engines/native/stream_checker.py`) for streams, events and collectives,",
+        "`benchmarks/static_buffers.py` for graphs, packages of the same names for fused kernels, patched answers for what a",
+        "driver tells. It shows that the engine asks for the right things in the right order. What the device then does, only",
+        "a GPU can prove; the last column names the part of `make gpu` that does.", "",
     ]  # fmt: skip
     for part, proves in PARTS.items():
         lines.append(f"- `{part}`: {proves}")
@@ -145,7 +147,9 @@ def _mark(node: ast.AST) -> str | None:
     if isinstance(node, ast.keyword):
         return f"{node.arg}={ast.unparse(node.value)}" if node.arg in ("pin_memory", "non_blocking") else None
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return repr(node.value) if node.value in (*DEVICES, *TOOLS, *CALLS) else None
+        package, _, rest = node.value.partition(".")
+        special = node.value in (*DEVICES, *TOOLS, *CALLS) or (package in PACKAGES and rest.isidentifier())
+        return repr(node.value) if special else None
     if isinstance(node, ast.ImportFrom | ast.Import):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         return next((f"import {name}" for name in names if name.split(".")[0] in PACKAGES), None)

@@ -24,7 +24,7 @@ from executor.engines.session import ParallelSession
 from executor.measurement import device as devices
 from executor.measurement.device import DeviceEvents, allocation_retries, read_device, set_expandable_segments
 from executor.measurement.environment import environment
-from executor.measurement.kernels import compute_cases
+from executor.measurement.kernels import compute_cases, host_copy
 from executor.measurement.microbenchmark import _Bench, _free_bytes, _left_over
 from executor.measurement.module_clock import ModuleClock
 from executor.measurement.stopwatch import Stopwatch
@@ -71,8 +71,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     stand_in = Cuda()
     properties = SimpleNamespace(uuid="0123", pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=1)
     answers = {
-        "synchronize": None, "empty_cache": None, "mem_get_info": (600, 1000), "max_memory_reserved": 300, "memory_reserved": 250,
-        "memory_allocated": 7, "memory_stats": {"num_alloc_retries": 3}, "get_device_name": "H", "is_bf16_supported": False,
+        "synchronize": None, "empty_cache": None, "mem_get_info": (600, 1000), "max_memory_reserved": 300,
+        "memory_reserved": 250, "memory_allocated": 7, "memory_stats": {"num_alloc_retries": 3},
+        "get_device_name": "H", "is_bf16_supported": False,
         "get_device_capability": (9, 0), "get_device_properties": properties, "graph_pool_handle": (0, 1),
     }  # fmt: skip
     for name, value in answers.items():
@@ -180,6 +181,19 @@ def test_a_measurement_asks_the_device_what_it_has(cuda: Cuda) -> None:
     case: Any = SimpleNamespace(precision="bf16", operation=Operation.COPY)
     on_cpu = SimpleNamespace(_context=SimpleNamespace(device=torch.device("cpu")))
     assert _Bench._weight(SimpleNamespace(_context=CONTEXT), case) == 1.0 != _Bench._weight(on_cpu, case)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_copies_that_are_timed_are_of_pinned_memory(monkeypatch: pytest.MonkeyPatch, down: bool) -> None:
+    zeros, made = torch.zeros, []
+
+    def on_cpu(elements: int, *, device: object = None, pin_memory: bool = False) -> Tensor:
+        made.append((device, pin_memory))
+        return zeros(elements)
+
+    monkeypatch.setattr(torch, "zeros", on_cpu)
+    assert host_copy(4, CUDA, down=down)().equal(zeros(4))
+    assert made == [(CUDA, False), (None, True)]
 
 
 def test_a_device_has_an_address_on_its_bus(cuda: Cuda) -> None:

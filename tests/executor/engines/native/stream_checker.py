@@ -177,9 +177,9 @@ class StreamChecker(TorchDispatchMode):
        `non_blocking` runs on the current stream; after any other the host has waited for that stream.
     3. A collective runs on the stream of its group, after the current stream; `wait` joins the current stream. A transfer of a
        file runs by itself, after the host; `wait` joins the host.
-    4. A read needs the writes of the same bytes before it, a write the reads as well. New memory counts as written by the stream
-       that is current: in its last life that stream may still be at it. Freed memory goes back to the stream that it was made on,
-       which must come after all who used it, except those that `record_stream` has named.
+    4. A read needs the writes of the same bytes before it, a write the reads as well. New memory counts as written by the
+       stream that is current: in its last life that stream may still be at it. Freed memory goes back to the stream that it was
+       made on, which must come after all who used it, except those that `record_stream` has named.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class StreamChecker(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func._schema.name
         reads, writes = _arguments(func, args, kwargs) if not FACTORY.match(name) else ([], [])
-        inputs = [value for value in _tensors((*args, *kwargs.values()))]
+        inputs = _tensors((*args, *kwargs.values()))
         sides = [self.is_on_host(value) for value in inputs]
         on_host = bool(inputs) and all(sides)
         crosses = func in (aten.copy_.default, aten._to_copy.default) and any(sides)

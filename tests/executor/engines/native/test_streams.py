@@ -54,8 +54,8 @@ def followed(
 ) -> None:
     """Build a session and train a few steps, with two micro-batches each."""
     standing: Knobs = {
-        "micro_batch_size": 2, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET, "prefetch_bucket_size": 2 * BUCKET,
-        "param_persistence_threshold": 100,
+        "micro_batch_size": 2, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET,
+        "prefetch_bucket_size": 2 * BUCKET, "param_persistence_threshold": 100,
     }  # fmt: skip
     config = TrialConfig().replace({**standing, **knobs})
     samples = 4 * config.data_parallel_size(ranks)
