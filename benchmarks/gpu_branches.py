@@ -160,7 +160,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "measurement/kernels.py": (
         ("compute_cases", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
         ("_memory", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
-        ("host_copy", (f"{_CUDA}copies_that_are_timed_are_of_pinned_memory",), "pinned copies reach the link's rate", ("sweep",)),
+        ("host_copy", (f"{_CUDA}copies_that_are_timed_are_of_pinned_memory",), "they reach the link's rate", ("sweep",)),
     ),
     "measurement/memory.py": (
         ("account_step", (), "the account's peak is the allocator's", ("correctness",)),

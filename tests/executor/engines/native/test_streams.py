@@ -61,9 +61,9 @@ def followed(
     samples = 4 * config.data_parallel_size(ranks)
     workload = Workload(global_batch_size=samples, sequence_length=16, gradient_clipping=clipping, nvme_path=str(folder))
     context = RankContext(rank=rank, world_size=ranks, device=torch.device("cpu"))
-    spec = dataclasses.replace(
-        SPEC, num_layers=4 if config.pipeline_parallel_size > 1 else 2 + config.offload_activations
-    )  # of the last one nothing leaves
+    # Of the last block nothing is offloaded; capturing a block takes longer than all else.
+    layers = 4 if config.pipeline_parallel_size > 1 else 2 + config.offload_activations - config.cuda_graphs
+    spec = dataclasses.replace(SPEC, num_layers=layers)
     with checker.running():
         session = NativeEngine(StaticBuffers).build(context, spec, config, workload)
         for step in range(STEPS):
@@ -126,7 +126,7 @@ def followed_rank(rank: int, task: tuple[str, Knobs]) -> tuple[list[str], int]:
 
 
 def test_a_pipeline_orders_its_messages(forked_ranks: None, tmp_path: Path) -> None:
-    knobs: Knobs = {"pipeline_schedule": "zbv", "virtual_stages": 2, "zero_stage": 1, "offload_activations": True}
+    knobs: Knobs = {"pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2, "zero_stage": 1, "offload_activations": True}
     with Gang(2, followed_rank) as gang:
         for faults, sent in gang.run((str(tmp_path), {"pipeline_parallel_size": 2, **knobs})):
             assert faults == []
