@@ -82,25 +82,25 @@ def world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "knobs"),
-    [
-        (2, {"zero_stage": 0}),
-        (2, {"zero_stage": 1, "overlap_param_gather": True, "reduce_dtype": "int8"}),
-        (4, {"zero_stage": 1, "hsdp_shard_size": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}),
-        (2, {"zero_stage": 2, "contiguous_gradients": False, "precision": "bf16", "offload_activations": True}),
-        (2, {"zero_stage": 3}),
-        (4, {"zero_stage": 3, "secondary_shard_size": 2, "gather_dtype": "int8", "reshard_after_forward": False}),
-        (1, {"zero_stage": 3, **OFFLOADED}),
-        (2, {"zero_stage": 3, **OFFLOADED, "offload_activations": True, "activation_checkpointing": "full"}),
-        (2, {"zero_stage": 3, **OFFLOADED, "lora_rank": 4, "frozen_dtype": "nf4", "overlap_comm": False}),
-        (2, {"zero_stage": 3, **IN_FILES}),
-        (2, {"zero_stage": 1, "cuda_graphs": True}),
-        (2, {"tensor_parallel_size": 2, "sequence_parallel": True, "async_tensor_parallel": True}),
-        (4, {"zero_stage": 1, "context_parallel_size": 2, "context_parallel_method": "ulysses"}),
-    ],
-    ids=str,
-)
+CLEAN = [
+    (2, {"zero_stage": 0}),
+    (2, {"zero_stage": 1, "overlap_param_gather": True, "reduce_dtype": "int8"}),
+    (4, {"zero_stage": 1, "hsdp_shard_size": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}),
+    (2, {"zero_stage": 2, "contiguous_gradients": False, "precision": "bf16", "offload_activations": True}),
+    (2, {"zero_stage": 3}),
+    (4, {"zero_stage": 3, "secondary_shard_size": 2, "gather_dtype": "int8", "reshard_after_forward": False}),
+    (1, {"zero_stage": 3, **OFFLOADED}),
+    (2, {"zero_stage": 3, **OFFLOADED, "offload_activations": True, "activation_checkpointing": "full"}),
+    (2, {"zero_stage": 3, **OFFLOADED, "lora_rank": 4, "frozen_dtype": "nf4", "overlap_comm": False}),
+    (2, {"zero_stage": 3, **IN_FILES}),
+    (2, {"zero_stage": 1, "cuda_graphs": True}),
+    (2, {"tensor_parallel_size": 2, "sequence_parallel": True, "async_tensor_parallel": True}),
+    (4, {"zero_stage": 1, "context_parallel_size": 2, "context_parallel_method": "ulysses"}),
+]
+"""Ranks, and knobs."""
+
+
+@pytest.mark.parametrize(("ranks", "knobs"), CLEAN, ids=str)
 def test_the_engine_orders_all_that_it_does(tmp_path: Path, ranks: int, knobs: Knobs) -> None:
     checker = StreamChecker()
     with world(ranks):
