@@ -97,13 +97,14 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults
     known = [place for place in found if place in declared]
     without = [place for place in known if not declared[place].tests]
     unproved = [place for place in known if not declared[place].parts]
+    files = {file for file, _ in known}
     lines = [
         "# Ready for a GPU", "",
         "Every function of `executor/` with a branch that only CUDA executes, or that asks whether there is CUDA. Written by",
         "`python -m benchmarks.gpu_readiness --markdown docs/gpu-readiness.md` from the source and from",
         "`benchmarks/gpu_branches.py`; `tests/test_gpu_readiness.py` fails where these and the tests do not fit.", "",
-        f"{len(known)} functions in {len({file for file, _ in known})} files. {len(known) - len(without)} have a substitute in "
-        f"tests, {len(without)} have none. No part of `make gpu` reaches {len(unproved)}.", "",
+        f"{len(known)} functions in {len(files)} files. {len(known) - len(without)} of them have a substitute in tests,",
+        f"{len(without)} have none. No part of `make gpu` reaches {len(unproved)}.", "",
         "A substitute runs the branch itself, or the same code with a stand-in for the device: the stream checker",
         "(`tests/executor/engines/native/stream_checker.py`) for streams, events and collectives,",
         "`benchmarks/static_buffers.py` for graphs, packages of the same names for fused kernels, patched answers for what a",
@@ -114,8 +115,9 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults
         lines.append(f"- `{part}`: {proves}")
     lines += [
         "", "## The order on streams", "",
-        f"`{STREAMS}` trains in {clean} configurations and in a pipeline under the stream checker, which finds",
-        f"nothing out of order. Of these {len(faults)} faults, each planted in a wait of the engine's own, it finds every one:", "",
+        f"`{STREAMS}` trains under the stream checker in {clean} configurations and in a",
+        f"pipeline; nothing is out of order. {len(faults)} faults are planted in the engine's own code, where a wait or an",
+        "order of its own is taken away. The checker finds each:", "",
         *(f"- {fault}" for fault in faults),
     ]  # fmt: skip
     by_file: dict[str, list[Place]] = defaultdict(list)

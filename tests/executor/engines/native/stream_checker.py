@@ -404,7 +404,7 @@ class StreamChecker(TorchDispatchMode):
         if key not in self._groups:
             self._groups[key] = self.new_stream("communication")
         stream = self._groups[key]
-        stream.wait_stream(self.current())
+        stream.wait_event(self.current().record_event())
         self._tick(stream)
         what = f"{name} in {_caller()}"
         for value in reads:

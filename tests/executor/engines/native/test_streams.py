@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from stream_checker import COMPUTE, StreamChecker
+from stream_checker import COMPUTE, Stream, StreamChecker
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -238,6 +238,10 @@ PLANTED = {
     "the host reads a gradient that has not arrived": Planted(
         OPTIMIZER, lambda _: patch.object(Copy, "wait", lambda _: None),
         ("_fused_adamw_ in offload.updated on host", "writes", "copy_ in offload"),
+    ),
+    "a gradient leaves for the host before it is made": Planted(
+        OPTIMIZER, lambda _: patch.object(Stream, "wait_stream", lambda *_: None),
+        ("copy_ in offload", "reads", "on"),
     ),
     "a collective reads a gradient that is being made": Planted(
         {"zero_stage": 1}, lambda checker: beside(Group, "reduce_scatter", checker),
