@@ -115,9 +115,9 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults
         lines.append(f"- `{part}`: {proves}")
     lines += [
         "", "## The order on streams", "",
-        f"`{STREAMS}` trains under the stream checker in {clean} configurations and in a",
-        f"pipeline; nothing is out of order. {len(faults)} faults are planted in the engine's own code, where a wait or an",
-        "order of its own is taken away. The checker finds each:", "",
+        f"`{STREAMS}` trains under the stream checker in {clean} configurations on one",
+        f"rank, and as a pipeline and with experts on two; nothing is out of order. {len(faults)} faults are planted",
+        "in the engine's own code, where a wait or an order of its own is taken away. The checker finds each:", "",
         *(f"- {fault}" for fault in faults),
     ]  # fmt: skip
     by_file: dict[str, list[Place]] = defaultdict(list)

@@ -63,7 +63,8 @@ def followed(
     context = RankContext(rank=rank, world_size=ranks, device=torch.device("cpu"))
     # Of the last block nothing is offloaded; capturing a block takes longer than all else.
     layers = 4 if config.pipeline_parallel_size > 1 else 2 + config.offload_activations - config.cuda_graphs
-    spec = dataclasses.replace(SPEC, num_layers=layers)
+    experts = {"num_experts": 4, "experts_per_token": 2} if config.expert_parallel_size > 1 else {}
+    spec = dataclasses.replace(SPEC, num_layers=layers, **experts)
     with checker.running():
         session = NativeEngine(StaticBuffers).build(context, spec, config, workload)
         for step in range(STEPS):
@@ -125,12 +126,14 @@ def followed_rank(rank: int, task: tuple[str, Knobs]) -> tuple[list[str], int]:
     return [str(fault) for fault in checker.faults], sent
 
 
-def test_a_pipeline_orders_its_messages(forked_ranks: None, tmp_path: Path) -> None:
-    knobs: Knobs = {"pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2, "zero_stage": 1, "offload_activations": True}
+def test_pipelines_and_experts_order_their_messages(forked_ranks: None, tmp_path: Path) -> None:
+    """On real ranks: what they do next depends on what they are sent."""
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
     with Gang(2, followed_rank) as gang:
-        for faults, sent in gang.run((str(tmp_path), {"pipeline_parallel_size": 2, **knobs})):
-            assert faults == []
-            assert sent
+        for knobs in ({**pipeline, "offload_activations": True}, {"expert_parallel_size": 2, "offload_optimizer": "cpu"}):
+            for faults, sent in gang.run((str(tmp_path), {"zero_stage": 1, **knobs})):
+                assert faults == []
+                assert sent
 
 
 class Planted(NamedTuple):
