@@ -8,7 +8,6 @@ import ctypes
 import itertools
 import re
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,15 +150,14 @@ class Work:
 
     def __init__(self, checker: "StreamChecker", stream: Stream, real: Any, held: Sequence[Tensor]) -> None:
         self._checker, self._event, self._real = checker, stream.record_event(), real
+        self._number = next(checker.numbers)
         # As NCCL's, which keeps the tensors of one that nobody has waited for until it has ended.
-        self._held = checker.held.setdefault(id(self), list(held))
+        checker.held[self._number] = list(held)
 
     def wait(self) -> None:
-        if self._real is not None:
-            self._real.wait()
         self._checker.current().wait_event(self._event)
-        self._checker.held.pop(id(self), None)
-        self._held = []
+        self._real.wait()  # in which gloo copies from memory of its own
+        self._checker.held.pop(self._number, None)
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -187,7 +185,9 @@ class StreamChecker(TorchDispatchMode):
         self.faults: list[Fault] = []
         self.operations = Counter[str]()
         """By stream."""
+        self.numbers = itertools.count()
         self.held: dict[int, list[Tensor]] = {}
+        """Tensors of the collectives that nobody has waited for, by their number."""
         self.host, self.compute = Stream(self, HOST), Stream(self, COMPUTE)
         self.entered: list[Stream] = []
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Memory, int]] = {}
@@ -195,7 +195,6 @@ class StreamChecker(TorchDispatchMode):
         self._files: dict[int, Memory] = {}
         self._groups: dict[tuple[Any, ...], Stream] = {}
         self._names = Counter[str]()
-        self._thread = threading.get_ident()
 
     def current(self) -> Stream:
         return self.entered[-1] if self.entered else self.compute
