@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from executor.engines.native import streams
 from executor.engines.native.copies import Copy, CopyEngine
 from executor.engines.native.host_pool import HostPool
 
@@ -169,7 +170,7 @@ class _Piece:
         """Let the current stream's further work come after the copy that is on its way."""
         copy, self._copy = self._copy, None
         if copy is not None and copy.event is not None:
-            torch.accelerator.current_stream(self._call.offload.device).wait_event(copy.event)
+            streams.current_stream(self._call.offload.device).wait_event(copy.event)
 
     def __del__(self) -> None:
         self._arrive()

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from executor.engines.native import streams
 from executor.engines.native.host_pool import HostPool
 
 BUFFERS = 2
@@ -23,10 +24,10 @@ class Copy:
         """Return when the target may be used: by the device's current stream, or by the host where it is on the host."""
         if self.event is None:
             return
-        if self.target.device.type == "cpu":
+        if streams.is_on_host(self.target):
             self.event.synchronize()
         else:
-            torch.accelerator.current_stream(self.target.device).wait_event(self.event)
+            streams.current_stream(self.target.device).wait_event(self.event)
 
     def end(self) -> None:
         """Return when the copy is over on the device too, so that a source on the host may be overwritten."""
@@ -42,17 +43,15 @@ class CopyEngine:
     """Starts copies in order, on one stream each way: devices copy in both directions at once."""
 
     def __init__(self, device: torch.device) -> None:
-        accelerated = device.type != "cpu"
-        self._to_host = torch.Stream(device) if accelerated else None
-        self._to_device = torch.Stream(device) if accelerated else None
+        self._to_host, self._to_device = streams.make_stream(device), streams.make_stream(device)
 
     def start(self, target: Tensor, source: Tensor) -> Copy:
         """Copy `source` to `target` (one on the device, one in pinned host memory), after the current stream's work so far."""
-        stream = self._to_host if target.device.type == "cpu" else self._to_device
+        stream = self._to_host if streams.is_on_host(target) else self._to_device
         if stream is None:
             target.copy_(source)
             return Copy(target, source, None, None)
-        stream.wait_stream(torch.accelerator.current_stream(stream.device))
+        stream.wait_stream(streams.current_stream(stream.device))
         with stream:
             target.copy_(source, non_blocking=True)
         return Copy(target, source, stream, stream.record_event())

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -283,9 +284,9 @@ class ParameterGatherer:
         shard = loaded.values
         rows = torch.empty(group.size, shard.numel(), dtype=shard.dtype, device=shard.device)
         mark("buffers", rows)
-        if group.size == 1:
+        if group.size == 1:  # what would be a collective is a copy on the current stream, which reads the result right after
             loaded.wait()
-        with loaded.before():
+        with loaded.before() if group.size > 1 else nullcontext():
             work = group.all_gather(rows, shard)
         # Each of few ranks has what several of all have, in their order.
         gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, near)

@@ -1,6 +1,7 @@
 """Attention in blocks, and by flex attention, against every score under a mask; FLOPs by the closed form; exchanged heads."""
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.engines.attention_kernel import choose_attention_kernel
+from executor.engines.native import packed, windowed
 from executor.engines.native.collectives import Group
-from executor.engines.native.context import Ulysses, attend_alone
+from executor.engines.native.context import Ulysses, _up_to_the_end, attend_alone
 from executor.engines.native.windowed import attend_by_blocks, attend_by_flex, sees
 from executor.measurement.flop_counter import FlopCounter
 from search_spaces.windows import Window
@@ -109,3 +111,38 @@ def test_one_rank_exchanges_nothing() -> None:
     assert group.sent == {}
     assert alone.positions(6).tolist() == [*range(6)]
     assert Ulysses(Group(None, 3, 1)).positions(6).tolist() == [2, 3]
+
+
+class OnCuda(Tensor):
+    """A CPU tensor that says it is on a CUDA device."""
+
+    is_cuda = True
+
+
+def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The causal mask of the last tokens, a window, and documents, against a mask; flex attention forward, as CPUs have it."""
+    query, key, value = (torch.randn(1, 2, 24, 16) for _ in range(3))
+    asked: list[str] = []
+
+    def plain() -> Callable[..., Tensor]:
+        asked.append("flex")
+        return windowed._plain_flex
+
+    monkeypatch.setattr(windowed, "compiled_flex", plain)
+    monkeypatch.setattr(packed, "compiled_flex", plain)
+    last = query[:, :, 16:]
+    bias, plain_mask = (_up_to_the_end(one, 24) for one in (last.as_subclass(OnCuda), last))
+    found = functional.scaled_dot_product_attention(last, key, value, attn_mask=bias)
+    wanted = functional.scaled_dot_product_attention(last, key, value, attn_mask=plain_mask)
+    assert (found - wanted).abs().max() < 1e-5
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        window = windowed.attend_to_window(query.as_subclass(OnCuda), key, value, Window(6, 3), 0, False)
+        places = torch.tensor([[*range(9), *range(15)]])
+        documents = packed.documents_in(places.as_subclass(OnCuda), torch.float32, 16)
+        assert documents.mask is not None
+        in_documents = packed.attend_in_documents(query, key, value, documents, False)
+    assert asked == ["flex", "flex"]
+    assert (window - windowed.attend_by_blocks(query, key, value, Window(6, 3), 0, False)).abs().max() < 1e-5
+    one_by_one = packed.attend_in_documents(query, key, value, packed.documents_in(places, torch.float32, 16), False)
+    assert (in_documents - one_by_one).abs().max() < 1e-5

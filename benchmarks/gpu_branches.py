@@ -1,0 +1,241 @@
+"""What is known of each branch that only CUDA executes, function by function: see `benchmarks/gpu_readiness.py`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PARTS = {
+    "correctness": (
+        "collectives over NCCL on one rank, two ranks on one GPU, the memory account against the allocator, "
+        "out of memory and what is left of it"
+    ),
+    "grid": "a 1B model: micro-batch, checkpointing, attention, compile, offload, optimizer and graphs, predicted and measured",
+    "sweep": "`autotune calibrate`, and a guided `autotune sweep` against the best of the grid",
+    "by-hand": "the tuned configuration against a model written by hand; float8, flex attention, fused kernels",
+}
+"""Part of `make gpu` -> what it proves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One function with a branch that only CUDA executes, or that asks whether there is CUDA."""
+
+    file: str
+    function: str
+    """`Class.method` where it is one; `(module)`: lines of the module itself."""
+    tests: tuple[str, ...] = ()
+    """What stands in for it on the CPU, `tests/….py::name`; empty: nothing does."""
+    proves: str
+    """What only a GPU can prove."""
+    parts: tuple[str, ...] = ()
+    """Parts of `make gpu` that prove it; empty: none does."""
+
+
+_CUDA = "tests/executor/test_cuda_branches.py::test_"
+_NATIVE = "tests/executor/engines/native/"
+_STREAMS = f"{_NATIVE}test_streams.py::test_"
+_STREAMED = (
+    f"{_STREAMS}the_engine_orders_all_that_it_does",
+    f"{_STREAMS}a_planted_fault_is_found",
+    f"{_CUDA}streams_and_pinned_memory_are_asked_for_where_there_is_a_device",
+)
+_FLEX = f"{_NATIVE}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
+_STATE = (
+    f"{_CUDA}the_device_tells_its_state",
+    f"{_CUDA}without_the_drivers_command_clock_and_throttling_are_unknown",
+)
+_TIMED = (f"{_CUDA}steps_and_samples_are_timed_by_the_devices_clock",)
+_ASKED = (f"{_CUDA}a_measurement_asks_the_device_what_it_has",)
+_READY = (f"{_CUDA}a_rank_tells_its_devices_and_gives_memory_back",)
+_GRAPHED = (f"{_CUDA}blocks_are_captured_in_one_pool_whose_segments_are_counted",)
+_DRY = ("tests/autotune/cli/test_dry_run.py::test_a_pipeline_on_a_cluster_that_is_not_here",)
+_PAIR = ("tests/executor/runners/test_on_node.py::test_a_pair_of_devices_is_timed_to_its_end",)
+_REPLAYED = "what is computed is that of eager blocks, and the pool's segments are as the allocator has them"
+
+_Entry = tuple[str, tuple[str, ...], str, tuple[str, ...]]
+"""Function, tests, what only a GPU can prove, parts."""
+
+_ENTRIES: dict[str, tuple[_Entry, ...]] = {
+    "detect.py": (
+        (
+            "local_gpus",
+            (
+                f"{_CUDA}the_driver_lists_devices_and_what_processes_hold",
+                f"{_CUDA}without_the_drivers_command_clock_and_throttling_are_unknown",
+            ),
+            "the driver prints these columns",
+            ("sweep",),
+        ),
+    ),
+    "dry/backends.py": (
+        ("(module)", ("tests/autotune/prediction/test_against_dry_run.py::test_allocated_memory",),
+         "NCCL makes no hidden copies, and the allocator rounds so", ("correctness",)),
+    ),
+    "dry/trial.py": (
+        ("dry_nccl", _DRY, "the peak foretold is that of the allocator", ("correctness",)),
+        ("trial_nccl", (), "the peak foretold is that of the allocator", ("correctness",)),
+    ),
+    "engines/command/memory.py": (
+        ("device_bytes", (f"{_CUDA}the_driver_lists_devices_and_what_processes_hold",),
+         "the driver counts a script's processes under their numbers", ()),
+    ),
+    "engines/command/trial.py": (
+        ("_run_once", (), "a script is started on the devices", ()),
+    ),
+    "engines/deepspeed/engine.py": (
+        ("DeepSpeedSession._settings", (), "DeepSpeed's own fused and offloaded optimizers train alike", ()),
+    ),
+    "engines/deepspeed/package.py": (
+        ("_set_environment", (f"{_CUDA}deepspeed_is_told_the_device_of_the_rank",), "DeepSpeed takes this device", ()),
+    ),
+    "engines/fsdp2/engine.py": (
+        ("FullyShardedReplica._shard", (), "torch's offload runs from pinned memory", ()),
+    ),
+    "engines/native/context.py": (
+        ("_up_to_the_end", (_FLEX,), "fused kernels take the mask", ("correctness",)),
+    ),
+    "engines/native/copies.py": (
+        ("CopyEngine.start", _STREAMED, "copies run beside the computation, in both directions", ("correctness", "grid")),
+    ),
+    "engines/native/float8.py": (
+        ("_multiply", (f"{_NATIVE}test_float8.py::test_products_are_those_of_the_rounded_operands",),
+         "the device's products, and that they are faster", ("by-hand",)),
+    ),
+    "engines/native/fused/load.py": (
+        ("load_operators", (f"{_NATIVE}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
+         "the packages' kernels compute the same, and faster", ("by-hand",)),
+    ),
+    "engines/native/graphs.py": (
+        ("CudaCapture", (f"{_NATIVE}test_graphs.py::test_a_device_without_graphs_is_refused",), _REPLAYED, ("grid",)),
+        ("CudaCapture.graph",
+         (*_GRAPHED, f"{_NATIVE}test_graphs.py::test_two_ranks_train_as_plain_torch_does", _STREAMED[0]), _REPLAYED, ("grid",)),
+        ("CudaCapture.held", _GRAPHED, _REPLAYED, ("grid", "correctness")),
+    ),
+    "engines/native/host_pool.py": (
+        ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
+        ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the bytes that its allocator takes", ("correctness",)),
+    ),
+    "engines/native/packed.py": (
+        ("documents_in", (_FLEX,), "flex attention passes by blocks that no query sees", ("by-hand",)),
+        ("attend_in_documents", (_FLEX,), "the compiled kernel, forward and backward", ("by-hand",)),
+        ("block_mask", (f"{_NATIVE}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
+         "the mask is made without a wait for the device", ("by-hand",)),
+    ),
+    "engines/native/selective.py": (
+        ("(module)", (f"{_NATIVE}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
+         "results of these kernels are kept", ("by-hand",)),
+    ),
+    "engines/native/streams.py": (
+        ("make_stream", _STREAMED, "streams run beside each other", ("correctness", "grid")),
+        ("current_stream", _STREAMED, "backward's thread has the stream of forward", ("correctness",)),
+        ("is_on_host", _STREAMED, "nothing beyond what the checker shows", ("correctness",)),
+    ),
+    "engines/native/windowed.py": (
+        ("attend_to_window", (_FLEX,), "flex attention to a window is faster than a mask", ("by-hand",)),
+        ("attend_by_flex", (_FLEX,), "the compiled kernel, forward and backward", ("by-hand",)),
+        ("_plain_flex", (f"{_NATIVE}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel, forward and backward", ("by-hand",)),
+        ("_block_mask", (f"{_NATIVE}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel, forward and backward", ("by-hand",)),
+    ),
+    "engines/session.py": (
+        ("ParallelSession.waited_seconds", (f"{_CUDA}the_host_does_not_wait_where_streams_do",), "nothing", ()),
+    ),
+    "engines/sources.py": (
+        ("_Shape.__init__", ("tests/executor/engines/test_float8_layouts.py::test_other_types_than_nvidias_are_refused",),
+         "nothing on NVIDIA's devices", ()),
+    ),
+    "measurement/device.py": (
+        ("(module)", (f"{_CUDA}segments_change_when_nothing_is_reserved",), "both names of torch's function work", ("grid",)),
+        ("set_expandable_segments", (f"{_CUDA}segments_change_when_nothing_is_reserved",),
+         "a running process takes the setting", ("grid",)),
+        ("allocation_retries", _STATE[:1], "retries are counted from the first one on", ("correctness",)),
+        ("read_device", _STATE, "what is reserved is the trial's own", ("correctness",)),
+        ("_ask_driver", _STATE, "the driver finds the device by this name", ("correctness",)),
+        ("DeviceEvents.__init__", _TIMED, "events and the host's clock tell the same", ("grid",)),
+        ("DeviceEvents.start", _TIMED, "events and the host's clock tell the same", ("grid",)),
+    ),
+    "measurement/environment.py": (
+        ("environment", (f"{_CUDA}an_environment_names_device_and_libraries",), "nothing", ("sweep",)),
+    ),
+    "measurement/kernels.py": (
+        ("compute_cases", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
+        ("_memory", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
+        ("host_copy", (f"{_CUDA}copies_that_are_timed_are_of_pinned_memory",), "they reach the link's rate", ("sweep",)),
+    ),
+    "measurement/memory.py": (
+        ("account_step", (), "the account's peak is the allocator's", ("correctness",)),
+    ),
+    "measurement/microbenchmark.py": (
+        ("_Bench._weight", _ASKED, "nothing", ("sweep",)),
+        ("_free_bytes", _ASKED, "nothing", ("sweep",)),
+        ("_left_over", _ASKED, "libraries' workspaces are what is left", ("sweep",)),
+    ),
+    "measurement/module_clock.py": (
+        ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "places' times sum to the step's", ()),
+        ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "places' times sum to the step's", ()),
+    ),
+    "measurement/stopwatch.py": (
+        ("Stopwatch.measure", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
+        ("Stopwatch._sample", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
+        ("_on_host", _TIMED, "launches do not wait for the device", ("sweep",)),
+        ("_by_events", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
+    ),
+    "numa.py": (
+        ("cores_near", ("tests/executor/test_numa.py::test_a_gpu_tells_its_node",), "the node is the device's", ()),
+        ("_pci_address", (f"{_CUDA}a_device_has_an_address_on_its_bus",), "the system knows this address", ()),
+    ),
+    "profile.py": (
+        ("_Steps.run", (f"{_CUDA}a_profiled_step_ends_when_the_device_has_ended",), "nothing", ()),
+    ),
+    "runners/device_memory.py": (
+        ("DeviceMemory.begin", ("tests/executor/runners/test_failures.py::test_what_a_warm_process_holds_may_be_to_blame",),
+         "memory is back at its base after a trial", ("correctness",)),
+        ("DeviceMemory._free", ("tests/executor/runners/test_failures.py::test_what_a_warm_process_holds_may_be_to_blame",),
+         "a device answers after it ran out of memory", ("correctness",)),
+    ),
+    "runners/devices.py": (
+        ("assign", ("tests/executor/runners/test_devices.py::test_ranks_of_a_host_take_its_devices_in_turn",
+                    "tests/executor/runners/test_devices.py::test_ranks_that_share_a_device_are_joined_by_gloo"),
+         "nothing", ("correctness",)),
+    ),
+    "runners/process_group.py": (
+        ("join", (f"{_CUDA}a_rank_joins_nccl_with_its_device",), "NCCL starts, ends and starts again in one process",
+         ("correctness",)),
+    ),
+    "runners/rank_loop.py": (
+        ("RankLoop._release_memory", _READY, "memory is back at its base after a trial", ("correctness",)),
+        ("_ready", _READY, "nothing", ("correctness",)),
+        ("_accelerator", _READY, "nothing", ("correctness",)),
+    ),
+    "runners/ray/checkup.py": (
+        ("_check_up", (), "NCCL crosses the network", ()),
+        ("_pairs", (), "NCCL crosses the network", ()),
+        ("_measured", (), "NCCL crosses the network", ()),
+    ),
+    "runners/ray/on_node.py": (
+        ("NodeProbe.facts", ("tests/executor/runners/test_on_node.py::test_a_node_tells_of_its_cards",),
+         "the driver prints these columns", ()),
+        ("NodeProbe.all_reduce", _PAIR, "NCCL crosses the network", ()),
+        ("_median_seconds", _PAIR, "NCCL crosses the network", ()),
+        ("_cuda_versions", ("tests/executor/runners/test_on_node.py::test_a_node_tells_of_its_cards",), "nothing", ()),
+    ),
+    "runners/ray/pool.py": (
+        ("Pool.__init__", (), "gangs on devices run beside each other", ()),
+    ),
+    "runners/ray/runner.py": (
+        ("_gpus", ("tests/executor/runners/test_on_node.py::test_ranks_ask_for_devices_where_the_job_does",), "nothing", ()),
+    ),
+    "trial.py": (
+        ("_run_step", (), "the clock is read when the device has ended", ("grid",)),
+    ),
+}  # fmt: skip
+"""File of `executor/` -> its functions."""
+
+
+def _branches() -> Iterator[Branch]:
+    for file, entries in _ENTRIES.items():
+        for function, tests, proves, parts in entries:
+            yield Branch(file=f"executor/{file}", function=function, tests=tests, proves=proves, parts=parts)
+
+
+BRANCHES = tuple(_branches())
