@@ -131,7 +131,7 @@ def test_requests_of_every_kind_of_model_cross_a_border() -> None:
 
 def test_configurations_without_a_script_are_written_as_before() -> None:
     """Hashes of the version before there was the knob: stored jobs go on with their trials."""
-    assert TrialConfig().hash == "48a0c06379ffd4f1"
+    assert TrialConfig(reduce_bucket_size=500_000_000).hash == "48a0c06379ffd4f1"
     assert "script" not in TrialConfig().values()
     assert TrialConfig(script="a=1").hash != TrialConfig().hash
     assert TrialConfig(script="a=1").differences(TrialConfig()) == {"script": "a=1"}
