@@ -26,11 +26,16 @@ def namespaces() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def ran() -> dict[str, dict[str, Any]]:
     arguments = argparse.Namespace(
-        contests=["stage 0"], engines=["native", "ddp"], rounds=2, steps=1, rate="none" if MISSING else "500mbit", set={}
+        contests=["stage 0", "stage 3"], engines=None, rounds=2, steps=1, rate="none" if MISSING else "500mbit", set={}
     )
-    return run(TINY, arguments)["stage 0"]
+    return run(TINY, arguments)
+
+
+@pytest.fixture(scope="module")
+def found(ran: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {name: ran["stage 0"][name] for name in ("native", "ddp")}
 
 
 def test_an_all_reduced_model_is_counted_alike_for_every_engine(found: dict[str, Any]) -> None:
@@ -44,6 +49,15 @@ def test_the_link_carries_what_is_counted_and_goes_away(found: dict[str, Any]) -
     for row in rows(found, TINY.workload.global_batch_size):
         assert RANKS * row.sent_bytes <= row.wire_bytes <= 1.05 * RANKS * row.sent_bytes + 20_000
     assert not namespaces()
+
+
+def test_fsdp2_waits_for_its_collectives_where_it_calls_them(ran: dict[str, dict[str, Any]]) -> None:
+    """Gathers and reductions; at its own setting that starts gathers first, reductions alone."""
+    waits = {row.engine: row.waited for row in rows(ran["stage 3"], TINY.workload.global_batch_size)}
+    assert waits["native"][0] == 0 < waits["native"][1]
+    assert waits["fsdp2"][0] == waits["fsdp2"][1] > waits["fsdp2, root kept"][1] == waits["fsdp2, prefetch"][0]
+    units = TINY.model.num_layers + 1
+    assert waits["fsdp2, prefetch beside"] == (units, waits["fsdp2, prefetch"][1])
 
 
 def test_other_losses_refuse_the_comparison(found: dict[str, Any]) -> None:
