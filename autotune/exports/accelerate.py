@@ -23,7 +23,7 @@ FSDP = Target(
     }),
     elsewhere={
         "sequence_parallel": "the model's own tensor-parallel plan decides it",
-        "fused_optimizer": "make the optimizer with foreach=False",
+        "fused_optimizer": "make the optimizer with foreach=True",
         "context_parallel_method": "Accelerate exchanges heads with DeepSpeed alone: parallelism_config_sp_size in "
         "the place of parallelism_config_cp_size, and sp_backend deepspeed",
     },
