@@ -52,8 +52,9 @@ layout starts from the same weights (`make parity`, `tests/executor/engines/nati
 Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
 
 - **drawn / kept**: elements of first values made, over elements of parameters that the rank holds.
-- **tensors**: most bytes of tensors at a time during the build (allocator events), over bytes of tensors that stay.
-- **resident**: growth of the resident set at its highest (`VmHWM`), over the same bytes.
+- **tensors**: most bytes of tensors at a time during the build (allocator events), over bytes of tensors that stay; with one
+  layer in each pipeline stage, where the memory that is needed beside them weighs most.
+- **resident**: growth of the resident set at its highest (`VmHWM`), over bytes of tensors that stay.
 - **seconds**: of one processor, since the machine was shared with other work.
 - **before**: the code of commit dae9dbf, which draws each parameter whole on the CPU. It is run with {depths} layers in each
   pipeline stage, and seconds, elements and bytes are extrapolated linearly to the whole depth: at full depth it needs more
@@ -121,7 +122,8 @@ def rows(runs: Runs) -> tuple[list[str], bool]:
     ]
     holds = True
     for name, asked in CASES.items():
-        now, followed, old = runs.answer(asked), runs.answer({**asked, "follow": True}), runs.at_full_depth(asked)
+        shallow = {**asked, "layers": DEPTHS[0] * asked["knobs"].get("pipeline_parallel_size", 1)}
+        now, followed, old = runs.answer(asked), runs.answer({**shallow, "follow": True}), runs.at_full_depth(asked)
         cells = [name, *[NOT_RUN] * 8]
         if now is not None:
             kept = now["kept_bytes"]
