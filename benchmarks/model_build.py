@@ -1,15 +1,17 @@
 """What it costs a rank to build its part of a large model, and a trial beyond its steps, now and before.
 
-python benchmarks/model_build.py [--before FOLDER] [--results FILE] [--markdown docs/model-build.md]
+python benchmarks/model_build.py [--before FOLDER] [--results FILE [--partial]]
+    [--markdown docs/model-build.md]
 
 FOLDER: a checkout of commit dae9dbf, the last one that drew parameters whole on the CPU. FILE: results so far, one a line;
-what it lacks is run and added, so that a run that was ended goes on where it was.
+what it lacks is run and added, so that a run that was ended goes on where it was. With --partial it is "not run" on the page.
 """
 
 import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from written_page import give, page_parser
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "model_build_rank.py"
 DRAWN_BOUND, MEMORY_BOUND = 1.02, 1.2
+NOT_RUN = "not run"
 DEPTHS = (1, 2)
 """Layers of each pipeline stage at which the code before is run."""
 CASES: dict[str, dict[str, Any]] = {
@@ -49,11 +52,12 @@ layout starts from the same weights (`make parity`, `tests/executor/engines/nati
 Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
 
 - **drawn / kept**: elements of first values made, over elements of parameters that the rank holds.
-- **tensors**: most bytes of tensors at a time during the build (allocator events), over bytes of tensors that stay.
-- **resident**: growth of the resident set at its highest (`VmHWM`), over the same bytes.
+- **tensors**: most bytes of tensors at a time during the build, over bytes of tensors that stay. What is needed beside those
+  does not grow with the depth: it is taken from allocator events with one layer in each pipeline stage.
+- **resident**: growth of the resident set at its highest (`VmHWM`), over bytes of tensors that stay.
 - **seconds**: of one processor, since the machine was shared with other work.
 - **before**: the code of commit dae9dbf, which draws each parameter whole on the CPU. It is run with {depths} layers in each
-  pipeline stage, and seconds, elements and bytes are extrapolated linearly to the whole depth: at full depth it needs more
+  pipeline stage, and seconds and elements are extrapolated linearly to the whole depth: at full depth it needs more
   memory than this machine has for some of them.
 """
 TRIAL_PROSE = """
@@ -70,71 +74,86 @@ them (warm). Adapters, since the states of full training of both ranks would not
 """
 
 
-def answer(root: Path, asked: dict[str, Any], results: Path | None) -> Any:
-    """What the script finds with the code in `root`; from `results` where it has been asked before."""
-    key = {"code": "now" if root == ROOT else "before", **asked}
-    lines = results.read_text().splitlines() if results and results.exists() else []
-    for line in map(json.loads, lines):
-        if line["asked"] == key:
-            return line["found"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(asked)], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{key}: {done.stderr}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    if results:
-        with results.open("a") as stream:
-            stream.write(json.dumps({"asked": key, "found": found}) + "\n")
-    print(key, found, flush=True)
-    return found
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs what is asked for, or finds it among the results of before."""
+
+    before: Path | None
+    results: Path | None
+    partial: bool = False
+    """Whether what is not among the results stays unknown."""
+
+    def answer(self, asked: dict[str, Any], before: bool = False) -> Any:
+        """What the script finds, with the code of before or of now; None: not run."""
+        key = {"code": "before" if before else "now", **asked}
+        lines = self.results.read_text().splitlines() if self.results and self.results.exists() else []
+        for line in map(json.loads, lines):
+            if line["asked"] == key:
+                return line["found"]
+        root = self.before if before else ROOT
+        if self.partial or root is None:
+            return None
+        command = [sys.executable, str(SCRIPT), json.dumps(asked)]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{key}: {done.stderr}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        if self.results:
+            with self.results.open("a") as stream:
+                stream.write(json.dumps({"asked": key, "found": found}) + "\n")
+        print(key, found, flush=True)
+        return found
+
+    def at_full_depth(self, asked: dict[str, Any]) -> dict[str, float] | None:
+        """What the code of before takes for the whole model, from two depths."""
+        stages = asked["knobs"].get("pipeline_parallel_size", 1)
+        first, second = (self.answer({**asked, "layers": depth * stages}, before=True) for depth in DEPTHS)
+        if first is None or second is None:
+            return None
+        depth = LAYERS[asked["model"]] / stages
+        return {key: first[key] + (second[key] - first[key]) * (depth - DEPTHS[0]) for key in first}
 
 
-def before_at_depth(root: Path, asked: dict[str, Any], results: Path | None) -> dict[str, float]:
-    """What the code before takes for the whole model, from two depths."""
-    stages = asked["knobs"].get("pipeline_parallel_size", 1)
-    first, second = (answer(root, {**asked, "layers": depth * stages}, results) for depth in DEPTHS)
-    depth = LAYERS[asked["model"]] / stages
-    return {key: first[key] + (second[key] - first[key]) * (depth - DEPTHS[0]) for key in first}
-
-
-def rows(before: Path | None, results: Path | None) -> tuple[list[str], bool]:
-    """The table of builds, and whether all bounds hold."""
+def rows(runs: Runs) -> tuple[list[str], bool]:
+    """The table of builds, and whether no bound is missed."""
     lines = [
-        "| one rank of | kept | drawn / kept | tensors | resident | seconds | before: drawn / kept | resident | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| one rank of | kept | drawn / kept | tensors | resident | seconds | before: drawn / kept | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     holds = True
     for name, asked in CASES.items():
-        now, followed = answer(ROOT, asked, results), answer(ROOT, {**asked, "follow": True}, results)
-        kept = now["kept_bytes"]
-        ratios = now["drawn"] / now["kept"], followed["tensor_peak"] / kept, now["resident_peak"] / kept
-        holds = holds and ratios[0] <= DRAWN_BOUND and max(ratios[1:]) <= MEMORY_BOUND
-        cells = [
-            name, f"{now['kept'] / 1e9:.2f}e9 elements, {kept / 1e9:.2f} GB", *(f"{ratio:.3f}" for ratio in ratios),
-            f"{now['seconds']:.1f}",
-        ]  # fmt: skip
-        if before is None:
-            cells += ["not run"] * 3
-        else:
-            old = before_at_depth(before, asked, results)
-            cells += [f"{old['drawn'] / old['kept']:.1f}", f"{old['resident_peak'] / kept:.1f}", f"{old['seconds']:.0f}"]
+        shallow = {**asked, "layers": DEPTHS[0] * asked["knobs"].get("pipeline_parallel_size", 1)}
+        now, followed, old = runs.answer(asked), runs.answer({**shallow, "follow": True}), runs.at_full_depth(asked)
+        cells = [name, *[NOT_RUN] * 7]
+        if now is not None:
+            kept = now["kept_bytes"]
+            ratios = now["drawn"] / now["kept"], now["resident_peak"] / kept
+            cells[1] = f"{now['kept'] / 1e9:.2f}e9 elements, {kept / 1e9:.2f} GB"
+            cells[2], cells[4], cells[5] = f"{ratios[0]:.3f}", f"{ratios[1]:.3f}", f"{now['seconds']:.1f}"
+            holds = holds and ratios[0] <= DRAWN_BOUND and ratios[1] <= MEMORY_BOUND
+        if now is not None and followed is not None:
+            ratio = 1 + (followed["tensor_peak"] - followed["kept_bytes"]) / now["kept_bytes"]
+            cells[3], holds = f"{ratio:.3f}", holds and ratio <= MEMORY_BOUND
+        if old is not None:
+            cells[6:] = [f"{old['drawn'] / old['kept']:.1f}", f"{old['seconds']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", f"Bounds: drawn / kept {DRAWN_BOUND}, tensors and resident {MEMORY_BOUND}: {'hold' if holds else 'MISSED'}."]
     return lines, holds
 
 
-def trial_rows(before: Path | None, results: Path | None) -> list[str]:
+def trial_rows(runs: Runs) -> list[str]:
     """The table of what a trial costs beyond its steps."""
     lines = [*TRIAL_PROSE.splitlines(), "", "| code | trial | setup | build | account | close | together | steps |"]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for code, root in (("before", before), ("now", ROOT)):
-        for index, phases in enumerate([] if root is None else answer(root, TRIALS, results)):
+    for code in ("before", "now"):
+        found = runs.answer(TRIALS, before=code == "before")
+        for index, phases in enumerate(found or ()):
             cells = [phases["own"], phases["build"], phases["memory"], phases["close"]]
             cells += [sum(cells), phases["warmup"] + phases["measure"]]
             kind = "warm" if index else "cold"
             lines.append(f"| {code} | {kind} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+        if found is None:
+            lines.append(f"| {code} | " + " | ".join([NOT_RUN] * 7) + " |")
     return lines
 
 
@@ -142,10 +161,11 @@ def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--partial", action="store_true")
     arguments = parser.parse_args()
-    builds, holds = rows(arguments.before, arguments.results)
-    depths = " and ".join(map(str, DEPTHS))
-    lines = [*PROSE.format(depths=depths).splitlines(), "", *builds, *trial_rows(arguments.before, arguments.results)]
+    runs = Runs(arguments.before, arguments.results, arguments.partial)
+    builds, holds = rows(runs)
+    lines = [*PROSE.format(depths=" and ".join(map(str, DEPTHS))).splitlines(), "", *builds, *trial_rows(runs)]
     give(lines, arguments.markdown)
     return 0 if holds else 1
 
