@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,12 @@ class RankContext:
     device: torch.device
     control_group: dist.ProcessGroup | None = None
     """A gloo group for the measurement's own agreements, apart from the engine's; None: one rank."""
+    ranks_on_host: int = 1
+    """Of the gang, this one too."""
+    shares_device: bool = False
+    """Whether another rank has the same device: what it holds there cannot be told from what the driver holds."""
+    after_failure: ExitStack = field(default_factory=ExitStack, compare=False)
+    """What a trial that has failed leaves to be done when its failure has been told: it may wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
