@@ -12,7 +12,7 @@ from executor.engines.ddp.engine import DdpEngine
 from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
-from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
+from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
 from executor.garbage import collect_at, collected_by_steps
 from executor.measurement.agreement import gather_numbers
 from executor.measurement.clocks import ClockState, ClockWatch
@@ -93,6 +93,11 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
     if engine is None:
         known = ", ".join((*ENGINES, COMMAND))
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
+    if request.device_kind not in (None, context.device.type):
+        raise RunnerError(
+            f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
+            "start the ranks on such devices"
+        )
     # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
     grows = request.config.expandable_segments and not request.config.cuda_graphs
     set_expandable_segments(context.device, grows)

@@ -96,6 +96,8 @@ class TrialRequest:
     """Losses of the first steps on the same seed and data; empty: this trial sets them."""
     peak_flops_per_device: float | None = None
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
+    device_kind: str | None = None
+    """Kind of device that it must run on (`DeviceSpec.kind`: cpu or cuda): ranks without one fail. None: whatever there is."""
     expected_step_seconds: float | None = None
     """Of a full optimizer step, as predicted and corrected by the job's trials: what a hang is told from a slow step by before
     the trial has made a step of its own. None: nothing is predicted."""

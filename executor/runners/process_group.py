@@ -35,7 +35,24 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
         device_id=device if message["backend"] == "nccl" else None,
     )
     control = dist.new_group(backend="gloo") if world_size > 1 else None
-    return RankContext(rank=rank, world_size=world_size, device=device, control_group=control)
+    return RankContext(
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        control_group=control,
+        ranks_on_host=message["local_world_size"],
+        shares_device=message["shares_device"],
+    )
+
+
+def abort() -> None:
+    """Leave every process group at once, whatever is in flight: nothing that other ranks have to take part in is waited for.
+
+    NCCL's collectives end, also one that another thread waits for. gloo has no such thing: its connections close, so that
+    other ranks hear of it, when the last reference to a group goes.
+    """
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
 
 
 def leave() -> None:

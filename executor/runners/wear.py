@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from executor.measurement.device import DeviceCounters
 from executor.process_tree import descendants
 
 TRIALS_IN_A_LIFE = 100
@@ -38,7 +37,7 @@ class Rest:
     """Whether the trial failed on this rank."""
 
 
-def rest(counters: DeviceCounters, failed: bool = False) -> Rest | None:
+def rest(reserved_bytes: int = 0, pinned_bytes: int = 0, failed: bool = False) -> Rest | None:
     """Of this process, after a trial; None: the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -49,8 +48,8 @@ def rest(counters: DeviceCounters, failed: bool = False) -> Rest | None:
         resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
         descriptors=descriptors,
         children=len(descendants(os.getpid())),
-        reserved_bytes=counters.reserved_bytes(),
-        pinned_bytes=counters.pinned_bytes(),
+        reserved_bytes=reserved_bytes,
+        pinned_bytes=pinned_bytes,
         failed=failed,
     )
 

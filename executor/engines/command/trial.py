@@ -80,7 +80,9 @@ def run_script(trial: Trial) -> TrialResult:
 
 
 def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
-    on_cpu = not torch.cuda.is_available()
+    # The script may have a torch of its own: what the job is for decides, where that is said.
+    kind = trial.request.device_kind
+    on_cpu = kind == "cpu" if kind is not None else not torch.cuda.is_available()
     with trial_folder() as folder:
         began = trial.enter("build")
         place = agreed_place(trial.context)

@@ -76,7 +76,9 @@ class ParallelGroups:
     def close(self) -> None:
         """Destroy the groups that were made here; the default group stays."""
         while self._created:
-            dist.destroy_process_group(self._created.pop())
+            group = self._created.pop()
+            if dist.is_initialized():  # else all groups were aborted, after a failure
+                dist.destroy_process_group(group)
 
     def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
         group = Group(*self._process_group(groups), self.clock)
