@@ -44,7 +44,7 @@ def start_ranks(
         RequestError: there is no runner of that name.
         RunnerError: Ray does not start, or has no room for the ranks.
     """
-    # By its kind, not `auto`: a job that is for GPUs has no place where there are none, and what it measured there is no answer.
+    # By its kind, not `auto`: what a job for GPUs measures on CPUs is no answer.
     # Imported where it is asked for: Ray takes seconds to load, and the local runner must work where it is not installed.
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner

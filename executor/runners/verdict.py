@@ -115,7 +115,9 @@ def is_clean(report: Report) -> bool:
 
 def _leaves_fit(report: Report, cause: Report) -> bool:
     """Whether a rank is fit for the next trial after a clean `cause`: it came to the same, failed for it, or had ended well."""
-    return not isinstance(report, Death) and (_is_result(report) or report["collective"] or _kind(report) == _kind(cause))
+    if isinstance(report, Death) or isinstance(cause, Death):
+        return False
+    return _is_result(report) or report["collective"] or _kind(report) == _kind(cause)
 
 
 def _order(report: Report, table: FailureTable) -> int:

@@ -14,8 +14,8 @@ BASE_TRIALS = 2
 trial that failed may leave what it allocated: where it is one of these, the base holds none of torch's memory."""
 RESIDENT_SHARE = 0.5
 RESIDENT_BYTES = 512 * 2**20
-"""Memory of each kind may grow by this share of the base and these bytes: allocators and libraries keep some of what the largest
-trial needed, which the next large one takes again; a leak goes past any bound."""
+"""Memory of each kind may grow by this share of the base and these bytes: allocators and libraries keep some of what the
+largest trial needed, which the next large one takes again; a leak goes past any bound."""
 DESCRIPTORS = 64
 """Open files beyond the base: sockets of a gang of many ranks come and go, leaked ones add up."""
 
