@@ -7,10 +7,14 @@ import pytest
 import torch
 
 from autotune.runners import start_ranks
+from executor.engines.command.trial import runs_on_cpu
 from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.local import LocalRunner
+from search_spaces.command import CommandModel
 from search_spaces.microbenchmark import MicrobenchmarkRequest
+from search_spaces.trial import TrialRequest, Workload
+from search_spaces.trial_config import TrialConfig
 
 NO_CUDA = torch.version.cuda is None and torch.version.hip is None
 pytestmark = pytest.mark.skipif(not NO_CUDA, reason="this torch is built for accelerators")
@@ -35,3 +39,13 @@ def test_a_job_for_gpus_does_not_run_on_processors(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert refused(LocalRunner(1)) == line
+
+
+@pytest.mark.parametrize(("kind", "on_cpu"), [("cuda", False), ("cpu", True), (None, True)])
+def test_a_script_is_started_for_the_device_of_the_job(kind: str | None, on_cpu: bool) -> None:
+    """Its own torch may have CUDA where that of the ranks that watch it has none."""
+    request = TrialRequest(
+        attempt="a", model=CommandModel(arguments=("train.py",)), config=TrialConfig(),
+        workload=Workload(global_batch_size=1, sequence_length=8), world_size=1, engine="command", device_kind=kind,
+    )  # fmt: skip
+    assert runs_on_cpu(request) is on_cpu
