@@ -28,7 +28,7 @@ class Ranking:
 
     @property
     def capacity_bytes(self) -> float:
-        """Highest peak of a rank with which a trial may win."""
+        """Most bytes of a rank with which a trial may win, what is outside of torch's allocator counted."""
         if self.memory_limit_bytes is None:
             return float("inf")
         return self.memory_limit_bytes * (1.0 - self.headroom)
@@ -40,7 +40,7 @@ class Ranking:
             return False
         if result.unstable and not self.allow_unstable:
             return False
-        return (result.peak_memory_bytes or 0) <= self.capacity_bytes
+        return result.needed_memory_bytes <= self.capacity_bytes
 
     def score(self, trial: TrialRecord) -> float | None:
         """What a search makes the most of; None: the trial cannot win.

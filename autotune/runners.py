@@ -44,17 +44,16 @@ def start_ranks(
         RequestError: there is no runner of that name.
         RunnerError: Ray does not start, or has no room for the ranks.
     """
-    device = "cpu" if kind == "cpu" else "auto"
+    # By its kind, not `auto`: what a job for GPUs measures on CPUs is no answer.
     # Imported where it is asked for: Ray takes seconds to load, and the local runner must work where it is not installed.
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
-        # By its kind: a cluster without GPUs is no place for a job that is for some.
         return RayRunner(ranks, address=ray_address, python_path=python_path, device=kind)
     if runner == "local":
         from executor.runners.local import LocalRunner
 
-        return LocalRunner(ranks, python_path=python_path, device=device)
+        return LocalRunner(ranks, python_path=python_path, device=kind)
     raise RequestError("runner", f"{runner!r} is not known", "use ray or local")
 
 

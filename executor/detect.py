@@ -1,7 +1,10 @@
 """The GPUs of this machine, found without loading torch."""
 
+import os
 import subprocess
 from dataclasses import dataclass
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,14 +18,31 @@ class LocalGpus:
 
 
 def local_gpus() -> LocalGpus | None:
-    """What nvidia-smi lists, where all are alike (otherwise those like the first); None: there is none."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    """What nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves visible, where all are alike (otherwise those like the first).
+
+    None: there is none. So an empty CUDA_VISIBLE_DEVICES makes this a machine without GPUs, as it does for torch.
+    """
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    rows = [line.rsplit(",", 1) for line in listed.splitlines() if "," in line]
+    rows = _visible([line.split(", ") for line in listed.splitlines() if line.count(", ") == 3], os.environ.get(VISIBLE))
     if not rows:
         return None
-    name, mebibytes = rows[0]
-    return LocalGpus(name=name.strip(), count=sum(row[0] == name for row in rows), memory_bytes=int(float(mebibytes)) * 2**20)
+    _, _, name, mebibytes = rows[0]
+    return LocalGpus(name=name.strip(), count=sum(row[2] == name for row in rows), memory_bytes=int(float(mebibytes)) * 2**20)
+
+
+def _visible(rows: list[list[str]], visible: str | None) -> list[list[str]]:
+    """Of the driver's GPUs those that the variable names, by index or by the beginning of the UUID; as in CUDA, the first
+    name that is none ends the list. Parts of GPUs (MIG) are not looked into."""
+    if visible is None or "MIG-" in visible:
+        return rows
+    chosen = []
+    for word in map(str.strip, visible.split(",")):
+        row = next((row for row in rows if word == row[0] or (word and row[1].startswith(word))), None)
+        if row is None:
+            break
+        chosen.append(row)
+    return chosen

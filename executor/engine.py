@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -47,6 +48,12 @@ class RankContext:
     groups_of_before: MutableMapping[GroupKey, dist.ProcessGroup | None] | None = field(default=None, compare=False)
     """Process groups that a trial leaves to the next one of the same ranks, which takes those that it would make too. A gang
     joins anew after a failure, and begins with none. None: each trial destroys its own."""
+    ranks_on_host: int = 1
+    """Of the gang, this one too."""
+    shares_device: bool = False
+    """Whether another rank has the same device: what it holds there cannot be told from what the driver holds."""
+    after_failure: ExitStack = field(default_factory=ExitStack, compare=False)
+    """What a trial that has failed leaves to be done when its failure has been told: it may wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

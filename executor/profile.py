@@ -11,12 +11,13 @@ from torch import nn
 
 from executor.engine import EngineSession, RankContext, measured_config
 from executor.errors import RunnerError
+from executor.measurement.device import counters_of
 from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.module_clock import ModuleClock
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
 from executor.measurement.module_tracker import OUTSIDE, ModuleTracker, Phase, Place
-from executor.trial import ENGINES
+from executor.trial import ENGINES, closed_at_end
 from search_spaces.trial import Progress, TrialRequest
 
 
@@ -37,8 +38,7 @@ class _Steps:
         """Run the step to its end on the device. Returns its seconds."""
         began = time.perf_counter()
         self.session.train_step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        counters_of(self.device).synchronize()
         return time.perf_counter() - began
 
 
@@ -69,7 +69,7 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
     # A replayed graph calls no module.
     config = measured_config(request.config).replace({"cuda_graphs": False})
     session = ENGINES[request.engine].build(context, request.model, config, request.workload)
-    try:
+    with closed_at_end(context, session):
         steps = _Steps(session, context.device)
         while not session.settled() or steps.done < request.fidelity.warmup_updates:
             steps.prepare()
@@ -77,8 +77,6 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
         counted = _count(steps)
         plain, hooked = _time(steps, request)
         return _profile(counted, plain, hooked, environment(context.device))
-    finally:
-        session.close()
 
 
 def _count(steps: _Steps) -> _Counted:

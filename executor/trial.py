@@ -1,7 +1,9 @@
 """One trial on one rank: build, warm up, account for memory, measure, agree, report."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.command.capability import COMMAND
@@ -10,13 +12,14 @@ from executor.engines.ddp.engine import DdpEngine
 from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
-from executor.errors import EngineRefusalError, MemoryLimitError, WrongResultError
+from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
 from executor.garbage import collect_at, collected_by_steps
 from executor.measurement.agreement import gather_numbers
+from executor.measurement.clocks import ClockState, ClockWatch
 from executor.measurement.device import DeviceEvents, set_expandable_segments
 from executor.measurement.fewer import Line
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.limits import bounded_memory
+from executor.measurement.limits import bounded_memory, host_bound
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
@@ -94,19 +97,33 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
     if engine is None:
         known = ", ".join((*ENGINES, COMMAND))
         raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
+    if request.device_kind not in (None, context.device.type):
+        raise RunnerError(
+            f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
+            "start the ranks on such devices"
+        )
     # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
     grows = request.config.expandable_segments and not request.config.cuda_graphs
     set_expandable_segments(context.device, grows)
+    trial.counters.reset_peaks()
     binds = bound_to_node(context.device, request.config.numa_binding)
-    with binds, bounded_memory(request.memory_limit_bytes, _build_bytes(request)):
+    with binds, bounded_memory(host_bound(context, request.memory_limit_bytes, _build_bytes(request))):
         began = trial.enter("build")
         session = engine.build(context, request.model, measured_config(request.config), request.workload)
         trial.leave(began)
-        try:
-            with collected_by_steps(request.config.gc_interval):
-                return _measure(trial, session)
-        finally:
-            session.close()
+        with closed_at_end(context, session), collected_by_steps(request.config.gc_interval):
+            return _measure(trial, session)
+
+
+@contextmanager
+def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None]:
+    """Close a session at the end of the block; after a failure, when that has been told."""
+    try:
+        yield
+    except BaseException:
+        context.after_failure.callback(session.close)
+        raise
+    session.close()
 
 
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
@@ -119,17 +136,20 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     account = _account(trial, session) if request.fidelity.measure_memory else None
     meter = _meter(trial, session)
     reset_peak_resident_set()
-    began = trial.enter("warmup")
-    settled = _settle(trial, session, meter)
-    trial.leave(began)
-    trial.set_apart("compile", session.compile_seconds())
-    trial.set_apart("capture", session.capture_seconds())
-    if _is_hopeless(trial):
-        return report(trial, window_of_warm_up(trial), account)
-    began = trial.enter("measure")
-    window = _time_steps(trial, session, meter, settled)
-    trial.leave(began)
-    return report(trial, window, account)
+    timed = None
+    with ClockWatch(trial.counters.clock) as clock:
+        began = trial.enter("warmup")
+        settled = _settle(trial, session, meter)
+        trial.leave(began)
+        trial.set_apart("compile", session.compile_seconds())
+        trial.set_apart("capture", session.capture_seconds())
+        if not _is_hopeless(trial):
+            began = trial.enter("measure")
+            timed = _time_steps(trial, session, meter)
+            trial.leave(began)
+    if timed is None:
+        return report(trial, window_of_warm_up(trial, clock.since(began)), account)
+    return report(trial, _window(trial, timed, settled, clock.since(timed.began)), account)
 
 
 def _meter(trial: Trial, session: EngineSession) -> Meter:
@@ -161,12 +181,16 @@ def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
     began = trial.enter("memory")
     session.prepare(trial.step)
     account = _account_update(trial, session)
+    if trial.context.shares_device:
+        account = replace(account, outside=None)
     limit = trial.request.memory_limit_bytes
-    peaks = [int(peak) for (peak,) in gather_numbers(trial.context, [float(account.peak)])]
-    if limit is not None and max(peaks) > limit:
-        worst = peaks.index(max(peaks))
+    rows = gather_numbers(trial.context, [float(account.needed), float(account.outside or 0)])
+    needed, outside = (int(figure) for figure in max(rows, key=lambda row: row[0]))
+    if limit is not None and needed > limit:
+        worst = next(rank for rank, row in enumerate(rows) if row[0] == needed)
+        of_these = f", {outside:,} of them outside of torch's allocator (the context, NCCL, libraries)" if outside else ""
         raise MemoryLimitError(
-            f"rank {worst} needs {max(peaks):,} bytes in a step, the limit is {limit:,}; "
+            f"rank {worst} needs {needed:,} bytes in a step{of_these}, the limit is {limit:,}; "
             "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
         )
     trial.leave(began)
@@ -214,26 +238,41 @@ def _is_hopeless(trial: Trial) -> bool:
     return trial.race is not None and trial.race.is_hopeless(trial.warm_seconds)
 
 
-def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: bool) -> Window:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """Timed steps."""
+
+    seconds: list[float]
+    costs: Costs
+    began: float
+    """The first of them, by `time.monotonic`."""
+    line: Line | None = None
+    """By which `seconds` are extrapolated; None: they are of full steps."""
+
+
+def _time_steps(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
     """Time full steps, or fewer micro-batches where the request allows it and they can be extrapolated."""
-    began, line = time.monotonic(), trial.line
-    timed = None if line is None else _time_pairs(trial, session, line)
-    if timed is None:
-        timed, line = _time_full(trial, session, meter), None
-    seconds, costs = timed
+    began = time.monotonic()
+    timed = None if trial.line is None else _time_pairs(trial, session, trial.line)
+    timed = timed or _time_full(trial, session, meter)
     trial.phase_seconds["timed_steps"] = time.monotonic() - began
-    lost = trial.race is not None and trial.race.is_lost(seconds)
+    return timed
+
+
+def _window(trial: Trial, timed: _Timed, settled: bool, clocks: ClockState) -> Window:
+    lost = trial.race is not None and trial.race.is_lost(timed.seconds)
     return Window(
-        seconds=seconds,
-        costs=costs,
+        seconds=timed.seconds,
+        costs=timed.costs,
         resident_set=peak_resident_set(),
         settled=settled,
-        line=line,
-        lost=trial.race.interval(seconds) if trial.race is not None and lost else None,
+        clocks=clocks,
+        line=timed.line,
+        lost=trial.race.interval(timed.seconds) if trial.race is not None and lost else None,
     )
 
 
-def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> tuple[list[float], Costs]:
+def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
     most = trial.request.fidelity.max_steps
     while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
         count = _window_steps(trial, meter, most) if _has_windows(meter, session) else 1
@@ -241,7 +280,7 @@ def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> tuple[list
             meter.run(lambda events: _run_step(trial, session, events))
         else:
             meter.run_window(lambda events: _run_window(trial, session, events, count))  # noqa: B023
-    return meter.seconds, meter.costs()
+    return _Timed(seconds=meter.seconds, costs=meter.costs(), began=meter.began)
 
 
 def _has_windows(meter: Meter, session: EngineSession) -> bool:
@@ -254,7 +293,7 @@ def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
     return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
 
 
-def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[float], Costs] | None:
+def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
     """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
     first, second = (_meter(trial, session) for _ in range(2))
     seconds: list[float] = []
@@ -266,7 +305,8 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> tuple[list[
             break
     if not line.rises(first.seconds, second.seconds):
         return None
-    return seconds, line.costs_at_full(first.costs(), second.costs())
+    costs = line.costs_at_full(first.costs(), second.costs())
+    return _Timed(seconds=seconds, costs=costs, began=first.began, line=line)
 
 
 def _run_step(
@@ -291,7 +331,7 @@ def _run_step(
         report = session.train_step()
     if events is not None:
         events.stop()
-        events.wait()
+    trial.counters.synchronize()
     trial.own_seconds = time.perf_counter() - began
     ((seconds, loss, norm),) = _agree(trial.context, [trial.own_seconds], [report])
     _check_loss(trial, loss, norm, whole=micro_batches is None)

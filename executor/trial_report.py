@@ -3,7 +3,7 @@
 import socket
 
 from executor.measurement.agreement import gather_plain
-from executor.measurement.device import read_device
+from executor.measurement.clocks import ClockState
 from executor.measurement.environment import environment
 from executor.measurement.fewer import Line
 from executor.measurement.flops import convention_of, flops_utilization, hardware_tflops_per_device, tflops_per_device
@@ -20,7 +20,7 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 
 
-def window_of_warm_up(trial: Trial) -> Window:
+def window_of_warm_up(trial: Trial, clocks: ClockState) -> Window:
     """What is known of a trial that lost its race before its steps were timed."""
     assert trial.race is not None
     return Window(
@@ -28,6 +28,7 @@ def window_of_warm_up(trial: Trial) -> Window:
         costs=Costs(),
         resident_set=peak_resident_set(),
         settled=False,
+        clocks=clocks,
         lost=trial.race.hopeless_interval(trial.warm_seconds),
         timed=False,
     )
@@ -100,7 +101,6 @@ def rate_of(timing: StepTime, samples: float) -> Interval:
 
 
 def _rank_measurement(trial: Trial, window: Window, account: MemoryAccount | None) -> RankMeasurement:
-    state = read_device(trial.context.device)
     return RankMeasurement(
         rank=trial.context.rank,
         host=socket.gethostname(),
@@ -111,11 +111,11 @@ def _rank_measurement(trial: Trial, window: Window, account: MemoryAccount | Non
         cpu_seconds_per_step=window.costs.cpu_seconds,
         collectives=window.costs.collectives,
         device_seconds_per_step=window.costs.device_seconds,
-        reserved_bytes=state.reserved_bytes,
-        non_torch_bytes=state.non_torch_bytes,
+        reserved_bytes=trial.counters.peak_reserved_bytes(),
+        non_torch_bytes=account.outside if account else trial.counters.outside_bytes(),
         allocation_retries=window.costs.retries,
-        throttled=state.throttled,
-        sm_clock_mhz=state.sm_clock_mhz,
+        throttled=window.clocks.throttled,
+        sm_clock_mhz=window.clocks.sm_clock_mhz,
         host_memory_bytes=account.host_peak if account else None,
         compute_seconds_per_step=window.costs.compute_seconds,
         wait_seconds_per_step=window.costs.wait_seconds,

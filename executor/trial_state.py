@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from executor.engine import RankContext
+from executor.measurement.clocks import ClockState
+from executor.measurement.device import DeviceCounters, counters_of
 from executor.measurement.fewer import Line, line_of
 from executor.measurement.meter import Costs
 from executor.measurement.racing import Race, race_of
@@ -34,10 +36,13 @@ class Trial:
     """Every full step of warm-up."""
     race: Race | None = field(init=False)
     line: Line | None = field(init=False)
+    counters: DeviceCounters = field(init=False)
+    """Of the rank's device."""
 
     def __post_init__(self) -> None:
         self.race = race_of(self.request)
         self.line = line_of(self.request)
+        self.counters = counters_of(self.context.device)
 
     def enter(self, phase: str) -> float:
         """Begin a phase; returns what `leave` wants."""
@@ -84,6 +89,8 @@ class Window:
     costs: Costs
     resident_set: int
     settled: bool
+    clocks: ClockState
+    """The device while these steps ran."""
     line: Line | None = None
     """By which `seconds` are extrapolated; None: they are of full steps."""
     lost: Interval | None = None

@@ -107,7 +107,7 @@ def local_cluster(
         device=device,
         intra_node_bandwidth=3.1e10 if gpu_count else LOOPBACK_BANDWIDTH,
         inter_node_bandwidth=LOOPBACK_BANDWIDTH,
-        host_memory_bytes=_host_memory_bytes(),
+        host_memory_bytes=host_memory_bytes(),
         cores_per_node=cores,
         numa_nodes=len(numa_nodes()) or None,
         kernel_packages=installed_kernels() if gpu_count else None,
@@ -304,7 +304,7 @@ def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
     return DeviceSpec(
         name="cpu",
         kind="cpu",
-        memory_bytes=_host_memory_bytes() // ranks,
+        memory_bytes=host_memory_bytes() // ranks,
         peak_flops={"fp32": peak, "fp64": peak / 2},
         memory_bandwidth=CPU_MEMORY_BANDWIDTH / ranks,
         source="a rough estimate per core; memory as this machine's kernel states it",
@@ -316,7 +316,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _host_memory_bytes() -> int:
+def host_memory_bytes() -> int:
     """Main memory, or the control group's limit where that is lower (containers)."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:

@@ -89,13 +89,16 @@ class TrialRequest:
     engine: str = "native"
     fidelity: Fidelity = field(default_factory=Fidelity)
     memory_limit_bytes: int | None = None
-    """Allocator bytes per rank beyond which the trial is INFEASIBLE; None: what the device has."""
+    """Bytes per rank, what is outside of torch's allocator counted, beyond which the trial is INFEASIBLE; None: what the device
+    has."""
     timeout_seconds: float = 300.0
     """Seconds from start of build to end of measurement after which every rank is killed."""
     reference_losses: tuple[float, ...] = ()
     """Losses of the first steps on the same seed and data; empty: this trial sets them."""
     peak_flops_per_device: float | None = None
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
+    device_kind: str | None = None
+    """Kind of device that it must run on (`DeviceSpec.kind`: cpu or cuda): ranks without one fail. None: whatever there is."""
     expected_step_seconds: float | None = None
     """Of a full optimizer step, as predicted and corrected by the job's trials: what a hang is told from a slow step by before
     the trial has made a step of its own. None: nothing is predicted."""
@@ -152,14 +155,16 @@ class RankMeasurement:
     device_seconds_per_step: float | None = None
     """CUDA: seconds between events at the start and the end of a timed step."""
     reserved_bytes: int | None = None
-    """CUDA: the caching allocator's peak reservation."""
+    """CUDA: the caching allocator's peak reservation in this trial."""
     non_torch_bytes: int | None = None
-    """CUDA: device memory in use outside torch's allocator."""
+    """CUDA: device memory in use outside torch's allocator after a step (NCCL's buffers, libraries, the context); None where
+    ranks share a device."""
     allocation_retries: int | None = None
     """CUDA: cache flushes in the measured window; any makes the trial unstable."""
     throttled: bool | None = None
-    """CUDA: whether the device lowered its clocks for heat or power."""
+    """CUDA: whether the device lowered its clocks for heat or power while steps were timed."""
     sm_clock_mhz: float | None = None
+    """CUDA: the mean clock while steps were timed."""
     host_memory_bytes: int | None = None
     """Peak bytes in the host pool that offloading fills; None: not measured."""
     node: str | None = None
@@ -172,6 +177,11 @@ class RankMeasurement:
     """Seconds of a timed step in which it waited in collectives; None: not measured."""
     compute_relative_error: float | None = None
     """Standard error of `compute_seconds_per_step`, as a share of it; None: not known, so that nothing is concluded from it."""
+
+    @property
+    def needed_memory_bytes(self) -> int:
+        """What its device must have: the peak, and what is outside of the allocator."""
+        return self.peak_memory_bytes + (self.non_torch_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +236,11 @@ class TrialResult:
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware as the ranks saw them."""
+
+    @property
+    def needed_memory_bytes(self) -> int:
+        """What counts against a limit: of the fullest rank, with what is outside of the allocator; 0: not measured."""
+        return max((rank.needed_memory_bytes for rank in self.ranks), default=self.peak_memory_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,10 +59,9 @@ def profile_command(options: ProfileOptions) -> Status:
     request = dataclasses.replace(
         session.trial_request("profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
     )
-    device = "cpu" if session.cluster.device.kind == "cpu" else "auto"
     console = Console(stderr=True)
     with console.status(f"profiling {session.model.name}"):
-        profile = profile_model(request, python_path=session.request.python_path, device=device)
+        profile = profile_model(request, python_path=session.request.python_path, device=session.cluster.device.kind)
     rows = rows_of(profile, depth=options.depth, merge=not options.every_block)
     peak = request.peak_flops_per_device
     if options.json:

@@ -73,7 +73,7 @@ def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
         return _empty(value, source, note, trial.number)
     if trial.outcome is Outcome.PRUNED:
         return _bound(evidence, value, trial, result, result.samples_per_second.high)
-    fits = (result.peak_memory_bytes or 0) <= evidence.session.ranking.capacity_bytes
+    fits = result.needed_memory_bytes <= evidence.session.ranking.capacity_bytes
     return Point(
         value=value,
         source=Source.MEASURED if fits else Source.OVER_LIMIT,

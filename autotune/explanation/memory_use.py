@@ -9,12 +9,12 @@ def memory_use(evidence: Evidence) -> MemoryUse | None:
     ranks = evidence.winner.result.ranks if evidence.winner.result else ()
     if not ranks:
         return None
-    fullest = max(ranks, key=lambda rank: rank.peak_memory_bytes)
+    fullest = max(ranks, key=lambda rank: rank.needed_memory_bytes)
     ranking = evidence.session.ranking
     by_tag = dict(sorted(fullest.memory_by_tag.items(), key=lambda item: -item[1]))
     limit, free, first, factor = ranking.memory_limit_bytes, None, None, None
     if limit is not None:
-        free = int(ranking.capacity_bytes) - fullest.peak_memory_bytes
+        free = int(ranking.capacity_bytes) - fullest.needed_memory_bytes
         first = next((tag for tag, size in by_tag.items() if size > 0), None)
         factor = None if first is None else max((by_tag[first] + free) / by_tag[first], 0.0)
     return MemoryUse(

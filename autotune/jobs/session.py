@@ -107,6 +107,7 @@ class Session:
             peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
             excluded_nodes=excluded_nodes,
             node_kinds=self.cluster.node_kinds,
+            device_kind=self.cluster.device.kind,
             failures=request.failures,
             files=self._files(config),
         )

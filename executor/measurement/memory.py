@@ -4,7 +4,7 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from executor.engine import HOST, TAGS, PrivatePool
+from executor.measurement.device import counters_of
 
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
 _BACKEND = ("c10d::", "gloo:", "nccl:")
@@ -33,6 +34,14 @@ class MemoryAccount:
     """What was live before the step, split."""
     host_peak: int = 0
     """Bytes of host memory that offloading fills; in none of the numbers above. No step allocates there."""
+    outside: int | None = None
+    """In use on the device outside of torch's allocator after the step, when every collective has been set up; in none of the
+    numbers above. None: the device does not tell."""
+
+    @property
+    def needed(self) -> int:
+        """What the device must have for the step."""
+        return self.peak + (self.outside or 0)
 
 
 @dataclass(slots=True)
@@ -58,27 +67,30 @@ def account_step(
        was allocated before the profiler started: the engine's contract is that no named storage is released in a step.)
     3. The events are replayed in order of time. An allocation is an activation unless the engine marks it
        (`autotune.tag:TAG:ADDRESS`) or the communication backend made it for itself (buffers).
+
+    Allocators report to the profiler of the CPU, on every device: asking for CUDA's kernels too would start CUPTI, which
+    slows down graphs that were captured before it.
     """
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    counters = counters_of(device)
     # Reference cycles would be freed at some random point between two steps.
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()
     try:
         named, host = _named_storages(storages(), device)
-        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        allocated = counters.allocated_bytes()
         if allocated is not None and pool is not None:
             allocated -= pool.allocated
         # Events of all cycles, of which there is one: without it torch 2.11 warns that others are cleared.
-        with profile(activities=activities, profile_memory=True, acc_events=True) as recorder:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorder:
             step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            counters.synchronize()
     finally:
         if collecting:
             gc.enable()
     kept = {} if pool is None else pool.by_tag
-    return _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
+    account = _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
+    return replace(account, outside=counters.outside_bytes())
 
 
 def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:

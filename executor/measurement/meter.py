@@ -1,5 +1,6 @@
 """What timed steps cost a rank beside their seconds."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from executor.measurement.device import DeviceEvents, allocation_retries
+from executor.measurement.device import DeviceEvents, counters_of
 from executor.measurement.timing import StepTime, step_time
 from search_spaces.trial import CollectiveCount
 
@@ -48,7 +49,8 @@ class Meter:
     def __init__(self, device: torch.device, sent: Callable[[], Sent], own: Callable[[], OwnTime] = OwnTime) -> None:
         """`own` tells this rank's own time, after each step."""
         self.seconds: list[float] = []
-        self._device, self._events, self._sent, self._own = device, DeviceEvents(device), sent, own
+        self._counters, self._events, self._sent, self._own = counters_of(device), DeviceEvents(device), sent, own
+        self._began: list[float] = []
         self._computed: list[float | None] = []
         self._waited: list[float | None] = []
         self._cpu_seconds: list[float] = []
@@ -66,13 +68,15 @@ class Meter:
 
     def run_window(self, steps: Callable[[DeviceEvents], list[float]]) -> list[float]:
         """Run several steps. Returns the seconds of each, the slowest rank's; what they cost is shared out evenly."""
-        before, retries, began = dict(self._sent()), allocation_retries(self._device), time.process_time()
+        before, retries, began = dict(self._sent()), self._counters.allocation_retries(), time.process_time()
         waited_before = self._own().waited
+        start = time.monotonic()
         seconds = steps(self._events)
         count = len(seconds)
+        self._began += itertools.accumulate(seconds[:-1], initial=start)
         self.seconds += seconds
         self._cpu_seconds += count * [(time.process_time() - began) / count]
-        more = allocation_retries(self._device)
+        more = self._counters.allocation_retries()
         self._retries += [None if more is None or retries is None else more - retries, *(count - 1) * [None]]
         self._collectives = _difference(before, self._sent(), count)
         own = self._own()
@@ -81,9 +85,14 @@ class Meter:
         self._computed += count * [None if waited is None else max(own.seconds - waited, 0.0)]
         return seconds
 
+    @property
+    def began(self) -> float:
+        """When the first of the steps so far began, by `time.monotonic`; now, where there is none."""
+        return self._began[0] if self._began else time.monotonic()
+
     def keep(self, last: int) -> None:
         """Forget all steps but the last so many."""
-        for values in (self.seconds, self._cpu_seconds, self._retries, self._computed, self._waited):
+        for values in (self.seconds, self._cpu_seconds, self._retries, self._computed, self._waited, self._began):
             del values[: max(len(values) - last, 0)]
         self._events.keep(last)
 

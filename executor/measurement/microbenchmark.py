@@ -11,7 +11,7 @@ import torch
 
 from executor.engine import RankContext
 from executor.measurement.agreement import gather_plain
-from executor.measurement.device import read_device
+from executor.measurement.device import counters_of
 from executor.measurement.environment import environment
 from executor.measurement.file_rates import QUICK_BYTES, FilePass
 from executor.measurement.kernels import Case, Run, compute_cases
@@ -77,7 +77,7 @@ def run_microbenchmark(
         rows=tuple(rows),
         hosts=hosts,
         environment={**environment(context.device), **({"nvme_path": request.nvme_path} if request.nvme_path else {})},
-        context_bytes=_largest(context, read_device(context.device).non_torch_bytes),
+        context_bytes=_largest(context, counters_of(context.device).outside_bytes()),
         workspace_bytes=_largest(context, _left_over(context.device)),
     )
 

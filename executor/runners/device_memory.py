@@ -2,8 +2,7 @@
 
 import re
 
-import torch
-
+from executor.measurement.device import DeviceCounters
 from search_spaces.failure import Sign
 
 _WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
@@ -11,20 +10,20 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class DeviceMemory:
-    """Follows one rank process from trial to trial. Without CUDA it tells nothing: the host's memory is not its own."""
+    """Follows one rank process from trial to trial. Where the device does not tell, nor does this: the host is not its own."""
 
     def __init__(self) -> None:
         self._base: int | None = None
         self._held = 0
-        self._device: torch.device | None = None
+        self._counters: DeviceCounters | None = None
 
-    def begin(self, device: torch.device) -> None:
+    def begin(self, counters: DeviceCounters) -> None:
         """A trial begins: what is in use now beyond what was when the first one began was left by those between."""
-        if device.type != "cuda":
+        if (known := counters.memory_in_use()) is None:
             return
-        free, total = torch.cuda.mem_get_info(device)
-        self._base = total - free if self._base is None else self._base
-        self._device, self._held = device, max(total - free - self._base, 0)
+        used, _ = known
+        self._base = used if self._base is None else self._base
+        self._counters, self._held = counters, max(used - self._base, 0)
 
     def signs(self, message: str) -> tuple[Sign, ...]:
         """LEFTOVER where an allocation failed by no more than earlier trials have left."""
@@ -33,10 +32,8 @@ class DeviceMemory:
 
     def _free(self) -> int:
         # After a sticky error the device answers nothing any more, and its message is no allocator's.
-        try:
-            return torch.cuda.mem_get_info(self._device)[0]
-        except RuntimeError:
-            return 0
+        known = None if self._counters is None else self._counters.memory_in_use()
+        return 0 if known is None else known[1]
 
 
 def missing_bytes(message: str, free: int) -> int | None:

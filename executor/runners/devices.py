@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from executor.errors import RunnerError
 from executor.runners.messages import Message
 
+AUTO = "auto"
+CPU = "cpu"
+
 
 def assign(ready: Sequence[Message], device: str) -> list[Message]:
-    """The `device`, `backend`, `local_rank` and `local_world_size` of each rank, from what the ranks told when ready.
+    """What each rank's join says of its device, from what the ranks told when ready.
 
-    `device` is `auto` (the accelerator where every rank sees one), `cpu`, or the accelerator's type. Ranks that see the
-    same devices of a host take one each in turn. NCCL refuses two ranks on one device: there, gloo carries the tensors.
+    `device` is `cpu`, the accelerator's type, or `auto`: the accelerator that a rank sees, or that a driver lists, else the
+    CPU. Ranks that see the same devices of a host take one each in turn. NCCL refuses two ranks on one device: there, gloo
+    carries the tensors.
 
     Raises:
-        RunnerError: a rank does not see the accelerator that is asked for.
+        RunnerError: a rank cannot provide the accelerator; a job for one never runs on CPUs instead.
     """
     accelerator = _accelerator(ready, device)
     seen: collections.Counter[tuple[str, str | None]] = collections.Counter()
@@ -23,22 +27,36 @@ def assign(ready: Sequence[Message], device: str) -> list[Message]:
     shared = False
     for rank in ready:
         pool, count = (rank["host"], rank["visible_devices"]), rank["device_count"]
-        shared = shared or seen[pool] >= count
+        shared = shared or (accelerator is not None and seen[pool] >= count)
         index = seen[pool] % count if accelerator else 0
-        places.append({"device": f"{accelerator}:{index}" if accelerator else "cpu", "local_rank": hosts[rank["host"]]})
+        places.append({"device": f"{accelerator}:{index}" if accelerator else CPU, "local_rank": hosts[rank["host"]]})
         seen[pool] += 1
         hosts[rank["host"]] += 1
     backend = "nccl" if accelerator == "cuda" and not shared else "gloo"
     return [
-        {**place, "backend": backend, "local_world_size": hosts[rank["host"]]}
+        {**place, "backend": backend, "shares_device": shared, "local_world_size": hosts[rank["host"]]}
         for place, rank in zip(places, ready, strict=True)
     ]
 
 
 def _accelerator(ready: Sequence[Message], device: str) -> str | None:
-    kinds = {rank["accelerator"] for rank in ready}
-    if device == "cpu" or (device == "auto" and (len(kinds) > 1 or None in kinds)):
+    if device == CPU:
         return None
-    if device != "auto" and kinds != {device}:
-        raise RunnerError(f"not every rank sees a {device} device; give fewer ranks, or run on the CPU")
-    return next(iter(kinds))  # type: ignore[no-any-return]
+    seen = (rank["accelerator"] or (rank["driver_devices"] and "cuda") for rank in ready)
+    wanted = next((kind for kind in seen if kind), None) if device == AUTO else device
+    for rank in ready:
+        if wanted is not None and rank["accelerator"] != wanted:
+            raise RunnerError(_missing(rank, wanted))
+    return wanted
+
+
+def _missing(rank: Message, wanted: str) -> str:
+    """One line: why this rank has no such device, and what to do."""
+    has, build, visible = f"torch {rank['torch']} on host {rank['host']}", rank["torch_build"], rank["visible_devices"]
+    if build != wanted:
+        why = f"{has} is built for {build}"
+        remedy = f"install the {wanted.upper()} build of torch there"
+    else:
+        why = f"{has} finds no {wanted} device" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})")
+        remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES there, or use fewer ranks"
+    return f"device: this job needs {wanted}, but {why}; {remedy}, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"

@@ -11,7 +11,7 @@ from executor.runners import devices
 from executor.runners.messages import Kind, Message
 from executor.runners.pulse import Standing
 from executor.runners.transport import NO_VARIABLES, Death, Transport
-from executor.runners.verdict import Report, Verdict, died, how_it_ended, judge
+from executor.runners.verdict import Report, Verdict, died, how_it_ended, is_clean, judge
 from executor.runners.watchdog import Watchdog, stacks_text
 from executor.runners.wear import TRIALS_IN_A_LIFE, Rest, Wear
 from search_spaces.environment import variables_of
@@ -92,6 +92,7 @@ class Gang:
         self._setup_seconds = 0.0
         self._reports: dict[int, Report] = {}
         self._failed_at: float | None = None
+        self._aborted = False
         self._table = failure_table()
         self._watchdog: Watchdog | None = None
 
@@ -210,7 +211,7 @@ class Gang:
         now = time.monotonic()
         self._setup_seconds = now - self._asked_at
         self._deadline = now + self._request.timeout_seconds
-        self._reports, self._failed_at, self._watchdog = {}, None, Watchdog(self._request)
+        self._reports, self._failed_at, self._aborted, self._watchdog = {}, None, False, Watchdog(self._request)
         kind = Kind.RUN if isinstance(self._request, TrialRequest) else Kind.MEASURE
         for rank in range(self._transport.world_size):
             self._transport.send(rank, {"kind": kind, "request": to_plain(self._request)})
@@ -238,17 +239,24 @@ class Gang:
                 return [LogLines(attempt=self._request.attempt, **lines)]
             case Kind.RESTED:
                 self._note(rank, message)
+                if self._stage is Stage.JOINING and self._is_warm and self._wear.worn():  # after a failure
+                    self._start_ranks()
         return []
 
     def _hear_ready(self, rank: int, message: Message) -> None:
         self._ready[rank] = message
         if len(self._ready) == self._transport.world_size:
             try:
-                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._device)
+                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._wanted_device())
             except RunnerError:
                 self._give_up()
                 raise
             self._join(START_SECONDS)
+
+    def _wanted_device(self) -> str:
+        """The gang's own; where it leaves that open, what the trial is for."""
+        kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
+        return kind if kind is not None and self._device == devices.AUTO else self._device
 
     def _hear_end(self, rank: int, report: Report) -> list[Told]:
         if self._stage is not Stage.RUNNING:
@@ -256,7 +264,16 @@ class Gang:
         self._reports.setdefault(rank, report)  # a rank that failed and then died has told its cause already
         if self._failed_at is None and (isinstance(report, Death) or report["kind"] == Kind.FAILURE):
             self._failed_at = time.monotonic()
+        if is_clean(report) and not self._aborted:
+            self._abort_others()
         return self._judge()
+
+    def _abort_others(self) -> None:
+        """Have ranks that may wait for one that has failed fail too, so that all can go on: alone they might wait for ever."""
+        self._aborted = True
+        for rank in range(self._transport.world_size):
+            if rank not in self._reports:
+                self._transport.send(rank, {"kind": Kind.ABORT, "attempt": self.attempt})
 
     def _judge(self) -> list[Told]:
         assert self._request is not None

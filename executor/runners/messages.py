@@ -9,6 +9,7 @@
        │ ◄───────────────── progress or beat    any number; beats from every rank, twice a second
        │ ◄────────────────────────── output    any number; `RankProcess` makes them of what the rank prints
        │ ◄───────────── result or failure       exactly one for each run, unless the rank dies
+       │ abort ───────────────────────►         after another rank's failure: a thread of its own ends what it waits for
        │ ◄─────────────────────────── rested    what it holds when it has given back what it can of it
 
 `measure` asks for a micro-benchmark where `run` asks for a trial. `describe` (answered by `described` or `failure`) needs no
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     LISTENING = "listening"
     JOINED = "joined"
     RUN = "run"
+    ABORT = "abort"
     MEASURE = "measure"
     PROGRESS = "progress"
     OUTPUT = "output"

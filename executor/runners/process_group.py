@@ -1,7 +1,9 @@
 """How a rank joins and leaves the process group of its gang."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -37,7 +39,54 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
         pg_options=group_options(message["backend"]),
     )
     control = dist.new_group(backend="gloo") if world_size > 1 else None
-    return RankContext(rank=rank, world_size=world_size, device=device, control_group=control, groups_of_before={})
+    return RankContext(
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        control_group=control,
+        groups_of_before={},
+        ranks_on_host=message["local_world_size"],
+        shares_device=message["shares_device"],
+    )
+
+
+def abort() -> None:
+    """Leave every process group at once, whatever is in flight: nothing that other ranks have to take part in is waited for.
+
+    NCCL's collectives end, also one that another thread waits for. gloo's do not, so its connections are closed: of any two
+    ranks one has accepted the connection, and closes it here. What waits for it fails on both sides.
+    """
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
+        _close_accepted()
+
+
+def _close_accepted() -> None:
+    """Close every TCP connection that this process has accepted: gloo's, and those of the store where the ranks met."""
+    connections = list(_tcp_sockets())
+    listening = {place.getsockname()[1] for place in connections if _listens(place)}
+    for connection in connections:
+        with connection, contextlib.suppress(OSError):  # the other side may have closed it
+            if not _listens(connection) and connection.getsockname()[1] in listening:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _listens(place: socket.socket) -> bool:
+    return bool(place.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _tcp_sockets() -> Iterator[socket.socket]:
+    """Of this process, each under a further descriptor; none where the system does not list them."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names alone
+            with contextlib.suppress(OSError):
+                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+                    continue
+                found = socket.socket(fileno=os.dup(int(name)))
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                    yield found
+                else:
+                    found.close()
 
 
 def leave() -> None:

@@ -6,21 +6,26 @@ No function here may import anything of ours: when they run, our packages are no
 import ctypes
 import gc
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
 
+from executor.detect import local_gpus
 from executor.engine import RankContext
 from executor.failures import failure_table
+from executor.measurement.device import DeviceCounters, counters_of
 from executor.measurement.microbenchmark import run_microbenchmark
 from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
-from executor.runners.process_group import join
+from executor.runners.process_group import abort, join
 from executor.runners.pulse import Pulse
+from executor.runners.verdict import CLEAN
 from executor.runners.wear import rest
 from executor.user_module.description import describe
 from search_spaces.microbenchmark import MicrobenchmarkRequest
@@ -31,12 +36,23 @@ RunTrial = Callable[[RankContext, TrialRequest, Callable[[Progress], None]], Tri
 
 
 class RankLoop:
-    """Serves one parent until it closes the pipe."""
+    """Serves one parent until it closes the pipe. A thread listens: `abort` comes while a collective waits.
+
+    After a failure, in this order, since each may wait for other ranks, or for ever:
+
+    1. The failure is told. The parent asks the other ranks to `abort`, and they fail too.
+    2. Process groups are aborted, and what the trial has left to do is done (`RankContext.after_failure`).
+    3. Memory is given back, and what is still held is told (`rested`): whether this process can go on is for the parent.
+    """
 
     def __init__(self, connection: Connection, run_trial: RunTrial) -> None:
         self._connection = connection
         self._run_trial = run_trial
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._context: RankContext | None = None
+        self._counters = DeviceCounters(torch.device("cpu"))
+        self._attempt = self._aborted = ""
+        self._aborting = threading.Lock()
         self._malloc_trim = _find_malloc_trim()
         self._frozen = False
         self._lock = threading.Lock()
@@ -47,24 +63,61 @@ class RankLoop:
     def serve(self) -> None:
         """Say `ready`, then answer until the parent is gone."""
         self._send(_ready())
+        threading.Thread(target=self._listen, name="listener", daemon=True).start()
+        while (message := self._inbox.get()) is not None:
+            failed = self._answer(message)
+            if message["kind"] in (Kind.RUN, Kind.MEASURE):
+                if failed:
+                    self._clear_up()
+                self._release_memory(failed)
+                if (held := rest(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
+                    self._send({"kind": Kind.RESTED, "rest": to_plain(held)})
+
+    def _listen(self) -> None:
         while True:
             try:
                 message = decode(self._connection.recv_bytes())
             except (EOFError, OSError):
+                self._inbox.put(None)
                 return
-            self._send_bytes(self._answer(message))
-            if message["kind"] in (Kind.RUN, Kind.MEASURE):
-                self._release_memory()
-                if (held := rest()) is not None:
-                    self._send({"kind": Kind.RESTED, "rest": to_plain(held)})
+            if message["kind"] == Kind.ABORT:
+                self._abort(message["attempt"])
+            else:
+                self._inbox.put(message)
 
-    def _answer(self, message: Message) -> bytes:
+    def _abort(self, attempt: str) -> None:
+        """End what the trial waits for; if it has not begun yet, it will not."""
+        with self._aborting:
+            self._aborted = attempt
+            if self._attempt == attempt:
+                abort()
+
+    def _answer(self, message: Message) -> bool:
+        """Do what is asked and send the answer. Whether that failed."""
+        failed = False
         try:
-            return encode(self._do(message))
+            answer = encode(self._do(message))
         except BaseException as error:  # a user's sys.exit() must not end the rank silently
-            return encode(_failed(classify(error, self._table, self._memory.signs)))
+            answer, failed = encode(_failed(self._classified(error))), True
         finally:
             self._pulse.end()
+        # Not above, where the error is held, and all that its frames hold.
+        self._send_bytes(answer)
+        return failed
+
+    def _classified(self, error: BaseException) -> Failure:
+        """Of a rank that was made to abort, what it says is a consequence of that."""
+        failure = classify(error, self._table, self._memory.signs)
+        brought_about = self._attempt == self._aborted and failure.outcome not in CLEAN and not failure.retire
+        return replace(failure, collective=True) if brought_about else failure
+
+    def _clear_up(self) -> None:
+        """Leave the groups of a trial that has failed, and do what it has left to do. The gang must join again."""
+        context, self._context = self._context, None
+        with self._aborting:
+            abort()
+        if context is not None:
+            context.after_failure.close()
 
     def _do(self, message: Message) -> Message:
         match message["kind"]:
@@ -85,12 +138,17 @@ class RankLoop:
     def _join(self, message: Message) -> Message:
         self._context = None
         self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
+        self._counters = counters_of(self._context.device)
         return {"kind": Kind.JOINED}
 
     def _begun(self, attempt: str) -> RankContext:
         if self._context is None:
             raise ConnectionError("this rank has not joined its gang")
-        self._memory.begin(self._context.device)
+        with self._aborting:
+            self._attempt = attempt
+            if self._aborted == attempt:
+                raise ConnectionAbortedError("another rank failed before this one began")
+        self._memory.begin(self._counters)
         self._pulse.begin(attempt, reports=self._context.rank == 0)
         return self._context
 
@@ -101,15 +159,14 @@ class RankLoop:
         with self._lock:  # the pulse has a thread of its own
             self._connection.send_bytes(message)
 
-    def _release_memory(self) -> None:
+    def _release_memory(self, failed: bool) -> None:
         """Give back what the trial left, so that the next one starts from the same base."""
         gc.collect()
-        if not self._frozen:
+        if not self._frozen and not failed:
             # What the imports and the first trial's late ones made stays for good: collections need not look at it again.
             gc.freeze()
             self._frozen = True
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+        self._counters.release()
         if self._malloc_trim is not None:
             self._malloc_trim(0)
 
@@ -119,18 +176,18 @@ def _answered(result: TrialResult) -> Message:
 
 
 def _ready() -> Message:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    gpus = local_gpus() if device is None else None  # which torch may not be able to use
     return {
         "kind": Kind.READY,
         "host": socket.gethostname(),
-        "accelerator": _accelerator(),
+        "accelerator": None if device is None else device.type,
         "device_count": torch.accelerator.device_count(),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "torch": torch.__version__,
+        "torch_build": "cuda" if torch.version.cuda or torch.version.hip else "xpu" if torch.version.xpu else "cpu",
+        "driver_devices": 0 if gpus is None else gpus.count,
     }
-
-
-def _accelerator() -> str | None:
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return None if device is None else device.type
 
 
 def _failed(failure: Failure) -> Message:

@@ -17,7 +17,7 @@ Report = Message | Death
 """How a rank's part of a trial ended: a `result` or `failure` message, or its death."""
 
 CLEAN = (Outcome.INVALID, Outcome.INFEASIBLE, Outcome.WRONG)
-"""Outcomes that leave the rank processes fit for the next trial, if all ranks came to the same one."""
+"""Outcomes that leave the rank processes fit for the next trial, if every rank came to the same one, or to a consequence."""
 GRACE_SECONDS = 0.5
 """How long after the first failure the ranks are heard: the cause may come after its consequences."""
 CONSEQUENCE_GRACE_SECONDS = 5.0
@@ -58,10 +58,10 @@ def judge(
     if not failures:
         return Verdict(result=_result(reports[0]), keep=True) if everyone else None
     rank, cause = min(failures, key=lambda failure: _order(failure[1], table))
-    clean = not isinstance(cause, Death) and cause["outcome"] in CLEAN and not cause["retire"]
+    clean = is_clean(cause)
     if not everyone and waited < _grace(clean, _order(cause, table)):
         return None
-    keep = clean and len(failures) == world_size and len({_kind(report) for _, report in failures}) == 1
+    keep = clean and everyone and all(_leaves_fit(report, cause) for report in reports.values())
     return Verdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
 
 
@@ -108,6 +108,18 @@ def _result(report: Report) -> TrialResult:
     return from_plain(MicrobenchmarkResult if "rows" in report["result"] else TrialResult, report["result"])
 
 
+def is_clean(report: Report) -> bool:
+    """Whether it is a failure that leaves its own rank's process fit for the next trial."""
+    return not isinstance(report, Death) and not _is_result(report) and report["outcome"] in CLEAN and not report["retire"]
+
+
+def _leaves_fit(report: Report, cause: Report) -> bool:
+    """Whether a rank is fit for the next trial after a clean `cause`: it came to the same, failed for it, or had ended well."""
+    if isinstance(report, Death) or isinstance(cause, Death):
+        return False
+    return _is_result(report) or report["collective"] or _kind(report) == _kind(cause)
+
+
 def _order(report: Report, table: FailureTable) -> int:
     if isinstance(report, Death):
         return _CONSEQUENCE if row_of(report, table).consequence else 0
@@ -120,8 +132,8 @@ def _grace(clean: bool, order: int) -> float:
     return CONSEQUENCE_GRACE_SECONDS if order == _CONSEQUENCE else GRACE_SECONDS
 
 
-def _kind(report: Report) -> tuple[str, str | None]:
-    return ("", None) if isinstance(report, Death) else (report["outcome"], report["rule"])
+def _kind(report: Message) -> tuple[str, str | None, bool]:
+    return report["outcome"], report["rule"], report["retire"]
 
 
 def _failed(attempt: str, rank: int, cause: Report, table: FailureTable) -> TrialResult:

@@ -1,5 +1,6 @@
 """Objective pareto: weights take turns, the front is wider, the winner is the fastest; one figure tells the front."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from autotune.objective import Ranking
 from autotune.strategies.fronts import SHARES, FrontStrategy
 from autotune.strategies.strategy import Candidates, Strategy
 from executor.runners.replay import ReplayRunner
-from search_spaces.trial import TrialRequest
+from search_spaces.trial import RankMeasurement, TrialRequest
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 from storage.store import Store
@@ -94,6 +95,17 @@ def test_scores_at_the_ends_order_as_the_objectives_alone(tmp_path: Path, store:
         scores = [weighted.score(trial) or 0.0 for trial in trials]
         others = [Ranking(objective=alone).score(trial) or 0.0 for trial in trials]
         assert sorted(range(len(trials)), key=scores.__getitem__) == sorted(range(len(trials)), key=others.__getitem__)
+
+
+def test_what_is_outside_of_the_allocator_counts_against_the_limit(tmp_path: Path, store: Store) -> None:
+    trial = run(table.session(tmp_path, trials=4), store).searched[0]
+    rank = RankMeasurement(
+        rank=0, host="a", peak_memory_bytes=1000, memory_by_tag={}, tag_peak_bytes={}, rss_peak_bytes=0,
+        cpu_seconds_per_step=0.0, collectives=(), non_torch_bytes=300,
+    )  # fmt: skip
+    assert trial.result is not None
+    measured = dataclasses.replace(trial, result=dataclasses.replace(trial.result, peak_memory_bytes=1000, ranks=(rank,)))
+    assert [Ranking(memory_limit_bytes=limit).may_win(measured) for limit in (1300, 1299)] == [True, False]
 
 
 def test_a_strip_of_memory_counts_once() -> None:

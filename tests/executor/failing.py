@@ -7,6 +7,10 @@ import dataclasses
 import itertools
 import os
 import signal
+import threading
+
+import torch
+import torch.distributed as dist
 
 from executor import trial
 from executor.engines.native.engine import NativeEngine
@@ -28,6 +32,21 @@ def in_kill(tensor):
 
 def in_backward(tensor):
     tensor.register_hook(in_forward)
+
+
+def in_oom(tensor):
+    """What torch's allocator raises on a device, in backward, where other ranks wait for this one."""
+
+    def fail(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free")
+
+    tensor.register_hook(fail)
+
+
+def in_stuck(tensor):
+    """The same, and this rank can never leave its process groups."""
+    dist.distributed_c10d._abort_process_group = dist.destroy_process_group = threading.Event().wait
+    in_oom(tensor)
 
 
 class FailingEngine(NativeEngine):

@@ -4,13 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from autotune.jobs.request import Objective
 from autotune.objective import Ranking
 from autotune.prediction.memory import USABLE
 from autotune.prediction.room import ranks_of_node
-from autotune.strategies.guided.described import Array
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
 from search_spaces.model import FactoryModel, Model, ModelSpec
@@ -54,11 +51,11 @@ class Setting:
         """Bytes of a rank's share of its node's main memory."""
         return self.cluster.host_memory_bytes / ranks_of_node(self.cluster)
 
-    def room(self, outside: Array) -> Array:
-        """Bytes that a rank may take so that it runs and may win; `outside`: those that the allocator does not count."""
+    @property
+    def room(self) -> float:
+        """Bytes that a rank may take so that it runs and may win."""
         usable = self.cluster.device.memory_bytes * (USABLE if self.cluster.device.kind == "cuda" else 1.0)
-        told: Array = np.minimum(usable, self.ranking.capacity_bytes + outside)
-        return told
+        return min(usable, self.ranking.capacity_bytes)
 
     def base_configs(self) -> Sequence[TrialConfig]:
         """One configuration."""

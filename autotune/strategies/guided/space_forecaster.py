@@ -125,7 +125,7 @@ class SpaceForecaster:
 
     def _tightest(self, held: Memory) -> tuple[Array, Array]:
         """Bytes that are needed and those there are, of the device or of the host's share, whichever is fuller."""
-        room = self._setting.room(held.by_tag["context"] + 0 * held.needed)
+        room = self._setting.room + 0 * held.needed
         host = held.host / self._setting.host_room
         return held.needed * np.maximum(1.0, host / (held.needed / room)), room
 

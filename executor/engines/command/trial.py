@@ -16,7 +16,7 @@ from executor.failures import failure_table
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.trial_state import Trial
 from search_spaces.command import CommandModel
-from search_spaces.trial import TrialResult
+from search_spaces.trial import TrialRequest, TrialResult
 
 TICK_SECONDS = 0.1
 """How often ranks look at their scripts and tell each other."""
@@ -80,7 +80,7 @@ def run_script(trial: Trial) -> TrialResult:
 
 
 def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
-    on_cpu = not torch.cuda.is_available()
+    on_cpu = runs_on_cpu(trial.request)
     with trial_folder() as folder:
         began = trial.enter("build")
         place = agreed_place(trial.context)
@@ -96,6 +96,11 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
         rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
         trial.leave(began)
     return result_of(trial, end.value, rows, launch.words), any(row["port_taken"] for row in rows)
+
+
+def runs_on_cpu(request: TrialRequest) -> bool:
+    """Whether the script has processors alone. What the job is for decides: the script may have a torch of its own."""
+    return request.device_kind == "cpu" if request.device_kind is not None else not torch.cuda.is_available()
 
 
 def conclude(rows: list[Row], waited: float, first_report: float, limit: float) -> End | None:

@@ -20,7 +20,7 @@ from executor.engines.deepspeed.memory import (
     held_tensors,
     is_partitioned,
 )
-from executor.engines.deepspeed.package import Traces, load, quiet
+from executor.engines.deepspeed.package import Traces, load, quiet, some_group
 from executor.engines.native.collectives import accounting, mark
 from executor.engines.session import in_training, keep_still, refuse
 from executor.engines.sources import DTYPES
@@ -136,7 +136,8 @@ class DeepSpeedSession(EngineSession):
         with quiet():
             try:
                 if engine is not None:
-                    engine.destroy()
+                    with some_group():
+                        engine.destroy()
             finally:
                 traces.remove(self.package)
 

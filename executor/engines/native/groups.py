@@ -128,5 +128,5 @@ def _destroy(groups: MutableMapping[GroupKey, dist.ProcessGroup | None] | None) 
     """Destroy all of them, in the same order on every rank."""
     while groups:
         _, group = groups.popitem()
-        if group is not None:
+        if group is not None and dist.is_initialized():  # else all groups were aborted, after a failure
             dist.destroy_process_group(group)

@@ -161,8 +161,8 @@ def test_deepspeed_tunes_buckets_of_a_better_stage_and_gives_up_after_five() -> 
     )
     order = wanted(DeepSpeedStrategy, candidates, rate)
     tuned = [config for config in order if config.zero_stage == 1 and config.reduce_bucket_size == buckets[0]]
-    # The stage's own sizes have run with the buckets nearest to the defaults, and are not repeated. Sizes 2 and 4 alternate; the
-    # best is the second experiment, so that the sixth is the last one.
+    # The stage's own sizes have run with the buckets nearest to the defaults, and are not repeated.
+    # Sizes 2 and 4 alternate; the best is the second experiment, so that the sixth is the last one.
     order_of_buckets = [buckets[1], buckets[0], buckets[2]]
     assert [(c.micro_batch_size, c.allgather_bucket_size) for c in tuned] == [(s, b) for b in order_of_buckets for s in (2, 4)]
     assert not any(c.zero_stage == 1 and c.reduce_bucket_size == buckets[2] for c in order)

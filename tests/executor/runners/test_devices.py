@@ -6,8 +6,14 @@ from executor.errors import RunnerError
 from executor.runners.devices import assign
 
 
-def ready(host: str = "a", kind: str | None = "cuda", count: int = 2, visible: str | None = None) -> dict:
-    return {"host": host, "accelerator": kind, "device_count": count, "visible_devices": visible}
+def ready(
+    host: str = "a", kind: str | None = "cuda", count: int = 2, visible: str | None = None, build: str = "cuda", driver: int = 0
+) -> dict:
+    torch = {"torch": "2.13.0+cpu" if build == "cpu" else "2.13.0", "torch_build": build, "driver_devices": driver}
+    return {"host": host, "accelerator": kind, "device_count": count, "visible_devices": visible, **torch}
+
+
+NONE = {"kind": None, "count": 0}
 
 
 def told(places: list[dict], *names: str) -> list[tuple]:
@@ -27,14 +33,36 @@ def test_ranks_that_each_see_their_own_device_have_it_as_their_first() -> None:
 
 
 def test_ranks_that_share_a_device_are_joined_by_gloo() -> None:
-    assert told(assign([ready(count=1), ready(count=1)], "auto"), "device", "backend") == [("cuda:0", "gloo")] * 2
+    places = assign([ready(count=1), ready(count=1)], "auto")
+    assert told(places, "device", "backend", "shares_device") == [("cuda:0", "gloo", True)] * 2
 
 
-@pytest.mark.parametrize(("other", "device"), [(ready(kind=None, count=0), "auto"), (ready(), "cpu")])
-def test_without_an_accelerator_for_all_the_ranks_run_on_the_cpu(other: dict, device: str) -> None:
-    assert told(assign([ready(), other], device), "device", "backend") == [("cpu", "gloo")] * 2
+@pytest.mark.parametrize(("rank", "device"), [(ready(**NONE, build="cpu"), "auto"), (ready(**NONE), "auto"), (ready(), "cpu")])
+def test_ranks_run_on_the_cpu_where_there_is_no_device_or_it_is_asked_for(rank: dict, device: str) -> None:
+    assert told(assign([rank, rank], device), "device", "backend", "shares_device") == [("cpu", "gloo", False)] * 2
 
 
-def test_an_accelerator_that_is_asked_for_must_be_there() -> None:
-    with pytest.raises(RunnerError, match="not every rank sees a cuda device"):
-        assign([ready(kind=None, count=0)], "cuda")
+NO_BUILD = "torch 2.13.0+cpu on host b is built for cpu; install the CUDA build of torch there"
+NO_DEVICE = (
+    "torch 2.13.0 on host b finds no cuda device (CUDA_VISIBLE_DEVICES=-1); look at nvidia-smi and CUDA_VISIBLE_DEVICES there, "
+    "or use fewer ranks"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "device", "second", "why"),
+    [
+        (ready(), "cuda", {"build": "cpu"}, NO_BUILD),
+        (ready("b", **NONE, build="cpu"), "cuda", {"build": "cpu"}, NO_BUILD),
+        (ready("b", **NONE, build="cpu", driver=8), "auto", {"build": "cpu", "driver": 8}, NO_BUILD),
+        (ready(), "auto", {"visible": "-1"}, NO_DEVICE),
+    ],
+)
+def test_a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy(
+    first: dict, device: str, second: dict, why: str
+) -> None:
+    """It is asked for, or another rank has one, or the driver lists what torch cannot use: CPUs never stand in for it."""
+    with pytest.raises(RunnerError) as raised:
+        assign([first, ready("b", **NONE, **second)], device)
+    needs = f"device: this job needs cuda, but {why}"
+    assert str(raised.value) == f"{needs}, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"

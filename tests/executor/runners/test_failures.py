@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError
 from executor.failures import failure_table
+from executor.measurement.device import CudaCounters
 from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import classify
 from search_spaces.failure import rows_from
@@ -55,11 +56,11 @@ def test_a_sticky_error_retires_the_process() -> None:
     [(0, 10, "device-memory"), (2 * 2**30, 2**20, "device-memory-leftover"), (2**30, 2**20, "device-memory")],
 )
 def test_what_a_warm_process_holds_may_be_to_blame(monkeypatch: pytest.MonkeyPatch, held: int, free: int, cause: str) -> None:
-    memory = DeviceMemory()
+    memory, counters = DeviceMemory(), CudaCounters(torch.device("cuda", 0))
     used = iter([(80 * 2**30, 80 * 2**30), (80 * 2**30 - held, 80 * 2**30), (free, 80 * 2**30)])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: next(used))
-    memory.begin(torch.device("cuda", 0))
-    memory.begin(torch.device("cuda", 0))
+    memory.begin(counters)
+    memory.begin(counters)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB")
     assert classify(error, signs_of=memory.signs).cause == cause
 

@@ -23,6 +23,7 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 
 READY = {"kind": "ready", "host": "a", "accelerator": None, "device_count": 0, "visible_devices": None}
+READY |= {"torch": "2.13.0+cpu", "torch_build": "cpu", "driver_devices": 0}
 
 
 class OneRank(Transport):
@@ -36,7 +37,7 @@ class OneRank(Transport):
         self.variables: list[dict[str, str]] = []
         self.inbox: list[tuple[int, Message | Death]] = []
         self.greeting: Message | Death = READY
-        self.answers: dict[str, list[Message | Death]] = {}
+        self.answers: dict[str, list[Message | Death | list[Message]]] = {}
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         self.starts.append(tuple(python_path))
@@ -52,7 +53,7 @@ class OneRank(Transport):
         scripted = self.answers.get(kind)
         answer = scripted.pop(0) if scripted else well[kind]
         if answer:
-            self.inbox.append((rank, answer))
+            self.inbox += [(rank, each) for each in (answer if isinstance(answer, list) else [answer])]
 
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
         came, self.inbox = self.inbox, []
@@ -224,6 +225,63 @@ def test_processes_that_hold_what_trials_left_are_recycled() -> None:
         rest = {"resident_bytes": 10**8, "descriptors": descriptors, "children": 0}
         transport.inbox.append((0, {"kind": "rested", "rest": rest}))
     assert warm == [False, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["reserved_bytes", "pinned_bytes"])
+def test_memory_that_a_failed_trial_has_left_ends_the_processes_before_the_next_one_runs(kind: str) -> None:
+    transport = OneRank()
+    gang = Gang(transport)
+    rest = {"resident_bytes": 10**8, "descriptors": 10, "children": 0, "failed": True}
+    for held, warm in ((2**30, False), (0, True)):
+        transport.answers = {"run": [failure("INFEASIBLE", "device-memory")]}
+        assert one(gang).outcome is Outcome.INFEASIBLE
+        # It has cleaned up when the parent asks it to join again: what is left is heard before that is answered.
+        transport.answers = {"join": [[{"kind": "rested", "rest": {**rest, kind: held}}, {"kind": "joined"}]]}
+        result = one(gang)
+        assert (result.outcome, result.warm) == (Outcome.OK, warm)
+    assert len(transport.starts) == 2
+
+
+def test_ranks_that_wait_for_one_that_failed_are_made_to_abort() -> None:
+    transport = TwoRanks()
+    gang = Gang(transport)
+    request = request_for(world_size=2)
+    gang.start(request)
+    while not transport.ran:
+        gang.poll(0.0)
+    transport.inbox.append((1, failure("INFEASIBLE", "device-memory")))
+    assert gang.poll(0.0) == []
+    assert transport.aborted == [(0, request.attempt)]
+    transport.inbox.append((0, failure("LOST", "collective", collective=True, retire=True)))
+    assert finish(gang).outcome is Outcome.INFEASIBLE
+    transport.ran = False
+    gang.start(request_for(world_size=2))
+    while not transport.ran:
+        gang.poll(0.0)
+    assert len(transport.starts) == 1, "both ranks go on, in a new group"
+
+
+class TwoRanks(OneRank):
+    """Two ranks that join, and answer nothing else."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted: list[tuple[int, str]] = []
+        self.ran = False
+
+    def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
+        super().start(python_path, variables)
+        self.inbox = [(0, READY), (1, READY)]
+
+    def send(self, rank: int, message: Message) -> None:
+        if message["kind"] == "join":
+            self.inbox += [(rank, {"kind": "listening", "port": 1})] if rank == 0 else []
+            self.inbox.append((rank, {"kind": "joined"}))
+        elif message["kind"] == "abort":
+            self.aborted.append((rank, message["attempt"]))
+        self.ran = self.ran or message["kind"] == "run"
 
 
 def test_a_trial_that_asks_for_it_has_fresh_processes() -> None:

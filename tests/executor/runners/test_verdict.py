@@ -72,9 +72,13 @@ def test_the_other_ranks_are_heard_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "keep"), [(failure("INFEASIBLE"), True), (failure("WRONG"), False), (BROKEN, False), (result(1), False)]
-)
-def test_ranks_that_agree_on_a_clean_failure_are_kept_for_a_new_group(other: dict, keep: bool) -> None:
+    ("other", "keep"),
+    [
+        (failure("INFEASIBLE"), True), (failure("WRONG"), False), (BROKEN, True), (result(1), True), (KILLED, False),
+        ({**failure("INFEASIBLE"), "retire": True}, False), (failure("FAILED"), False),
+    ],
+)  # fmt: skip
+def test_ranks_that_agree_on_a_clean_failure_or_fail_for_it_are_kept_for_a_new_group(other: dict, keep: bool) -> None:
     verdict = judge("a", {0: failure("INFEASIBLE"), 1: other}, 2, CLEAN_GRACE_SECONDS)
     assert verdict is not None
     assert (verdict.keep, verdict.rejoin) == (keep, keep)

@@ -148,10 +148,13 @@ BASE = Rest(resident_bytes=10**9, descriptors=40, children=1)
     [
         ({}, ""),
         ({"resident_bytes": 10**9 + RESIDENT_BYTES}, ""),
-        ({"resident_bytes": 2 * 10**9 + RESIDENT_BYTES}, "rank 1 holds 2,536,870,912 bytes between trials"),
+        ({"resident_bytes": 2 * 10**9 + RESIDENT_BYTES}, "rank 1 holds 2,536,870,912 bytes of resident memory between trials"),
         ({"descriptors": 40 + DESCRIPTORS}, ""),
         ({"descriptors": 41 + DESCRIPTORS}, "rank 1 has 105 open files between trials, 40 after its second"),
         ({"children": 2}, "rank 1 has 2 processes of its own"),
+        ({"reserved_bytes": RESIDENT_BYTES, "pinned_bytes": RESIDENT_BYTES}, ""),
+        ({"reserved_bytes": RESIDENT_BYTES + 1}, "rank 1 holds 536,870,913 bytes of device memory between trials, 0 after"),
+        ({"pinned_bytes": RESIDENT_BYTES + 1}, "rank 1 holds 536,870,913 bytes of pinned memory between trials, 0 after"),
     ],
 )
 def test_processes_that_do_not_come_back_to_their_base_are_worn(changes: dict, words: str) -> None:
@@ -163,6 +166,12 @@ def test_processes_that_do_not_come_back_to_their_base_are_worn(changes: dict, w
     assert bool(wear.worn()) is bool(words)
     wear.clear()
     assert wear.worn() == ""
+
+
+def test_a_failed_trial_is_no_base_for_memory_of_torch() -> None:
+    wear = Wear()
+    wear.note(0, dataclasses.replace(BASE, pinned_bytes=10**9, failed=True))
+    assert wear.worn().startswith("rank 0 holds 1,000,000,000 bytes of pinned memory")
 
 
 def test_a_process_tells_what_it_holds() -> None:
