@@ -30,6 +30,8 @@ class Branch:
     """Parts of `make gpu` that prove it; empty: none does."""
 
 
+_REQUIRED = "tests/autotune/test_required_device.py::test_"
+_PLACES = "tests/executor/runners/test_devices.py::test_"
 _CUDA = "tests/executor/test_cuda_branches.py::test_"
 _NATIVE = "tests/executor/engines/native/"
 _STREAMS = f"{_NATIVE}test_streams.py::test_"
@@ -39,10 +41,9 @@ _STREAMED = (
     f"{_CUDA}streams_and_pinned_memory_are_asked_for_where_there_is_a_device",
 )
 _FLEX = f"{_NATIVE}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
-_STATE = (
-    f"{_CUDA}the_device_tells_its_state",
-    f"{_CUDA}without_the_drivers_command_clock_and_throttling_are_unknown",
-)
+_DEVICE = "tests/executor/measurement/test_device.py::test_"
+_ANSWERS = (f"{_DEVICE}the_answers_of_cuda",)
+_WINDOWS = ("tests/executor/test_step_windows.py::test_the_host_waits_once_a_window",)
 _TIMED = (f"{_CUDA}steps_and_samples_are_timed_by_the_devices_clock",)
 _ASKED = (f"{_CUDA}a_measurement_asks_the_device_what_it_has",)
 _READY = (f"{_CUDA}a_rank_tells_its_devices_and_gives_memory_back",)
@@ -60,7 +61,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
             "local_gpus",
             (
                 f"{_CUDA}the_driver_lists_devices_and_what_processes_hold",
-                f"{_CUDA}without_the_drivers_command_clock_and_throttling_are_unknown",
+                f"{_CUDA}without_the_drivers_command_there_are_no_devices",
             ),
             "the driver prints these columns",
             ("sweep",),
@@ -79,7 +80,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          "the driver counts a script's processes under their numbers", ()),
     ),
     "engines/command/trial.py": (
-        ("_run_once", (), "a script is started on the devices", ()),
+        ("runs_on_cpu", (f"{_REQUIRED}a_script_is_started_for_the_device_of_the_job",),
+         "a script is started on the devices", ()),
     ),
     "engines/deepspeed/engine.py": (
         ("DeepSpeedSession._settings", (), "DeepSpeed's own fused and offloaded optimizers train alike", ()),
@@ -138,6 +140,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          "the compiled kernel, forward and backward", ("by-hand",)),
     ),
     "engines/session.py": (
+        ("ParallelSession._place", (), "a batch comes from pinned memory and is whole when it is read", ("correctness",)),
         ("ParallelSession.waited_seconds", (f"{_CUDA}the_host_does_not_wait_where_streams_do",), "nothing", ()),
     ),
     "engines/sources.py": (
@@ -148,11 +151,25 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("(module)", (f"{_CUDA}segments_change_when_nothing_is_reserved",), "both names of torch's function work", ("grid",)),
         ("set_expandable_segments", (f"{_CUDA}segments_change_when_nothing_is_reserved",),
          "a running process takes the setting", ("grid",)),
-        ("allocation_retries", _STATE[:1], "retries are counted from the first one on", ("correctness",)),
-        ("read_device", _STATE, "what is reserved is the trial's own", ("correctness",)),
-        ("_ask_driver", _STATE, "the driver finds the device by this name", ("correctness",)),
-        ("DeviceEvents.__init__", _TIMED, "events and the host's clock tell the same", ("grid",)),
-        ("DeviceEvents.start", _TIMED, "events and the host's clock tell the same", ("grid",)),
+        ("DeviceCounters.release", (f"{_DEVICE}pinned_memory_is_given_back_with_the_devices",),
+         "memory is back at its base after a trial", ("correctness",)),
+        ("CudaCounters.synchronize", _ANSWERS, "nothing", ("grid",)),
+        ("CudaCounters.reset_peaks", _ANSWERS, "what is reserved is the trial's own", ("correctness",)),
+        ("CudaCounters.allocated_bytes", _ANSWERS, "the account's peak is the allocator's", ("correctness",)),
+        ("CudaCounters.peak_reserved_bytes", _ANSWERS, "what is reserved is the trial's own", ("correctness",)),
+        ("CudaCounters.reserved_bytes", _ANSWERS, "memory is back at its base after a trial", ("correctness",)),
+        ("CudaCounters.pinned_bytes", _ANSWERS, "memory is back at its base after a trial", ("correctness",)),
+        ("CudaCounters.memory_in_use", (*_ANSWERS, f"{_DEVICE}a_device_that_answers_nothing_any_more_is_no_further_error"),
+         "a device answers after it ran out of memory", ("correctness",)),
+        ("CudaCounters.allocation_retries", _ANSWERS, "retries are counted from the first one on", ("correctness",)),
+        ("CudaCounters.clock", (f"{_DEVICE}the_drivers_library_tells_the_clock",),
+         "the driver finds the device by this name", ("grid",)),
+        ("DeviceClock.event", _TIMED, "events and the host's clock tell the same", ("grid",)),
+        ("DeviceClock.wait", _WINDOWS, "events and the host's clock tell the same", ("grid",)),
+        ("device_clock", (*_TIMED, *_WINDOWS), "events and the host's clock tell the same", ("grid",)),
+    ),
+    "measurement/limits.py": (
+        ("host_bound", (f"{_DEVICE}what_bounds_the_hosts_memory_is_the_host",), "nothing", ()),
     ),
     "measurement/environment.py": (
         ("environment", (f"{_CUDA}an_environment_names_device_and_libraries",), "nothing", ("sweep",)),
@@ -161,9 +178,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("compute_cases", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
         ("_memory", _ASKED, "the cases fit the device, and their times a law", ("sweep",)),
         ("host_copy", (f"{_CUDA}copies_that_are_timed_are_of_pinned_memory",), "they reach the link's rate", ("sweep",)),
-    ),
-    "measurement/memory.py": (
-        ("account_step", (), "the account's peak is the allocator's", ("correctness",)),
     ),
     "measurement/microbenchmark.py": (
         ("_Bench._weight", _ASKED, "nothing", ("sweep",)),
@@ -184,28 +198,19 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("cores_near", ("tests/executor/test_numa.py::test_a_gpu_tells_its_node",), "the node is the device's", ()),
         ("_pci_address", (f"{_CUDA}a_device_has_an_address_on_its_bus",), "the system knows this address", ()),
     ),
-    "profile.py": (
-        ("_Steps.run", (f"{_CUDA}a_profiled_step_ends_when_the_device_has_ended",), "nothing", ()),
-    ),
-    "runners/device_memory.py": (
-        ("DeviceMemory.begin", ("tests/executor/runners/test_failures.py::test_what_a_warm_process_holds_may_be_to_blame",),
-         "memory is back at its base after a trial", ("correctness",)),
-        ("DeviceMemory._free", ("tests/executor/runners/test_failures.py::test_what_a_warm_process_holds_may_be_to_blame",),
-         "a device answers after it ran out of memory", ("correctness",)),
-    ),
     "runners/devices.py": (
-        ("assign", ("tests/executor/runners/test_devices.py::test_ranks_of_a_host_take_its_devices_in_turn",
-                    "tests/executor/runners/test_devices.py::test_ranks_that_share_a_device_are_joined_by_gloo"),
+        ("assign", (f"{_PLACES}ranks_of_a_host_take_its_devices_in_turn",
+                    f"{_PLACES}ranks_that_share_a_device_are_joined_by_gloo"),
          "nothing", ("correctness",)),
+        ("_accelerator", (f"{_PLACES}a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy",),
+         "nothing", ()),
     ),
     "runners/process_group.py": (
         ("join", (f"{_CUDA}a_rank_joins_nccl_with_its_device",), "NCCL starts, ends and starts again in one process",
          ("correctness",)),
     ),
     "runners/rank_loop.py": (
-        ("RankLoop._release_memory", _READY, "memory is back at its base after a trial", ("correctness",)),
         ("_ready", _READY, "nothing", ("correctness",)),
-        ("_accelerator", _READY, "nothing", ("correctness",)),
     ),
     "runners/ray/checkup.py": (
         ("_check_up", (), "NCCL crosses the network", ()),
@@ -224,9 +229,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "runners/ray/runner.py": (
         ("_gpus", ("tests/executor/runners/test_on_node.py::test_ranks_ask_for_devices_where_the_job_does",), "nothing", ()),
-    ),
-    "trial.py": (
-        ("_run_step", (), "the clock is read when the device has ended", ("grid",)),
     ),
 }  # fmt: skip
 """File of `executor/` -> its functions."""

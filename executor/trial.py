@@ -329,9 +329,11 @@ def _run_step(
     while report.skipped:
         trial.skipped += 1
         report = session.train_step()
-    if events is not None:
+    if events is None:
+        trial.counters.synchronize()
+    else:
         events.stop()
-    trial.counters.synchronize()
+        events.wait()
     trial.own_seconds = time.perf_counter() - began
     ((seconds, loss, norm),) = _agree(trial.context, [trial.own_seconds], [report])
     _check_loss(trial, loss, norm, whole=micro_batches is None)

@@ -72,7 +72,7 @@ def test_the_memory_step_asks_for_no_activity_of_cuda_and_counts_what_is_outside
     monkeypatch.setitem(COUNTERS, "cuda", Substitute)
     monkeypatch.setattr(memory, "profile", lambda **what: asked.append(what) or real(**what))
     account = account_step(lambda: torch.ones(10), list, CUDA)
-    assert asked == [{"activities": [torch.profiler.ProfilerActivity.CPU], "profile_memory": True}]
+    assert [what["activities"] for what in asked] == [[torch.profiler.ProfilerActivity.CPU]]
     assert (account.peak, account.outside, account.needed) == (1000, 300, 1300)
     assert account_step(lambda: None, list, torch.device("cpu")).outside is None
 
