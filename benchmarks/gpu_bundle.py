@@ -20,13 +20,13 @@ FOLDER = ROOT / "build" / "gpu-bundle"
 MOST_BYTES = 64 << 20
 """What the folder may hold: it is carried along with a checkout."""
 PACKAGES = (
-    "alembic", "annotated-doc", "annotated-types", "anyio", "cffi", "cryptography", "h11", "httpcore2", "httpx2", "idna", "mako",
-    "markdown-it-py", "markupsafe", "mdurl", "platformdirs", "pycparser", "pydantic", "pydantic-core", "pygments", "rich", "shellingham",
-    "sqlalchemy", "truststore", "typer", "typing-extensions", "typing-inspection",
+    "alembic", "annotated-doc", "annotated-types", "anyio", "cffi", "cryptography", "h11", "httpcore2", "httpx2", "idna",
+    "mako", "markdown-it-py", "markupsafe", "mdurl", "platformdirs", "pycparser", "pydantic", "pydantic-core", "pygments",
+    "rich", "shellingham", "sqlalchemy", "truststore", "typer", "typing-extensions", "typing-inspection",
 )  # fmt: skip
 """What is imported on that way, with what these need themselves. Neither Ray nor Optuna: guided search asks neither."""
 TARGET = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312", "--abi", "abi3", "--abi", "none")
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)) + ("manylinux2014_x86_64",)
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)))
 MISSING = "not built; build it with `make gpu-bundle` and copy it along"
 
 

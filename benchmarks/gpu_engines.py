@@ -54,9 +54,8 @@ def prove_engine(proof: Proof, engine: str) -> None:
 
 
 def _run(runner: Runner, engine: str, precision: str) -> TrialResult:
-    asked = request(
-        f"{engine}-{precision}", model_of("small"), workload_of("small"), 1, BRIEF, precision=precision, micro_batch_size=2
-    )
+    knobs = {"precision": precision, "micro_batch_size": 2}
+    asked = request(f"{engine}-{precision}", model_of("small"), workload_of("small"), 1, BRIEF, **knobs)
     return runner.run(dataclasses.replace(asked, engine=engine))
 
 

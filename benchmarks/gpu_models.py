@@ -1,4 +1,4 @@
-"""What the proofs on a GPU train: about a billion parameters, or next to nothing where this file's users are tested on a CPU."""
+"""What the proofs on a GPU train: about a billion parameters, or next to nothing where the proofs are tested on a CPU."""
 
 from typing import Any
 

@@ -78,9 +78,8 @@ def prove_collectives(proof: Proof) -> None:
     for cycle in range(CYCLES):
         with one_rank(device) as backend:
             wrong = [f"{name} of {dtype}" for dtype in DTYPES for name in _wrong(Group(None, Sending(1), 0), dtype, device)]
-        proof.claim(
-            not wrong, f"group {cycle + 1} of {CYCLES} over {backend}: {', '.join(wrong) or 'every operation is right'}"
-        )
+        told = f"wrong are {', '.join(wrong)}" if wrong else "every operation is right"
+        proof.claim(not wrong, f"group {cycle + 1} of {CYCLES} over {backend}: {told}")
     proof.setting.free()
     left = _allocated(device) - base
     proof.claim(left == 0, f"{left:,} bytes are left on the device after the last group")

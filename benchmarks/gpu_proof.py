@@ -110,6 +110,13 @@ def at_least(interval: Interval, bound: float) -> State:
     return State.FAILS if interval.high < bound else State.UNDECIDED
 
 
+def at_most(interval: Interval, bound: float) -> State:
+    """Whether a quantity is at most `bound`, likewise."""
+    if interval.high <= bound:
+        return State.HOLDS
+    return State.FAILS if interval.low > bound else State.UNDECIDED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """The smallest thing that is run by itself: one line of results."""
