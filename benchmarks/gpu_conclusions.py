@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu_design import DOMAINS, pairs_of, space_of
+from benchmarks.gpu_design import DOMAINS, Pair, pairs_of, space_of
 from benchmarks.gpu_grid import DRY, MEASURED, PART, PREDICTED, REFERENCE
 from benchmarks.gpu_lines import Claim, Line, State
 from benchmarks.gpu_proof import at_least, at_most, written
@@ -16,7 +16,7 @@ from search_spaces.trial_config import TrialConfig
 Known = Mapping[tuple[str, str], Line]
 DRY_BOUND = 0.02
 CORRELATION, COVERAGE, VERDICTS = 0.7, 0.8, 0.9
-"""At least: of ranks by predicted and measured time; of bands that are to hold nine times of ten; of right verdicts on memory."""
+"""At least: of ranks by predicted and measured time; of bands that hold nine times of ten; of right verdicts on memory."""
 
 
 def points_of(known: Known) -> dict[str, dict[str, Any]]:
@@ -41,11 +41,7 @@ def of_grid(known: Known, size: str, on_gpu: bool) -> list[Claim]:
     dry = [
         abs(point["dry"]["peak"] / point["measured"]["peak"] - 1) for point in ran if point["dry"] and "peak" in point["dry"]
     ]
-    claims.append(
-        _few("errors of dry runs", len(dry)) or
-        _told(at_most(median_of(dry), DRY_BOUND), f"median error of the dry run's peak over {len(dry)} points, at most {DRY_BOUND:g} "
-              f"is claimed: {written(median_of(dry))}; the largest is {max(dry):.3f}")
-    )  # fmt: skip
+    claims.append(_few("errors of dry runs", len(dry)) or _dry(dry))
     both = [(point["predicted"], point["measured"]) for point in ran if point["predicted"]]
     claims += _times([(one["seconds"], other["seconds"]) for one, other in both], "with shipped coefficients", on_gpu)
     claims.append(_coverage([(one["peak"], other["peak"]) for one, other in both], "peaks of memory", True))
@@ -78,6 +74,12 @@ def of_sweep(known: Known, on_gpu: bool) -> list[Claim]:
     return _times(both, "after `autotune calibrate`", on_gpu)
 
 
+def _dry(errors: list[float]) -> Claim:
+    median = median_of(errors)
+    text = f"median error of the dry run's peak over {len(errors)} points, at most {DRY_BOUND:g} is claimed: {written(median)}"
+    return _told(at_most(median, DRY_BOUND), f"{text}; the largest is {max(errors):.3f}")
+
+
 def _times(both: list[tuple[dict[str, float], float]], how: str, on_gpu: bool) -> list[Claim]:
     few = _few(f"step times {how}", len(both))
     if few is not None:
@@ -85,12 +87,13 @@ def _times(both: list[tuple[dict[str, float], float]], how: str, on_gpu: bool) -
     ranks = rank_correlation([one["mean"] for one, _ in both], [other for _, other in both])
     error = median_of([abs(one["mean"] / other - 1) for one, other in both])
     state = at_least(ranks, CORRELATION) if on_gpu else State.MEASURED
+    claimed = f"at least {CORRELATION:g} is claimed{'' if on_gpu else ' on a GPU'}"
+    text = f"rank correlation of predicted and measured step times {how}, {len(both)} points, {claimed}"
     return [
-        _told(state, f"rank correlation of predicted and measured step times {how}, {len(both)} points, at least {CORRELATION:g} "
-                     f"is claimed{'' if on_gpu else ' on a GPU'}: {written(ranks)}"),
+        _told(state, f"{text}: {written(ranks)}"),
         _told(State.MEASURED, f"median error of step times {how}: {written(error)}"),
         _coverage(both, f"step times {how}", on_gpu),
-    ]  # fmt: skip
+    ]
 
 
 def _coverage(both: list[tuple[dict[str, float], float]], what: str, claimed: bool) -> Claim:
@@ -108,10 +111,11 @@ def _coverage(both: list[tuple[dict[str, float], float]], what: str, claimed: bo
 def _pairs(ran: list[dict[str, Any]], size: str) -> Claim:
     """How much of the space the points that ran have seen."""
     knobs = tuple(DOMAINS[size])
-    legal = set().union(*(pairs_of(config, knobs) for config in space_of(size).enumerate()))
-    seen = set().union(*(pairs_of(TrialConfig().replace(point["measured"]["config"]), knobs) for point in ran))
-    text = f"{len(ran)} points ran; of {len(legal)} legal pairs of values of two of {len(knobs)} knobs they have {len(seen & legal)}"
-    return _told(State.MEASURED, text)
+    legal = set[Pair]().union(*(pairs_of(config, knobs) for config in space_of(size).enumerate()))
+    configs = [TrialConfig().replace(point["measured"]["config"]) for point in ran]
+    seen = set[Pair]().union(*(pairs_of(config, knobs) for config in configs))
+    of = f"{len(legal)} legal pairs of values of two of {len(knobs)} knobs"
+    return _told(State.MEASURED, f"{len(ran)} points ran; they have {len(seen & legal)} of {of}")
 
 
 def _few(what: str, count: int) -> Claim | None:

@@ -28,7 +28,7 @@ def items() -> list[Item]:
 
 def measure_on_cpu(proof: Proof) -> None:
     """Losses of every engine, which any machine finds."""
-    with LocalRunner(1, device="cpu") as runner:
+    with LocalRunner(1, device="cpu", environment={"OMP_NUM_THREADS": "1"}) as runner:
         for engine in filter(_is_here, ENGINES):
             for precision in LOSS_BOUND:
                 result = _run(runner, engine, precision)

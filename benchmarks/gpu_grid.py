@@ -77,7 +77,7 @@ def predict(proof: Proof, config: TrialConfig) -> None:
     proof.values |= prediction(question_of(proof.setting.size), [config])[0]
     seconds, peak = proof.values["seconds"], proof.values["peak"]
     proof.measured(
-        f"a step {seconds['mean']:.3f} s [{seconds['low']:.3f}, {seconds['high']:.3f}], peak {peak['mean'] / 2**30:.2f} GiB, "
+        f"a step {seconds['mean']:.3f} s [{seconds['low']:.3f}, {seconds['high']:.3f}], peak {peak['mean'] / 2**20:,.1f} MiB, "
         f"fits with probability {proof.values['fit_probability']:.2f}"
     )
 
@@ -108,9 +108,9 @@ def measure(proof: Proof, config: TrialConfig) -> None:
         return
     rank, rate = result.ranks[0], result.samples_per_second
     share = "" if result.mfu is None else f", {result.mfu:.1%} of the peak FLOP/s"
-    reserved = "" if rank.reserved_bytes is None else f", {rank.reserved_bytes / 2**30:.2f} reserved"
+    reserved = "" if rank.reserved_bytes is None else f", {rank.reserved_bytes / 2**20:,.1f} reserved"
     proof.measured(
-        f"{rate.mean:.3f} samples/s [{rate.low:.3f}, {rate.high:.3f}]{share}, peak {rank.peak_memory_bytes / 2**30:.2f} GiB"
+        f"{rate.mean:.3f} samples/s [{rate.low:.3f}, {rate.high:.3f}]{share}, peak {rank.peak_memory_bytes / 2**20:,.1f} MiB"
         f"{reserved}{', unstable' if result.unstable else ''}",
         rate=to_plain(rate), seconds=workload_of(size).global_batch_size / rate.mean, peak=rank.peak_memory_bytes,
         reserved=rank.reserved_bytes, mfu=result.mfu, unstable=result.unstable, retries=rank.allocation_retries,

@@ -9,8 +9,8 @@ from benchmarks.gpu_manual import MANUAL
 
 ORDER = (State.HOLDS, State.FAILS, State.UNDECIDED, State.NOT_RUN, State.SKIPPED, State.MEASURED)
 MEANING = (
-    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound. *Measured*",
-    "is a figure of which nothing is claimed, *skipped* what this device cannot show, *not run* what has no result yet.",
+    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound. Of what is",
+    "*measured* nothing is claimed, *skipped* is what this device cannot show, and *not run* what has no result yet.",
 )
 TOLD = {
     "correctness": "What the engine computes, sends and allocates.",
@@ -102,7 +102,7 @@ def _table(known: Known) -> list[str]:
     if not points:
         return ["No point was predicted or measured."]
     rows = [
-        "| configuration | samples/s | step, s | predicted | peak, GiB | dry run | predicted |",
+        "| configuration | samples/s | step, s | predicted | peak, MiB | dry run | predicted |",
         "|---|---|---|---|---|---|---|",
     ]
 
@@ -119,9 +119,9 @@ def _table(known: Known) -> list[str]:
             f"{rate(label):.3f}" if ran else outcome,
             f"{measured['seconds']:.3f}" if measured and ran else "",
             _band(predicted.get("seconds"), 1.0, 3),
-            f"{measured['peak'] / 2**30:.3f}" if measured and ran else "",
-            f"{dry['peak'] / 2**30:.3f}" if "peak" in dry else "",
-            _band(predicted.get("peak"), 2**30, 3),
+            f"{measured['peak'] / 2**20:,.1f}" if measured and ran else "",
+            f"{dry['peak'] / 2**20:,.1f}" if "peak" in dry else "",
+            _band(predicted.get("peak"), 2**20, 1),
         ]
         rows.append(f"| {label} | " + " | ".join(cells) + " |")
     return rows
@@ -130,5 +130,5 @@ def _table(known: Known) -> list[str]:
 def _band(value: Mapping[str, float] | None, unit: float, digits: int) -> str:
     if not value:
         return ""
-    mean, low, high = (f"{value[name] / unit:.{digits}f}" for name in ("mean", "low", "high"))
+    mean, low, high = (f"{value[name] / unit:,.{digits}f}" for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"

@@ -49,9 +49,10 @@ class Setting:
         """Warm ranks on the device; those of another kind are ended first, since they hold memory of it."""
         if self._runner is None or self._ranks != (count, trial_function):
             self.close()
-            self._runner = LocalRunner(
-                count, device=self.device.type, environment={"PYTHONPATH": str(ROOT)}, trial_function=trial_function
-            )
+            # Tiny models gain nothing from threads.
+            threads = {} if self.size == "large" else {"OMP_NUM_THREADS": "1"}
+            environment = {"PYTHONPATH": str(ROOT), **threads}
+            self._runner = LocalRunner(count, device=self.device.type, environment=environment, trial_function=trial_function)
             self._ranks = count, trial_function
         return self._runner
 
