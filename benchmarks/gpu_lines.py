@@ -111,14 +111,16 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         """A last line that was cut off is removed."""
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        whole = self._file.read()
-        self._file.truncate(whole.rfind(b"\n") + 1)
+        whole = path.read_bytes() if path.exists() else b""
+        if not whole.endswith(b"\n"):
+            with path.open("ab") as file:
+                file.truncate(whole.rfind(b"\n") + 1)
 
     def add(self, line: Line) -> None:
         """Write a line; it is on the disk when this returns."""
-        self._file.write((json.dumps(asdict(line)) + "\n").encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self.path.open("ab") as file:
+            file.write((json.dumps(asdict(line)) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())

@@ -9,8 +9,8 @@ from benchmarks.gpu_manual import MANUAL
 
 ORDER = (State.HOLDS, State.FAILS, State.UNDECIDED, State.NOT_RUN, State.SKIPPED, State.MEASURED)
 MEANING = (
-    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound. Of what is",
-    "*measured* nothing is claimed, *skipped* is what this device cannot show, and *not run* what has no result yet.",
+    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound. Of what",
+    "is *measured* nothing is claimed, *skipped* is what this device cannot show, and *not run* what has no result yet.",
 )
 TOLD = {
     "correctness": "What the engine computes, sends and allocates.",
