@@ -52,7 +52,7 @@ def items() -> list[Item]:
     return [
         Item(name=CALIBRATION, show=partial(_if_here, calibrate), seconds=70.0),
         Item(name=PREDICTIONS, show=partial(_if_here, predict_again), seconds=30.0),
-        Item(name=SWEEP, show=partial(_if_here, sweep), seconds=420.0),
+        Item(name=SWEEP, show=partial(_if_here, sweep), seconds=380.0),
         Item(name=WINNER, show=compare, seconds=200.0),
     ]
 

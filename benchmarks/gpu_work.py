@@ -1,7 +1,9 @@
 """Runs the items of a part that have no result yet, as long as there is time. Survives what a GPU does to a process."""
 
+import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ import torch
 
 from benchmarks.gpu_lines import ANY, FINAL, Claim, Line, LineFile, State, read_lines, results
 from benchmarks.gpu_proof import Item, Proof, Setting
+from executor.process_tree import descendants
 
 MOST_BEGINNINGS = 3
 """Processes that may end inside of one item before it is told as failed: the first ones may have been killed from outside."""
@@ -110,6 +113,9 @@ class Worker:
             text = f"it hung: no end within {limit:.0f} s; the stacks are on standard error"
             self._add(item, State.FAILS, (Claim(state=State.FAILS, text=text),), seconds=limit)
         sys.stdout.flush()
+        for process in descendants(os.getpid()):  # at once, so that the device is free when the next run begins
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
         os._exit(Ended.AGAIN)
 
     def _add(

@@ -158,7 +158,7 @@ def test_a_point_of_the_grid_is_predicted_before_it_is_measured(setting: Setting
     assert dry["peak"] == pytest.approx(measured["peak"], rel=0.02)
     assert predicted["peak"]["low"] < measured["peak"] < predicted["peak"]["high"]
     assert measured["outcome"] == "OK"
-    assert [label for label in gpu_grid.measured_rates(setting.known)] == [items[2].name.removeprefix("measured: ")]
+    assert list(gpu_grid.measured_rates(setting.known)) == [items[2].name.removeprefix("measured: ")]
 
 
 def test_collectives_over_one_rank(setting: Setting) -> None:
@@ -274,7 +274,7 @@ def test_two_ranks_over_host_messages_on_a_cpu(setting: Setting, forked_ranks: N
     monkeypatch.setattr(gpu_pair, "OFFLOADS", {3: gpu_pair.OFFLOADS[3][-1:]})
     items = gpu_pair.items()
     show(only(items, gpu_pair.ALONE), setting)
-    layout, offload = (only(items, f"two ranks: {name}") for name in ("context 2", "offloading at stage 3"))
+    layout, offload = (only(items, f"two ranks: {name}") for name in ("pipeline 2, 1f1b", "offloading at stage 3"))
     proofs = [show(item, setting) for item in (layout, offload)]
     assert [failed(proof) for proof in proofs] == [[], []]
     assert [len(proof.claims) for proof in proofs] == [2, 3]
