@@ -19,7 +19,7 @@ def items(setting: Setting) -> list[Item]:
     for name in PACKAGES:
         refusals = kernel_refusals(name, "bf16", setting.device.type, str(setting.device), installed_kernels())
         show = partial(prove_kernels, kernels=name)
-        found.append(Item(name=f"kernels: {name}", show=show, seconds=60.0, skipped=refusals[0] if refusals else ""))
+        found.append(Item(name=f"kernels: {name}", show=show, seconds=60.0, skipped=str(refusals[0]) if refusals else ""))
     return found
 
 

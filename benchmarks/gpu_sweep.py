@@ -96,14 +96,13 @@ def sweep(proof: Proof) -> None:
     """A real one, through the local runner, over the space that the grid is drawn from. A killed one is resumed."""
     setting, folder = proof.setting, proof.setting.folder
     setting.close()
-    best, begun = folder / "best-config.json", folder / "sweep-begun"
+    best = folder / "best-config.json"
     common = ("--db", _database(setting), "--out", str(best), "--json")
-    if begun.exists():
+    if json.loads(autotune(setting, "jobs", "--db", _database(setting), "--json")):
         autotune(setting, "sweep", "--resume", "latest", *common)
     else:
         model, space = _files(setting)
         workload = workload_of(setting.size)
-        begun.touch()
         autotune(
             setting, "sweep", str(model), "--space", str(space), "--runner", "local", "--ranks", "1", "--strategy", "guided",
             "--sequence-length", str(workload.sequence_length), "--global-batch-size", str(workload.global_batch_size),
@@ -211,6 +210,6 @@ def _database(setting: Setting) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the child: asked to stop when this process is killed, so that it leaves the device."""
+    """In the child: it leaves the device when this process is killed, and so do its ranks. The next run resumes the job."""
     with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
