@@ -24,7 +24,8 @@ MOST_BEGINNINGS = 3
 SMALL_SECONDS = 10.0
 """What an item of small models is expected to take, where none was run yet."""
 LONGEST = 6.0
-"""An item hangs when it takes so many times as long as expected, and a minute."""
+HANGS_SECONDS = {"large": 60.0, "small": 600.0}
+"""An item hangs when it takes so many times as long as expected and these seconds: a CPU that runs tests may be very busy."""
 GRACE_SECONDS = 45.0
 """After the end of its time, how long an item that began within it may go on."""
 
@@ -80,7 +81,7 @@ class Worker:
                 print(f"{self._part}: {left:.0f} s are left, {item.name} takes about {expected:.0f}: go on with --resume")
                 return Ended.AGAIN
             ran += 1
-            if not self._run(item, LONGEST * expected + 60.0, left + GRACE_SECONDS):
+            if not self._run(item, LONGEST * expected + HANGS_SECONDS[self._setting.size], left + GRACE_SECONDS):
                 return Ended.AGAIN
         states = [self._known[self._part, item.name].state for item in items]
         return Ended.FAILS if {State.FAILS, State.NOT_RUN} & {*states} else Ended.WHOLE
