@@ -57,7 +57,10 @@ def foretell_memory(proof: Proof, config: TrialConfig) -> None:
 def prove_memory(proof: Proof, name: str, config: TrialConfig) -> None:
     """The peak of one step: foretold, accounted for, and by the allocator itself."""
     device, size = proof.setting.device, proof.setting.size
-    foretold = proof.setting.known["correctness", f"dry run: {name}"].values.get("peak", 0)
+    earlier = proof.needs("correctness", f"dry run: {name}", "peak")
+    if earlier is None:
+        return
+    foretold = earlier["peak"]
     proof.setting.close()  # ranks hold memory of the device
     session = NativeEngine().build(
         RankContext(rank=0, world_size=1, device=device), model_of(size), config, workload_of(size)

@@ -84,20 +84,18 @@ def measure_alone(proof: Proof) -> None:
         knobs = {"precision": precision, "micro_batch_size": workload.global_batch_size}
         result = proof.setting.ranks(1).run(request("alone", model, workload, 1, BRIEF, **knobs))
         proof.claim(result.outcome is Outcome.OK, f"one rank in {precision}: {why(result)}")
-        proof.values[precision] = result.losses
-
-
-def alone(proof: Proof, precision: str) -> tuple[float, ...]:
-    """The losses of one rank; none where it has not run."""
-    line = proof.setting.known.get(("correctness", ALONE))
-    return tuple(line.values.get(precision, ())) if line else ()
+        if result.outcome is Outcome.OK:
+            proof.values[precision] = result.losses
 
 
 def prove_layout(proof: Proof, label: str, knobs: Knobs) -> None:
     """Losses of a layout, in bf16 with the kernels that it is trained with, and in fp32 with a narrow bound."""
+    alone = proof.needs("correctness", ALONE, *LOSS_BOUND)
+    if alone is None:
+        return
     for precision, bound in LOSS_BOUND.items():
         result = run(proof, label, precision=precision, micro_batch_size=2, **knobs)
-        off = apart(result.losses, alone(proof, precision))
+        off = apart(result.losses, alone[precision])
         backend = result.environment.get("backend", "")
         holds = result.outcome is Outcome.OK and off <= bound
         proof.claim(holds, f"{precision} over {backend}: losses {off:.1e} off one rank's (bound {bound:.1e}){_why(result)}")
@@ -109,12 +107,15 @@ def prove_offload(proof: Proof, stage: int) -> None:
     Master and moments are 12 bytes an element; of E elements of this rank's share, round(ratio E) leave. At stage 3 the master
     itself serves gathers as long as it is all on the device, so that parameters on the host alone save nothing there.
     """
+    alone = proof.needs("correctness", ALONE, "bf16")
+    if alone is None:
+        return
     model, _ = trained(proof.setting)
     kept = run(proof, "kept", precision="bf16", micro_batch_size=4, zero_stage=stage)
     for knobs in OFFLOADS[stage]:
         label = _written(knobs)
         result = run(proof, label, precision="bf16", micro_batch_size=4, zero_stage=stage, **knobs)
-        off = apart(result.losses, alone(proof, "bf16"))
+        off = apart(result.losses, alone["bf16"])
         if result.outcome is not Outcome.OK or not kept.peak_memory_bytes or not result.peak_memory_bytes:
             proof.claim(False, f"{label}: ran{_why(result)}{_why(kept)}")
             continue
@@ -142,10 +143,13 @@ def _offloaded_bytes(elements: int, knobs: Knobs) -> tuple[int, int]:
 
 def prove_checkpointing(proof: Proof) -> None:
     """The more is computed again, the less memory."""
+    alone = proof.needs("correctness", ALONE, "bf16")
+    if alone is None:
+        return
     peaks: list[float] = []
     for kind in ("none", "selective", "full"):
         result = run(proof, kind, precision="bf16", micro_batch_size=4, zero_stage=2, activation_checkpointing=kind)
-        off = apart(result.losses, alone(proof, "bf16"))
+        off = apart(result.losses, alone["bf16"])
         holds = result.outcome is Outcome.OK and off <= LOSS_BOUND["bf16"]
         proof.claim(holds, f"{kind}: losses {off:.1e} off one rank's{_why(result)}")
         peaks.append(result.peak_memory_bytes or math.nan)

@@ -95,6 +95,14 @@ class Proof:
         self.values |= values
         self.tell(State.MEASURED, text)
 
+    def needs(self, part: str, item: str, *names: str) -> Mapping[str, Any] | None:
+        """The figures of an earlier item. None, which is told as not run, where it lacks one of these names."""
+        line = self.setting.known.get((part, item))
+        if line is not None and all(name in line.values for name in names):
+            return line.values
+        self.tell(State.NOT_RUN, f"it needs what {part}/{item!r} has not found; run that again, with `--again fails`")
+        return None
+
     def at_least(self, interval: Interval, bound: float, text: str) -> None:
         """A claim about times: that a ratio is at least `bound`. On a CPU, where small times say nothing, none is made."""
         told = f"{text}: {written(interval)}"

@@ -183,6 +183,12 @@ def test_memory_foretold_and_accounted_for(setting: Setting) -> None:
     assert [claim.state for claim in proof.claims] == [State.HOLDS, State.HOLDS]
 
 
+def test_what_an_earlier_item_has_not_found_is_no_failure(setting: Setting) -> None:
+    names = ("memory: plain", "losses: native", "two ranks: tensor 2", "two ranks: checkpointing")
+    states = [show(only(gpu.PARTS["correctness"](setting), name), setting).state for name in names]
+    assert states == [State.NOT_RUN] * len(names)
+
+
 def test_out_of_memory_in_backward_leaves_nothing(setting: Setting, forked_ranks: None) -> None:
     proof = show(only(gpu_memory.items(setting), "out of memory in backward"), setting)
     assert failed(proof) == []
