@@ -12,6 +12,8 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialResult
 
 ENGINES = ("native", "ddp", "fsdp2", "deepspeed")
+STAGES = {"fsdp2": 3}
+"""Engine -> the ZeRO stage that it honours, where that is not 0."""
 BRIEF = Fidelity(warmup_updates=3, max_warmup_steps=3, min_steps=2, max_steps=2)
 ON_CPU = "losses on a CPU"
 
@@ -53,7 +55,7 @@ def prove_engine(proof: Proof, engine: str) -> None:
 
 
 def _run(runner: Runner, engine: str, precision: str) -> TrialResult:
-    knobs = {"precision": precision, "micro_batch_size": 2}
+    knobs = {"precision": precision, "micro_batch_size": 2, "zero_stage": STAGES.get(engine, 0)}
     asked = request(f"{engine}-{precision}", model_of("small"), workload_of("small"), 1, BRIEF, **knobs)
     return runner.run(dataclasses.replace(asked, engine=engine))
 
