@@ -20,7 +20,7 @@ OLDEST_STAMP := $(OLDEST_VENV)/.installed
 LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
 UV ?= uv
 
-.PHONY: lock demo test oldest extras gpu parity chaos hostile fuzz bench validate search clean
+.PHONY: lock demo test oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -56,7 +56,9 @@ oldest: $(OLDEST_STAMP)
 	$(OLDEST_BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
 	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
 	    tests/executor/engines tests/executor/measurement/test_memory.py
-	$(OLDEST_BIN)/python benchmarks/gpu.py --device cpu
+	rm -f $(OLDEST_VENV)/gpu.jsonl
+	for part in $(GPU_PARTS); do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
+	    --resume $(OLDEST_VENV)/gpu.jsonl --seconds 520 || exit 1; done
 	$(OLDEST_BIN)/python -m benchmarks.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
 
 # From constraints.txt: the frameworks of others are no part of what is locked.
@@ -133,9 +135,34 @@ search: $(STAMP)
 	$(BIN)/python benchmarks/decision_time.py --markdown docs/decision-time.md
 	$(BIN)/python benchmarks/search.py --data $(DATA) --markdown docs/search.md
 
-# Needs torch and the standard library alone: no environment is made, PYTHON is the one that has torch.
+# Needs torch, NumPy and SciPy alone: no environment is made, PYTHON is the one that has torch. Part after part, each in pieces
+# of under ten minutes that resume where the last one ended (status 75); the page has what there is.
+GPU_DEVICE ?= cuda
+GPU_LINES ?= build/gpu/$(GPU_DEVICE).jsonl
+GPU_PAGE ?= docs/gpu.md
+GPU_PARTS ?= correctness grid sweep by-hand
+GPU_AHEAD ?= build/gpu/ahead.jsonl
+GPU_PART = $(PYTHON) -m benchmarks.gpu --device $(GPU_DEVICE) --out $(GPU_LINES) --resume $(GPU_LINES) $(GPU_AHEAD) --seconds 520
+
 gpu:
-	$(PYTHON) benchmarks/gpu.py
+	for part in $(GPU_PARTS); do \
+	    for piece in 1 2 3 4 5 6 7 8; do \
+	        status=0; $(GPU_PART) --part $$part || status=$$?; \
+	        test $$status -eq 75 || break; \
+	    done; \
+	    test $$status -le 1 || test $$status -eq 75 || exit $$status; \
+	done
+	test ! -f $(GPU_LINES) || $(PYTHON) -m benchmarks.gpu --page $(GPU_LINES) $(GPU_AHEAD) --markdown $(GPU_PAGE)
+
+# What `make gpu` needs of a machine with an index and takes along: wheels of the command line, and what needs no GPU.
+gpu-bundle: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu_bundle
+
+gpu-ahead:
+	$(PYTHON) -m benchmarks.gpu --part correctness --device cpu --size large --items "dry run" "losses on a CPU" \
+	    --out $(GPU_AHEAD) --resume $(GPU_AHEAD) --seconds 3600
+	$(PYTHON) -m benchmarks.gpu --part grid --device cpu --size large --items "dry run" \
+	    --out $(GPU_AHEAD) --resume $(GPU_AHEAD) --seconds 3600
 
 clean:
 	rm -rf $(VENV) $(EXTRAS_VENV) $(OLDEST_VENV) build dist *.egg-info

@@ -7,12 +7,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from benchmarks import gpu_float8, gpu_kernels, gpu_packing, gpu_sweep, gpu_windows
 from benchmarks.gpu_baseline import ByHand
-from benchmarks.gpu_proof import LOSS_BOUND, Proof, peak_flops, ratio, written
+from benchmarks.gpu_design import label_of
+from benchmarks.gpu_grid import measured_rates
+from benchmarks.gpu_models import LOSS_CHUNK, SAMPLES, model_of, workload_of
+from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, peak_flops, ratio
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
@@ -21,15 +25,8 @@ from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-_SHAPE: dict[str, Any] = {"family": "llama", "tied_embeddings": False}
-LARGE = ModelSpec(
-    name="llama-1b", num_layers=16, hidden_size=2048, num_attention_heads=16, num_key_value_heads=16, head_dim=128,
-    ffn_hidden_size=5632, vocab_size=32000, sequence_length=2048, **_SHAPE,
-)  # fmt: skip
-SMALL = ModelSpec(
-    name="llama-0.2m", num_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
-    ffn_hidden_size=176, vocab_size=512, sequence_length=64, **_SHAPE,
-)  # fmt: skip
+TUNED = "a model by hand"
+ROUNDS = {"large": 10, "small": 3}
 ALIKE_STEPS = 3
 """First steps of both, whose losses and gradient norms are compared; by then everything is compiled."""
 STEPS_A_ROUND = 3
@@ -61,23 +58,45 @@ class ByEngine:
         return report.loss or 0.0, report.gradient_norm or 0.0
 
 
-def prove_against_hand(proof: Proof, device: torch.device) -> None:
-    large = device.type == "cuda"
-    spec, samples, chunk, rounds = (LARGE, 8, 2048, 10) if large else (SMALL, 4, 64, 3)
-    workload = Workload(global_batch_size=samples, sequence_length=spec.sequence_length)
-    proof.say(
-        f"\n## Against a model written by hand\n\n{spec.name} ({spec.parameter_count:,} parameters), {samples} sequences of "
-        f"{spec.sequence_length} in one micro-batch, bf16 with fp32 master, loss in chunks of {chunk} tokens. By hand: "
-        f"{'each block compiled, flash attention' if large else 'nothing compiled on a CPU'}.\n"
+def items(setting: Setting) -> list[Item]:
+    """Of the part by-hand."""
+    return [
+        Item(name=TUNED, show=prove_tuned, seconds=150.0),
+        *gpu_float8.items(setting), gpu_packing.item(), gpu_windows.item(), *gpu_kernels.items(setting),
+    ]  # fmt: skip
+
+
+def tuned(setting: Setting) -> tuple[str, TrialConfig]:
+    """What is known to be fastest here, and where from: of what trains the same numbers as the model by hand."""
+    line, size = setting.known.get((gpu_sweep.PART, gpu_sweep.SWEEP)), setting.size
+    found = {"the sweep's winner": TrialConfig().replace(line.values["winner"])} if line and "winner" in line.values else {}
+    for config, _ in measured_rates(setting.known).values():
+        found.setdefault("the grid's best" if config.optimizer == "adamw" else "", config)
+    for source, config in found.items():
+        if source and config.optimizer == "adamw":
+            return source, config.replace({"precision": "bf16"})
+    knobs = {"micro_batch_size": SAMPLES[size], "loss_chunk_size": LOSS_CHUNK[size], "compile_blocks": setting.on_gpu}
+    return "neither sweep nor grid has run; a guess", TrialConfig(precision="bf16").replace(knobs)
+
+
+def prove_tuned(proof: Proof) -> None:
+    """The same training by both, then rounds in turns."""
+    setting, device = proof.setting, proof.setting.device
+    setting.close()  # ranks hold memory of the device
+    spec, workload, chunk = model_of(setting.size), workload_of(setting.size), LOSS_CHUNK[setting.size]
+    source, config = tuned(setting)
+    proof.measured(
+        f"{spec.name} ({spec.parameter_count:,} parameters), {workload.global_batch_size} sequences of {spec.sequence_length}, "
+        f"bf16 with fp32 master; ours: {source} ({label_of(config, setting.size)}); by hand: one micro-batch, loss in chunks "
+        f"of {chunk} tokens, {'each block compiled, flash attention' if setting.on_gpu else 'nothing compiled on a CPU'}"
     )
-    config = TrialConfig(precision="bf16", micro_batch_size=samples, loss_chunk_size=chunk)
     context = RankContext(rank=0, world_size=1, device=device)
     levels = [_allocated(device)]
     session = NativeEngine().build(context, spec, config, workload)
     try:
         levels.append(_allocated(device))
         contestants: dict[str, Contestant] = {
-            "native": ByEngine(session), "by hand": ByHand(session, spec, chunk, device, compiled=large)
+            "native": ByEngine(session), "by hand": ByHand(session, spec, chunk, device, compiled=setting.on_gpu)
         }  # fmt: skip
         levels.append(_allocated(device))
         told = {}
@@ -87,7 +106,7 @@ def prove_against_hand(proof: Proof, device: torch.device) -> None:
         built, by_hand, moments, by_hand_moments = (after - before for before, after in pairwise(levels))
         resident = {"native": built + moments, "by hand": by_hand + by_hand_moments}
         _claim_alike(proof, told["native"], told["by hand"])
-        seconds, peaks = _race(contestants, resident, rounds, device)
+        seconds, peaks = _race(contestants, resident, ROUNDS[setting.size], device)
     finally:
         session.close()
     _tell(proof, spec, workload, seconds, peaks)
@@ -134,22 +153,18 @@ def _claim_alike(proof: Proof, ours: Sequence[Sequence[float]], by_hand: Sequenc
 def _tell(
     proof: Proof, spec: ModelSpec, workload: Workload, seconds: Mapping[str, Sequence[float]], peaks: Mapping[str, int]
 ) -> None:
-    proof.say("\n| | samples/s | TFLOP/s | MFU | peak memory |")
-    proof.say("|---|---|---|---|---|")
     for name, times in seconds.items():
         rate = workload.global_batch_size / statistics.fmean(times)
         tflops = tflops_per_device(spec, workload, rate, 1)
         mfu = flops_utilization(tflops, peak_flops("bf16"))
-        peak = f"{peaks[name] / 2**30:.2f} GiB" if peaks[name] else "-"
-        proof.say(f"| {name} | {rate:.2f} | {tflops:.2f} | {'-' if mfu is None else f'{mfu:.1%}'} | {peak} |")
+        peak = f", peak {peaks[name] / 2**30:.2f} GiB" if peaks[name] else ""
+        share = "" if mfu is None else f", {mfu:.1%} of the peak FLOP/s"
+        proof.measured(f"{name}: {rate:.2f} samples/s, {tflops:.2f} TFLOP/s{share}{peak}", **{name: rate})
     faster = ratio(seconds["by hand"], seconds["native"])
     rounds = len(seconds["native"])
-    proof.say("")
-    proof.claim_time(
-        faster.mean >= 1.0,
-        f"samples/s at least 1.0 of the model by hand: {written(faster)} over {rounds} interleaved rounds of "
-        f"{STEPS_A_ROUND} steps",
-    )
+    proof.values["ratio"] = [faster.mean, faster.low, faster.high]
+    text = f"samples/s as a multiple of the model's by hand, {rounds} interleaved rounds of {STEPS_A_ROUND} steps"
+    proof.at_least(faster, 1.0, text)
     if all(peaks.values()):
         share = peaks["native"] / peaks["by hand"]
         proof.claim(share <= 1.0, f"peak memory at most that of the model by hand: {share:.3f} of it")

@@ -1,41 +1,56 @@
-"""Fused kernels of packages on a GPU against torch's operators: losses of the first steps, rate, the allocator's peak.
+"""Fused kernels of packages on a GPU against torch's operators: losses of the first steps, rate, the allocator's peak."""
 
-A package that is not there is told as skipped, with the reason.
-"""
+from functools import partial
 
-import torch
-
-from benchmarks.gpu_proof import LOSS_BOUND, Proof, request
+from benchmarks.gpu_models import model_of, workload_of
+from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, request, why, written
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.runners.local import LocalRunner
 from search_spaces.fused_kernels import NONE, PACKAGES, installed_kernels, kernel_refusals
-from search_spaces.model import ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 STEPS = 3
 
 
-def prove_kernels(proof: Proof, model: ModelSpec, workload: Workload, device: torch.device) -> None:
-    proof.say("\n## Fused kernels\n")
+def items(setting: Setting) -> list[Item]:
+    """Of the part by-hand: skipped, with the reason, where a package is not there."""
+    found = []
     for name in PACKAGES:
-        refusals = kernel_refusals(name, "bf16", device.type, str(device), installed_kernels())
-        if refusals:
-            proof.say(f"- skipped: {name}: {refusals[0]}")
+        refusals = kernel_refusals(name, "bf16", setting.device.type, str(setting.device), installed_kernels())
+        show = partial(prove_kernels, kernels=name)
+        found.append(Item(name=f"kernels: {name}", show=show, seconds=60.0, skipped=str(refusals[0]) if refusals else ""))
+    return found
+
+
+def prove_kernels(proof: Proof, kernels: str) -> None:
+    """Of one package."""
+    prove_losses(proof, kernels)
+    size = proof.setting.size
+    for each in (NONE, kernels):
+        knobs = {"precision": "bf16", "micro_batch_size": 4, "fused_kernels": each}
+        result = proof.setting.ranks(1).run(request(each, model_of(size), workload_of(size), 1, **knobs))
+        if result.outcome is not Outcome.OK or result.samples_per_second is None:
+            proof.claim(False, f"{each} ran: {why(result)}")
             continue
-        for precision in ("fp32", "bf16"):
-            plain, fused = (_losses(model, workload, kernels, precision, device) for kernels in (NONE, name))
-            off = max(abs(one / other - 1) for one, other in zip(fused, plain, strict=True))
-            bound = LOSS_BOUND[precision]
-            proof.claim(off <= bound, f"{name}, {precision}: losses of {STEPS} steps {off:.1e} off torch's (bound {bound:g})")
-        _measure(proof, model, workload, name, device)
+        peak = result.ranks[0].peak_memory_bytes / 2**30
+        proof.measured(f"{each}: {written(result.samples_per_second)} samples/s, peak {peak:.2f} GiB")
 
 
-def _losses(model: ModelSpec, workload: Workload, kernels: str, precision: str, device: torch.device) -> list[float]:
+def prove_losses(proof: Proof, kernels: str) -> None:
+    """Losses of the first steps against those of torch's operators."""
+    proof.setting.close()  # ranks hold memory of the device
+    for precision in ("fp32", "bf16"):
+        plain, fused = (_losses(proof.setting, each, precision) for each in (NONE, kernels))
+        off, bound = apart(fused, plain), LOSS_BOUND[precision]
+        proof.claim(off <= bound, f"{precision}: losses of {STEPS} steps {off:.1e} off torch's (bound {bound:.1e})")
+
+
+def _losses(setting: Setting, kernels: str, precision: str) -> list[float]:
+    """Of the small model: in fp32 the large one would take long."""
     config = TrialConfig(precision=precision, micro_batch_size=2, fused_kernels=kernels)
-    session = NativeEngine().build(RankContext(rank=0, world_size=1, device=device), model, config, workload)
+    context = RankContext(rank=0, world_size=1, device=setting.device)
+    session = NativeEngine().build(context, model_of("small"), config, workload_of("small"))
     try:
         losses = []
         for step in range(STEPS):
@@ -46,16 +61,3 @@ def _losses(model: ModelSpec, workload: Workload, kernels: str, precision: str, 
         return losses
     finally:
         session.close()
-
-
-def _measure(proof: Proof, model: ModelSpec, workload: Workload, name: str, device: torch.device) -> None:
-    proof.say("\n| kernels | samples/s | peak |\n|---|---|---|")
-    with LocalRunner(1, device=device.type) as runner:
-        for kernels in (NONE, name):
-            knobs = {"precision": "bf16", "micro_batch_size": 4, "fused_kernels": kernels}
-            result = runner.run(request(kernels, model, workload, 1, **knobs))
-            if result.outcome is not Outcome.OK or result.samples_per_second is None:
-                proof.claim(False, f"{kernels} ran: {result.outcome} {result.message}")
-                continue
-            rate, peak = result.samples_per_second, result.ranks[0].peak_memory_bytes / 2**30
-            proof.say(f"| {kernels} | {rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}] | {peak:.2f} GiB |")

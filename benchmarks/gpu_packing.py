@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu_proof import Proof
+from benchmarks.gpu_proof import Item, Proof
 from executor.engines.native.packed import attend_in_documents, documents_in
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
@@ -15,9 +15,15 @@ SMALL = (((40, 24), (64,)), ((1, 60, 3), (20, 20, 24)))
 HEADS, KEYS, WIDTH = 8, 2, 64
 
 
-def prove_packing(proof: Proof, device: torch.device) -> None:
-    proof.say("\n## Packed documents\n")
-    for rows in CASES if device.type == "cuda" else SMALL:
+def item() -> Item:
+    """Of the part by-hand."""
+    return Item(name="flex attention: packed documents", show=prove_packing, seconds=60.0)
+
+
+def prove_packing(proof: Proof) -> None:
+    """Results and gradients of every case in both types."""
+    device = proof.setting.device
+    for rows in CASES if proof.setting.on_gpu else SMALL:
         for dtype, bound in BOUNDS.items():
             off = _off(rows, dtype, device)
             told = "; ".join(", ".join(map(str, row)) for row in rows)

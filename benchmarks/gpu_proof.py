@@ -1,56 +1,145 @@
-"""What the proofs on a GPU have in common: how a claim is kept, how a trial is asked for, how two step times are compared."""
+"""What the proofs on a GPU have in common: an item of a part, its claims, how a trial is asked for, how times are compared."""
 
+import gc
 import math
 import statistics
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_bundle import FOLDER, ROOT
+from benchmarks.gpu_lines import Claim, Line, State, worst
 from executor.measurement.timing import student_t_975
+from executor.runners.local import LocalRunner
+from executor.runners.transport import RUN_TRIAL
 from search_spaces.clusters import local_cluster
 from search_spaces.model import ModelSpec
-from search_spaces.trial import Fidelity, Interval, TrialRequest, Workload
+from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 LOSS_BOUND = {"bf16": 2.0**-9, "fp32": 1e-4}
 """Relative, of three steps: other orders of the same sums, in bf16 a rounding of the loss. A CPU stays 50 times below."""
 
 
+@dataclass(kw_only=True)
+class Setting:
+    """Where items run, and what they share."""
+
+    device: torch.device
+    size: str
+    """Of models: large or small."""
+    folder: Path
+    """For files of items, which a run that resumes finds again."""
+    bundle: Path = FOLDER
+    """Wheels of the command line."""
+    known: Mapping[tuple[str, str], Line] = field(default_factory=dict)
+    """(part, item) -> its result, of this run and of those that it resumes."""
+    _runner: LocalRunner | None = field(default=None, init=False)
+    _ranks: tuple[int, str] = field(default=(0, ""), init=False)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU: times are claimed there alone."""
+        return self.device.type == "cuda"
+
+    def ranks(self, count: int, trial_function: str = RUN_TRIAL) -> LocalRunner:
+        """Warm ranks on the device; those of another kind are ended first, since they hold memory of it."""
+        if self._runner is None or self._ranks != (count, trial_function):
+            self.close()
+            # Tiny models gain nothing from threads.
+            threads = {} if self.size == "large" else {"OMP_NUM_THREADS": "1"}
+            environment = {"PYTHONPATH": str(ROOT), **threads}
+            self._runner = LocalRunner(count, device=self.device.type, environment=environment, trial_function=trial_function)
+            self._ranks = count, trial_function
+        return self._runner
+
+    def free(self) -> None:
+        """Give back what an item left on the device in this process."""
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
 class Proof:
-    """Collects what was shown; a claim that does not hold is kept, and told at the end."""
+    """Collects what an item shows."""
 
-    def __init__(self, times: bool = True) -> None:
-        """`times` off: on a small CPU run, where times say nothing, they are told and not claimed."""
-        self.times = times
-        self.lines: list[str] = []
-        self.failed: list[str] = []
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.claims: list[Claim] = []
+        self.values: dict[str, Any] = {}
 
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        self.lines.append(line)
+    @property
+    def state(self) -> State:
+        """Of all claims together."""
+        return worst(claim.state for claim in self.claims)
 
-    def claim(self, holds: bool, line: str) -> None:
-        self.say(f"- {'holds' if holds else 'FAILS'}: {line}")
-        if not holds:
-            self.failed.append(line)
+    def tell(self, state: State, text: str) -> None:
+        """Add a sentence."""
+        self.claims.append(Claim(state=state, text=text))
 
-    def claim_time(self, holds: bool, line: str) -> None:
-        if self.times:
-            self.claim(holds, line)
+    def claim(self, holds: bool, text: str) -> None:
+        """A claim that needs no interval."""
+        self.tell(State.HOLDS if holds else State.FAILS, text)
+
+    def measured(self, text: str, **values: Any) -> None:
+        """Figures of which nothing is claimed."""
+        self.values |= values
+        self.tell(State.MEASURED, text)
+
+    def needs(self, part: str, item: str, *names: str) -> Mapping[str, Any] | None:
+        """The figures of an earlier item. None, which is told as not run, where it lacks one of these names."""
+        line = self.setting.known.get((part, item))
+        if line is not None and all(name in line.values for name in names):
+            return line.values
+        self.tell(State.NOT_RUN, f"it needs what {part}/{item!r} has not found; run that again, with `--again fails`")
+        return None
+
+    def at_least(self, interval: Interval, bound: float, text: str) -> None:
+        """A claim about times: that a ratio is at least `bound`. On a CPU, where small times say nothing, none is made."""
+        told = f"{text}: {written(interval)}"
+        if not self.setting.on_gpu:
+            self.tell(State.MEASURED, f"{told} (nothing is claimed of times on a CPU)")
         else:
-            self.say(f"- not claimed here: {line}")
+            self.tell(at_least(interval, bound), f"{told}, at least {bound:g} is claimed")
 
-    def attempt(self, name: str, show: Callable[[], None]) -> None:
-        """Run one proof. What it raises is a claim that fails, and ends none of the others."""
-        try:
-            show()
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            message = (str(error).splitlines() or [""])[0]
-            self.claim(False, f"the proof {name!r} came to its end: {type(error).__name__}: {message[:300]}")
+
+def at_least(interval: Interval, bound: float) -> State:
+    """Whether a quantity is at least `bound`: decided where its whole interval says the same."""
+    if interval.low >= bound:
+        return State.HOLDS
+    return State.FAILS if interval.high < bound else State.UNDECIDED
+
+
+def at_most(interval: Interval, bound: float) -> State:
+    """Whether a quantity is at most `bound`, likewise."""
+    if interval.high <= bound:
+        return State.HOLDS
+    return State.FAILS if interval.low > bound else State.UNDECIDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """The smallest thing that is run by itself: one line of results."""
+
+    name: str
+    show: Callable[[Proof], None]
+    seconds: float
+    """About what it takes with the large models on a GPU."""
+    group: str = ""
+    """Items that take about as long: what one took is expected of the next."""
+    skipped: str = ""
+    """Why this device cannot show it; empty: it can."""
+    needs_device: bool = True
+    """Whether its result is of the device. Otherwise one that any machine has found counts."""
 
 
 def request(
@@ -63,7 +152,7 @@ def request(
         workload=workload,
         world_size=ranks,
         fidelity=fidelity or Fidelity(max_seconds=4.0),
-        timeout_seconds=180.0 if ranks == 1 else 60.0,
+        timeout_seconds=180.0,
         peak_flops_per_device=peak_flops(str(knobs.get("precision", "fp32"))),
     )
 
@@ -74,6 +163,19 @@ def peak_flops(precision: str) -> float | None:
         return None
     name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     return local_cluster(1, None, name, 1, memory).device.peak_flops.get(precision)
+
+
+def why(result: TrialResult) -> str:
+    """How a trial ended, in one line."""
+    last = (result.traceback or "").strip().splitlines()[-1:]
+    return f"{result.outcome} {result.message[:200]} {' '.join(last)[:200]}".rstrip()
+
+
+def apart(ones: Sequence[float], others: Sequence[float]) -> float:
+    """Largest relative difference of two series; infinite where one is missing or shorter."""
+    if not ones or len(ones) != len(others):
+        return math.inf
+    return max(abs(one - other) / abs(other) for one, other in zip(ones, others, strict=True))
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:

@@ -1,116 +1,237 @@
-"""`make gpu` skips where there is no GPU, needs torch and the standard library alone, and its proofs go through on a CPU."""
+"""`make gpu` skips where there is no GPU, needs torch, NumPy and SciPy alone, and its proofs go through on a CPU."""
 
+import dataclasses
+import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_kernels, gpu_pair
+from benchmarks import (
+    gpu,
+    gpu_bundle,
+    gpu_by_hand,
+    gpu_design,
+    gpu_float8,
+    gpu_graphs,
+    gpu_grid,
+    gpu_kernels,
+    gpu_memory,
+    gpu_one_rank,
+    gpu_packing,
+    gpu_pair,
+    gpu_sweep,
+    gpu_windows,
+)
 from benchmarks.gpu_baseline import Llama
-from benchmarks.gpu_by_hand import SMALL, prove_against_hand
-from benchmarks.gpu_float8 import prove_float8
-from benchmarks.gpu_graphs import prove_graphs
-from benchmarks.gpu_kernels import prove_kernels
-from benchmarks.gpu_packing import prove_packing
-from benchmarks.gpu_pair import Pair, prove_layouts, prove_offload
-from benchmarks.gpu_proof import Proof, ratio
-from benchmarks.gpu_windows import prove_windows
+from benchmarks.gpu_lines import Line, State
+from benchmarks.gpu_models import SMALL, model_of
+from benchmarks.gpu_proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
+from executor.engines.native.collectives import Group, InFlight
 from executor.engines.native.model import build_transformer
-from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
-from search_spaces.trial import Workload
+from search_spaces.huggingface import model_spec_from_config
+from search_spaces.trial_config import TrialConfig
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+ROOT = Path(__file__).parents[1]
 STAND_INS = Path(__file__).parent / "executor" / "engines" / "native" / "stand_ins"
 
 ALONE = """
-import importlib.abc, runpy, sys
+import importlib.abc, sys
+allowed = {"torch", "numpy", "scipy", "setuptools", "pkg_resources", "executor", "search_spaces", "autotune", "storage",
+           "benchmarks", *sys.stdlib_module_names}
 class Forbid(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"ray", "optuna", "sqlalchemy", "alembic", "fastapi", "typer", "rich", "platformdirs"}:
+        first, importer = name.partition(".")[0], sys._getframe(1)
+        # What torch itself imports is there where torch is.
+        while importer is not None and importer.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
+            importer = importer.f_back
+        by = importer.f_globals.get("__name__", "").partition(".")[0]
+        if first not in allowed and by in ("executor", "search_spaces", "autotune", "storage", "benchmarks", "__main__"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Forbid())
-sys.argv = [SCRIPT, "--help"]
-try:
-    runpy.run_path(SCRIPT, run_name="__main__")
-except SystemExit as ended:
-    assert not ended.code
-import benchmarks.gpu_rank, executor.runners.local, executor.runners.rank_loop, executor.trial
+import benchmarks.gpu, benchmarks.gpu_rank, benchmarks.gpu_capacity, executor.runners.rank_loop, executor.trial
+assert "sqlalchemy" not in sys.modules
+allowed |= BUNDLED
+import autotune.cli.app, autotune.cli.sweep, autotune.cli.calibrate, benchmarks.gpu_calibrated
 """
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_imports_no_more_than_torch_and_the_standard_library() -> None:
-    script = ALONE.replace("SCRIPT", repr(str(SCRIPT)))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    made = Setting(device=torch.device("cpu"), size="small", folder=tmp_path)
+    yield made
+    made.close()
+
+
+def show(item: Item, setting: Setting) -> Proof:
+    """Run an item as a worker does, and keep its result for later ones."""
+    proof = Proof(setting)
+    item.show(proof)
+    line = Line(part="", item=item.name, state=proof.state, values=proof.values)
+    setting.known = {**setting.known, **{(part, item.name): line for part in gpu.PARTS}}
+    return proof
+
+
+def only(items: list[Item], name: str) -> Item:
+    (found,) = (item for item in items if item.name == name)
+    return found
+
+
+def failed(proof: Proof) -> list[str]:
+    return [claim.text for claim in proof.claims if claim.state is State.FAILS]
+
+
+def test_imports_no_more_than_torch_numpy_and_scipy_and_the_command_line_no_more_than_the_bundle() -> None:
+    modules = {name.replace("-", "_") for name in gpu_bundle.PACKAGES} | {"markdown_it"}
+    script = ALONE.replace("BUNDLED", repr(modules))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_bundle_is_of_the_lock_with_hashes() -> None:
+    text = gpu_bundle.locked()
+    assert [line.partition("==")[0] for line in text.splitlines() if "==" in line] == list(gpu_bundle.PACKAGES)
+    assert text.count("--hash=sha256:") >= len(gpu_bundle.PACKAGES)
+
+
+def test_without_the_bundle_the_sweep_is_not_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_sweep.sys, "version_info", (3, 12, 3))
+    setting.bundle = setting.folder / "absent"
+    proof = show(only(gpu_sweep.items(), gpu_sweep.CALIBRATION), setting)
+    assert proof.state is State.NOT_RUN
+    assert "make gpu-bundle" in proof.claims[0].text
+    setting.known = {}
+    assert show(only(gpu_sweep.items(), gpu_sweep.WINNER), setting).state is State.NOT_RUN
+
+
+def test_the_model_of_the_sweep_is_that_of_the_grid() -> None:
+    for size in ("small", "large"):
+        spec = model_of(size)
+        assert dataclasses.replace(model_spec_from_config(gpu_sweep.hugging_face(spec), "any"), name=spec.name) == spec
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run `make gpu`")
 def test_skips_with_a_reason_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--part", "grid"])
     assert gpu.main() == 0
     assert capsys.readouterr().out.startswith("skipped: torch")
 
 
-def test_packed_documents_equal_a_mask() -> None:
-    proof = Proof()
-    prove_packing(proof, torch.device("cpu"))
-    assert proof.failed == []
-    assert len(proof.lines) > 4
+def test_names_of_items_are_theirs_alone(setting: Setting) -> None:
+    for size, device in (("small", "cpu"), ("large", "cuda")):
+        setting.size, setting.device = size, torch.device(device)
+        for part, items in gpu.PARTS.items():
+            names = [item.name for item in items(setting)]
+            assert len(names) == len(set(names)), part
 
 
-def test_kernels_that_are_not_there_are_skipped_with_the_reason() -> None:
-    proof = Proof()
-    prove_kernels(proof, resolve_model("llama-tiny"), Workload(global_batch_size=4, sequence_length=64), torch.device("cpu"))
-    assert proof.failed == []
-    assert [line for line in proof.lines if line.startswith("- skipped: liger: fused-kernels-device: ")]
+def test_the_design_has_every_pair_of_values_early() -> None:
+    space = gpu_design.space_of("large")
+    knobs = tuple(space.domains)
+    legal = set[gpu_design.Pair]().union(*(gpu_design.pairs_of(config, knobs) for config in space.enumerate()))
+    points = gpu_design.screening(space, gpu_design.POINTS["large"])
+    assert len(set(points)) == gpu_design.POINTS["large"]
+    assert legal == set[gpu_design.Pair]().union(*(gpu_design.pairs_of(config, knobs) for config in points[:20]))
+    assert gpu_design.screening(space, 20) == points[:20]
 
 
-def test_losses_by_kernels_are_held_against_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_of_the_grid_is_predicted_before_it_is_measured(setting: Setting, forked_ranks: None) -> None:
+    items = gpu_grid.items(setting)[:3]
+    assert [item.name.partition(":")[0] for item in items] == ["dry run", "predicted", "measured"]
+    dry, predicted, measured = (show(item, setting).values for item in items)
+    assert dry["peak"] == pytest.approx(measured["peak"], rel=0.02)
+    assert predicted["peak"]["low"] < measured["peak"] < predicted["peak"]["high"]
+    assert measured["outcome"] == "OK"
+    assert list(gpu_grid.measured_rates(setting.known)) == [items[2].name.removeprefix("measured: ")]
+
+
+def test_collectives_over_one_rank(setting: Setting) -> None:
+    items = gpu_one_rank.items()
+    assert show(items[0], setting).state is State.HOLDS
+    proof = show(only(items, "one rank: stage 3"), setting)
+    assert failed(proof) == []
+    assert "42 collectives were sent" in proof.claims[-1].text
+
+
+def test_a_collective_that_sends_something_else_fails_its_proof(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = Group.all_gather
+
+    def shifted(self: Group, rows: torch.Tensor, shard: torch.Tensor) -> InFlight:
+        gather(self, rows, shard).wait()
+        rows += 1
+        return InFlight(lambda: None)
+
+    monkeypatch.setattr(Group, "all_gather", shifted)
+    proof = show(gpu_one_rank.items()[0], setting)
+    assert "wrong are all_gather of torch.float32" in failed(proof)[0]
+
+
+def test_memory_foretold_and_accounted_for(setting: Setting) -> None:
+    items = gpu_memory.items(setting)
+    assert len([item for item in items if item.name.startswith("memory: ")]) == 6
+    show(only(items, "dry run: stage 3"), setting)
+    proof = show(only(items, "memory: stage 3"), setting)
+    assert [claim.state for claim in proof.claims] == [State.HOLDS, State.HOLDS]
+
+
+def test_what_an_earlier_item_has_not_found_is_no_failure(setting: Setting) -> None:
+    names = ("memory: plain", "losses: native", "two ranks: tensor 2", "two ranks: checkpointing")
+    states = [show(only(gpu.PARTS["correctness"](setting), name), setting).state for name in names]
+    assert states == [State.NOT_RUN] * len(names)
+
+
+def test_out_of_memory_in_backward_leaves_nothing(setting: Setting, forked_ranks: None) -> None:
+    proof = show(only(gpu_memory.items(setting), "out of memory in backward"), setting)
+    assert failed(proof) == []
+    assert len(proof.claims) == 4
+
+
+@pytest.mark.parametrize("item", [gpu_packing.item(), gpu_windows.item()], ids=["packing", "windows"])
+def test_flex_attention_equals_a_mask(item: Item, setting: Setting) -> None:
+    proof = show(item, setting)
+    assert failed(proof) == []
+    assert len(proof.claims) >= 4
+
+
+def test_kernels_that_are_not_there_are_skipped_with_the_reason(setting: Setting) -> None:
+    assert only(gpu_kernels.items(setting), "kernels: liger").skipped.startswith("fused-kernels-device: ")
+
+
+def test_losses_by_kernels_are_held_against_those_without(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """By packages that stand in for the real ones."""
-    for module in ("benchmarks.gpu_kernels", "executor.engines.native.fused.load"):
-        monkeypatch.setattr(f"{module}.kernel_refusals", lambda *_: [])
-    monkeypatch.setattr(gpu_kernels, "_measure", lambda *_: None)
+    monkeypatch.setattr("executor.engines.native.fused.load.kernel_refusals", lambda *_: [])
     monkeypatch.syspath_prepend(str(STAND_INS))
-    proof = Proof()
-    prove_kernels(proof, resolve_model("llama-tiny"), Workload(global_batch_size=4, sequence_length=64), torch.device("cpu"))
+    for name in gpu_kernels.PACKAGES:
+        proof = Proof(setting)
+        gpu_kernels.prove_losses(proof, name)
+        assert [claim.state for claim in proof.claims] == [State.HOLDS, State.HOLDS]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("liger_kernel", "transformer_engine")]:
         del sys.modules[name]
-    assert proof.failed == []
-    assert len([line for line in proof.lines if "losses of 3 steps" in line]) == 4
 
 
-def test_products_in_8_bits_lose_as_much_as_bf16() -> None:
-    proof = Proof()
-    prove_float8(proof, "cpu")
-    assert proof.failed == []
-    assert proof.lines[-1].startswith("- holds: ")
+def test_products_in_8_bits_lose_as_much_as_bf16(setting: Setting, forked_ranks: None) -> None:
+    proof = show(only(gpu_float8.items(setting), "float8: eager blocks"), setting)
+    assert failed(proof) == []
+    assert proof.claims[-1].state is State.HOLDS
 
 
-def test_windows_equal_a_mask() -> None:
-    proof = Proof()
-    prove_windows(proof, torch.device("cpu"))
-    assert proof.failed == []
-    assert len(proof.lines) > 4
+def test_goes_through_graphs_against_eager_blocks_on_a_cpu(setting: Setting) -> None:
+    for item in gpu_graphs.items(setting):
+        proof = show(item, setting)
+        assert failed(proof) == []
+        assert "losses of 5 steps" in proof.claims[0].text
 
 
-def test_goes_through_graphs_against_eager_blocks_on_a_cpu() -> None:
-    proof = Proof(times=False)
-    prove_graphs(proof, torch.device("cpu"))
-    assert proof.failed == []
-    assert sum("of those with graphs" in line for line in proof.lines) == 2
-    assert sum("off those of eager blocks" in line for line in proof.lines) == 2
-
-
-def test_graphs_that_compute_something_else_fail_their_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_compute_something_else_fail_their_proof(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     take = GradientReducer.take
 
     def as_without_graphs(self: GradientReducer, slot: Any) -> None:
@@ -118,9 +239,8 @@ def test_graphs_that_compute_something_else_fail_their_proof(monkeypatch: pytest
         take(self, slot)
 
     monkeypatch.setattr(GradientReducer, "take", as_without_graphs)
-    proof = Proof(times=False)
-    prove_graphs(proof, torch.device("cpu"))
-    assert [line for line in proof.failed if "fp32, stage 1: losses" in line]
+    item = only(gpu_graphs.items(setting), "graphs: bound by launches, fp32 at stage 1")
+    assert failed(show(item, setting))[0].startswith("losses of")
 
 
 def test_the_model_by_hand_computes_what_ours_does() -> None:
@@ -139,42 +259,24 @@ def test_the_model_by_hand_computes_what_ours_does() -> None:
         assert (parameter.grad - wanted).abs().max() <= 1e-12, name
 
 
-def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    proof = Proof(times=False)
-    prove_against_hand(proof, torch.device("cpu"))
-    assert not proof.failed
-    assert "| by hand |" in capsys.readouterr().out
-    assert sum("samples/s at least 1.0 of the model by hand" in line for line in proof.lines) == 1
+def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(setting: Setting) -> None:
+    config = TrialConfig(precision="fp32", micro_batch_size=2, zero_stage=1)
+    values = {"config": config.values(), "rate": {"mean": 2.0}}
+    setting.known = {("grid", "measured: any"): Line(part="grid", item="measured: any", state=State.MEASURED, values=values)}
+    proof = show(only(gpu_by_hand.items(setting), gpu_by_hand.TUNED), setting)
+    assert failed(proof) == []
+    assert "ours: the grid's best (micro 2, " in proof.claims[0].text
+    assert "as a multiple of the model's by hand" in proof.claims[-1].text
 
 
-def test_two_ranks_over_host_messages_on_a_cpu(forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_pair, "LAYOUTS", {"zbv": gpu_pair.LAYOUTS["pipeline 2, zbv"]})
+def test_two_ranks_over_host_messages_on_a_cpu(setting: Setting, forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_pair, "OFFLOADS", {3: gpu_pair.OFFLOADS[3][-1:]})
-    monkeypatch.setattr(gpu_pair, "LOSS_BOUND", {"bf16": 2e-3})
-    model = ModelSpec(
-        name="llama-nano", family="llama", num_layers=4, hidden_size=32, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, ffn_hidden_size=64, vocab_size=256, sequence_length=64,
-    )  # fmt: skip
-    proof = Proof(times=False)
-    environment = {"PYTHONPATH": str(SCRIPT.parents[1])}
-    with LocalRunner(2, device="cpu", environment=environment, trial_function="benchmarks.gpu_rank:run_trial") as runner:
-        pair = Pair("cpu", runner, model, Workload(global_batch_size=8, sequence_length=64), rounds=1, round_seconds=0.1)
-        prove_layouts(proof, pair)
-        prove_offload(proof, pair)
-    assert not proof.failed
-    assert len(proof.lines) == 4
-
-
-def test_a_proof_that_raises_fails_alone() -> None:
-    proof, shown = Proof(), []
-
-    def broken() -> None:
-        raise RuntimeError("no such kernel")
-
-    proof.attempt("broken", broken)
-    proof.attempt("sound", lambda: shown.append(True))
-    assert proof.failed == ["the proof 'broken' came to its end: RuntimeError: no such kernel"]
-    assert shown == [True]
+    items = gpu_pair.items()
+    show(only(items, gpu_pair.ALONE), setting)
+    layout, offload = (only(items, f"two ranks: {name}") for name in ("pipeline 2, 1f1b", "offloading at stage 3"))
+    proofs = [show(item, setting) for item in (layout, offload)]
+    assert [failed(proof) for proof in proofs] == [[], []]
+    assert [len(proof.claims) for proof in proofs] == [2, 3]
 
 
 def test_ratio_of_interleaved_rounds() -> None:

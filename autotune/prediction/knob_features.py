@@ -29,6 +29,8 @@ SIGNS = 6
 def knob_features(cases: Cases, numbers: Numbers) -> Array:
     """(n, f) Features of n configurations: what residuals of tables know, and the knobs of the engine.
 
+    Of whichever configurations, f is the same: those of a space, of its history and of earlier jobs stand beside each other.
+
     Args:
         cases: the configurations.
         numbers: of the knobs that no equation looks at.
@@ -99,16 +101,13 @@ def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
 
 
 def _script_columns(numbers: Numbers) -> list[Array]:
-    """Of a job without a user's script there is none."""
-    columns = [numbers(SCRIPT, partial(_sign, place)) for place in range(SIGNS)]
-    return [CHOICE / SIGNS**0.5 * column for column in columns] if np.any(columns[0]) else []
+    return [CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, place)) for place in range(SIGNS)]
 
 
 def _optimizer_columns(numbers: Numbers) -> list[Array]:
-    """One for each optimizer; of a job with one optimizer there is none."""
+    """One for each optimizer."""
     names = [str(name) for name in KNOBS["optimizer"].choices]
-    columns = [numbers("optimizer", partial(_is, name)) for name in names]
-    return [CHOICE * column for column in columns] if not np.all(columns[0]) else []
+    return [CHOICE * numbers("optimizer", partial(_is, name)) for name in names]
 
 
 def _whether(value: Value) -> float:

@@ -1,0 +1,110 @@
+"""Which configurations of one rank the grid on a GPU measures, and in which order: a screening design.
+
+A full factorial of the eight knobs has over a thousand points, of which minutes allow for some dozens. Points are taken one by
+one: each has as many pairs of values of two knobs as possible that no earlier point has, until every pair that is legal has
+been seen; then again. So the first points already cover every pair, and more time makes it more points of the same kind.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+
+from autotune.engines import capability_of
+from benchmarks.gpu_models import LOSS_CHUNK, model_of, workload_of
+from executor.detect import local_gpus
+from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters import local_cluster
+from search_spaces.space import SearchSpace
+from search_spaces.spaces import device_defaults
+from search_spaces.trial_config import TrialConfig, Value
+
+Pair = tuple[tuple[str, Value], tuple[str, Value]]
+
+DOMAINS: dict[str, dict[str, tuple[Value, ...]]] = {
+    "large": {
+        "micro_batch_size": (1, 2, 4, 8),
+        "activation_checkpointing": ("none", "selective", "full"),
+        "attention_backend": ("flash", "cudnn", "efficient"),
+        "compile_blocks": (False, True),
+        "offload_optimizer": ("none", "cpu"),
+        "offload_activations": (False, True),
+        "optimizer": ("adamw", "adamw8bit"),
+        "cuda_graphs": (False, True),
+    },
+    "small": {
+        "micro_batch_size": (1, 2),
+        "activation_checkpointing": ("none", "full"),
+        "attention_backend": ("best", "math"),
+        "offload_optimizer": ("none", "cpu"),
+        "optimizer": ("adamw", "adamw8bit"),
+    },
+}
+"""Size of the model -> what is varied. On a CPU nothing is compiled, captured or copied away: that takes long, or CUDA."""
+POINTS = {"large": 40, "small": 6}
+STAND_IN = ("NVIDIA H100 80GB HBM3", 80 << 30)
+"""The GPU whose configurations are foretold on a machine that has none."""
+
+
+def cluster_for(size: str) -> ClusterSpec:
+    """One device: for the large model the GPU here, else one that stands for it, so that the design is the same everywhere."""
+    if size == "small":
+        return local_cluster(1)
+    gpus = local_gpus()
+    if gpus is not None:
+        return local_cluster(1, None, gpus.name, 1, gpus.memory_bytes)
+    if torch.cuda.is_available():
+        return local_cluster(1, None, torch.cuda.get_device_name(), 1, torch.cuda.get_device_properties(0).total_memory)
+    return local_cluster(1, None, STAND_IN[0], 1, STAND_IN[1])
+
+
+def base_knobs(size: str) -> dict[str, Value]:
+    """What is the same everywhere: offloading needs stage 1."""
+    return {"zero_stage": 1, "loss_chunk_size": LOSS_CHUNK[size]}
+
+
+def space_of(size: str) -> SearchSpace:
+    """Everything that might be measured, and what sweeps search."""
+    cluster, capability = cluster_for(size), capability_of("native")
+    return SearchSpace(
+        model=model_of(size), cluster=cluster, workload=workload_of(size), world_size=1, capability=capability,
+        base=device_defaults(cluster, capability).replace(base_knobs(size)), domains=DOMAINS[size], name=f"gpu-{size}",
+    )  # fmt: skip
+
+
+def pairs_of(config: TrialConfig, knobs: Sequence[str]) -> set[Pair]:
+    """Every two knobs with their values."""
+    return set(combinations([(knob, getattr(config, knob)) for knob in knobs], 2))
+
+
+def screening(space: SearchSpace, count: int) -> list[TrialConfig]:
+    """The first `count` points, all of them where there are no more."""
+    knobs = tuple(space.domains)
+    left = {config: pairs_of(config, knobs) for config in sorted(space.enumerate(), key=lambda config: config.hash)}
+    seen = Counter[Pair]()
+    chosen: list[TrialConfig] = []
+    while left and len(chosen) < count:
+        # Pairs that were seen least count most; of equals the first by its hash, which has nothing to do with its knobs.
+        best = max(left, key=lambda config: sum(4.0 ** -seen[pair] for pair in left[config]))
+        seen.update(left.pop(best))
+        chosen.append(best)
+    return chosen
+
+
+def label_of(config: TrialConfig, size: str) -> str:
+    """The values of what is varied, in few letters."""
+    words = {"micro_batch_size": "micro {}", "activation_checkpointing": "checkpointing {}", "attention_backend": "{}"}
+    flags = {"compile_blocks": "compiled", "offload_activations": "activations offloaded", "cuda_graphs": "graphs"}
+    parts = []
+    for knob in DOMAINS[size]:
+        value = getattr(config, knob)
+        if knob in words:
+            parts.append(words[knob].format(value))
+        elif knob in flags and value:
+            parts.append(flags[knob])
+        elif knob == "offload_optimizer" and value != "none":
+            parts.append("optimizer offloaded")
+        elif knob == "optimizer":
+            parts.append(str(value))
+    return ", ".join(parts)

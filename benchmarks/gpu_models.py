@@ -1,0 +1,30 @@
+"""What the proofs on a GPU train: about a billion parameters, or next to nothing where the proofs are tested on a CPU."""
+
+from typing import Any
+
+from search_spaces.model import ModelSpec
+from search_spaces.trial import Workload
+
+_SHAPE: dict[str, Any] = {"family": "llama", "tied_embeddings": False}
+LARGE = ModelSpec(
+    name="llama-1b", num_layers=16, hidden_size=2048, num_attention_heads=16, num_key_value_heads=16, head_dim=128,
+    ffn_hidden_size=5632, vocab_size=32000, sequence_length=2048, **_SHAPE,
+)  # fmt: skip
+SMALL = ModelSpec(
+    name="llama-0.2m", num_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+    ffn_hidden_size=176, vocab_size=512, sequence_length=64, **_SHAPE,
+)  # fmt: skip
+SAMPLES = {"large": 8, "small": 4}
+"""In a step, so that the large model's fit into one micro-batch on 80 GB."""
+LOSS_CHUNK = {"large": 2048, "small": 64}
+"""Tokens whose logits are held at once."""
+
+
+def model_of(size: str) -> ModelSpec:
+    """`size`: large or small."""
+    return LARGE if size == "large" else SMALL
+
+
+def workload_of(size: str) -> Workload:
+    """What the model of that size trains on."""
+    return Workload(global_batch_size=SAMPLES[size], sequence_length=model_of(size).sequence_length)
