@@ -20,7 +20,7 @@ def _adapts(config: TrialConfig, _: int) -> bool:
 EXPERTS_ADAPTERS = Combination(
     rule="experts-adapters",
     reads=("expert_parallel_size", *METHODS),
-    problem="frozen parameters are shared out over every data-parallel rank, and of experts each rank holds its own",
+    problem="frozen parameters are shared out twice: over every data-parallel rank, and over those with the same experts",
     remedy="leave adapters and virtual tokens at 0, or set expert_parallel_size=1",
     holds=_adapts,
 )

@@ -248,6 +248,8 @@ def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:
     if fused:
         optimizer.grad_scale = None if scale is None else scale.reciprocal()  # type: ignore[attr-defined]
     optimizer.step()
+    if fused:
+        optimizer.grad_scale = None  # type: ignore[attr-defined]  # which would stay in memory until the next update
 
 
 class HostShare(OffloadedShare):

@@ -6,11 +6,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from fused_ranks import compare_by_stand_ins
 from refused_case import PIPELINE, RANKS, SCHEDULES, WRONG, case, off, refused_alone
 from refused_graphs import GRAPH_PROOFS
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
@@ -21,12 +23,13 @@ from executor.engines.native.activation_offload import ActivationOffload
 from executor.engines.native.checkpointing import checkpoint_blocks
 from executor.engines.native.collectives import Group
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.layout import make_layout
+from executor.engines.native.layout import Layout, make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.overlapped import multiply_columns
 from executor.engines.native.parameter_shard import MasterShard
+from executor.engines.native.zero import ShardedModel
 from executor.engines.torch_versions import release
 from search_spaces.capability import Combination
 from search_spaces.optimizers import OPTIMIZERS
@@ -156,8 +159,8 @@ def compiles_twice(*shapes: tuple[int, ...]) -> bool:
     return 0.0 < spent[0] < spent[1]
 
 
-def frozen_experts_are_shared_with_ranks_that_hold_others(gang: Gang, rule: str) -> None:
-    """Beside adapters of attention no expert is trained; of those of the MLP the frozen part is gathered from every rank."""
+def frozen_parameters_are_shared_out_twice(gang: Gang, rule: str) -> None:
+    """By the sharding of what every rank holds and by that of the experts, which each have all of them."""
     for targets in ("attention", "both"):
         knobs: dict[str, Value] = {"precision": "fp64", "zero_stage": 3, "micro_batch_size": 4, "lora_rank": 4}
         knobs = {**knobs, "lora_targets": targets, "param_persistence_threshold": 0}
@@ -165,10 +168,30 @@ def frozen_experts_are_shared_with_ranks_that_hold_others(gang: Gang, rule: str)
         assert off(gang, control) <= FLOAT64_BOUND
         tried = dataclasses.replace(case("native", {**knobs, "expert_parallel_size": 2}), model="experts")
         refused_alone(rule, tried)
-        assert off(gang, tried) > WRONG, "adapters go with experts across ranks now: let them run"
+        assert frozen_elements(tried) >= 2 * frozen_elements(control), "each is shared out once now: let them run"
     for method in ("adapter_size", "prefix_length", "prompt_length"):
         tried = dataclasses.replace(case("native", {"expert_parallel_size": 2, method: 4}), model="experts")
         refused_alone(rule, tried)
+
+
+def frozen_elements(case: Case) -> int:
+    """That one of the ranks keeps."""
+    kept: list[int] = []
+    share = ShardedModel._shard_frozen
+
+    def counting(self: ShardedModel, layout: Layout, start: int, dtype: torch.dtype) -> torch.Tensor:
+        vector = share(self, layout, start, dtype)
+        kept.append(vector.numel())
+        return vector
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        context = RankContext(rank=0, world_size=RANKS, device=torch.device("cpu"))
+        with patch.object(ShardedModel, "_shard_frozen", counting), patch("executor.engines.native.engine.refuse"):
+            NativeEngine().build(context, case.model_of(), case.config, case.workload()).close()
+    finally:
+        dist.destroy_process_group()
+    return sum(kept)
 
 
 def a_prompt_is_not_cut_among_context_ranks(gang: Gang, rule: str) -> None:
@@ -357,7 +380,7 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "float8-quantised": products_of_integers_are_in_bf16,
     "optimizer-on-device": native_updates_adamw_alone_on_the_host,
     "experts-copies": copies_of_shards_leave_experts_out,
-    "experts-adapters": frozen_experts_are_shared_with_ranks_that_hold_others,
+    "experts-adapters": frozen_parameters_are_shared_out_twice,
     "prompt-context": a_prompt_is_not_cut_among_context_ranks,
     "virtual-tokens-muon": muon_finds_no_matrices_among_virtual_tokens,
     "experts-compiled": experts_are_compiled_anew_for_other_rows,

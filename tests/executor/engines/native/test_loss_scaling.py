@@ -29,7 +29,7 @@ ALONE = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
 FP16: dict[str, Any] = {"precision": "fp16", "micro_batch_size": 2, "param_persistence_threshold": 0}
 LAYOUTS: list[dict[str, Any]] = [
     {"zero_stage": 0},
-    {"zero_stage": 1, "pipeline_parallel_size": 4},
+    {"zero_stage": 1, "pipeline_parallel_size": 2},
     {"zero_stage": 2, "context_parallel_size": 2, "reduce_dtype": "fp16", "accumulation_dtype": "fp16", "micro_batch_size": 1},
     {"zero_stage": 3, "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     {"zero_stage": 3, "hsdp_shard_size": 2, "offload_optimizer": "cpu", "offload_param": "cpu"},

@@ -86,7 +86,7 @@ def world(ranks: int) -> Iterator[None]:
 CLEAN = [
     (2, {"zero_stage": 0}),
     (2, {"zero_stage": 1, "overlap_param_gather": True, "reduce_dtype": "int8"}),
-    (4, {"zero_stage": 1, "hsdp_shard_size": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}),
+    (4, {"zero_stage": 3, "hsdp_shard_size": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}),
     (2, {"zero_stage": 2, "contiguous_gradients": False, "precision": "bf16", "offload_activations": True}),
     (2, {"zero_stage": 3}),
     (4, {"zero_stage": 3, "secondary_shard_size": 2, "gather_dtype": "int8", "reshard_after_forward": False}),
@@ -248,11 +248,11 @@ PLANTED = {
     ),
     "a collective reads a gradient that is being made": Planted(
         {"zero_stage": 1}, lambda checker: beside(Group, "reduce_scatter", checker),
-        ("reduce_scatter_single in buckets._reduce", "reads", "in buckets.take on compute"),
+        ("reduce_scatter_single in buckets._reduce", "reads", "in buckets._put on compute"),
     ),
     "the update reads a sum that has not come": Planted(
         {"zero_stage": 1}, lambda _: without_wait(GradientReducer, "_land"),
-        ("_fused_adamw_ in offload.step on compute", "writes", "reduce_scatter_single in buckets._reduce"),
+        ("_fused_adamw_ in offload.step_scaled on compute", "writes", "reduce_scatter_single in buckets._reduce"),
     ),
     "a file is written from a buffer that is being filled": Planted(
         {"zero_stage": 1, "offload_optimizer": "nvme"}, lambda _: patch.object(FileShare, "step", write_before_update),

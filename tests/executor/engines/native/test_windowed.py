@@ -143,6 +143,6 @@ def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.Monke
         assert documents.mask is not None
         in_documents = packed.attend_in_documents(query, key, value, documents, False)
     assert asked == ["flex", "flex"]
-    assert (window - windowed.attend_by_blocks(query, key, value, Window(6, 3), 0, False)).abs().max() < 1e-5
+    assert (window - windowed.attend_by_blocks(query, key, value, Window(6, 3), 0)).abs().max() < 1e-5
     one_by_one = packed.attend_in_documents(query, key, value, packed.documents_in(places, torch.float32, 16), False)
     assert (in_documents - one_by_one).abs().max() < 1e-5
