@@ -136,7 +136,7 @@ class RankLoop:
                 return {"kind": Kind.DESCRIBED, "model": to_plain(describe(message["reference"], workload))}
 
     def _join(self, message: Message) -> Message:
-        self._context = None
+        self._context, self._aborted = None, ""  # what was aborted was a gang before this one
         self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
         self._counters = counters_of(self._context.device)
         return {"kind": Kind.JOINED}
