@@ -28,11 +28,13 @@ TOP_ROUNDS = 2
 """Rounds in which the best ten are measured again, interleaved."""
 SMALL, BLOCK, WHOLE = 13_000, 110_000, 500_000_000
 """Elements: a 64th of the model (a matrix), an 8th of it (half a layer), all of it."""
+ONE_BUCKET = TrialConfig().reduce_bucket_size
+"""All of it as well: the canonical form of every bucket that is larger than the model."""
 DOMAINS: dict[int, dict[str, tuple[Value, ...]]] = {
     2: {
         "zero_stage": (0, 1, 2, 3),
         "micro_batch_size": (1, 2, 4, 8),
-        "reduce_bucket_size": (SMALL, BLOCK, WHOLE),
+        "reduce_bucket_size": (SMALL, BLOCK, ONE_BUCKET),
         "allgather_bucket_size": (SMALL, BLOCK, WHOLE),
         "prefetch_bucket_size": (0, SMALL, BLOCK),
         "param_persistence_threshold": (0, 1_000, 100_000),
@@ -46,7 +48,7 @@ DOMAINS: dict[int, dict[str, tuple[Value, ...]]] = {
     4: {
         "zero_stage": (0, 1, 2, 3),
         "micro_batch_size": (1, 2, 4),
-        "reduce_bucket_size": (SMALL, WHOLE),
+        "reduce_bucket_size": (SMALL, ONE_BUCKET),
         "allgather_bucket_size": (SMALL, WHOLE),
         "prefetch_bucket_size": (0, BLOCK),
         "param_persistence_threshold": (0, 100_000),

@@ -125,6 +125,9 @@ def _cells(row: Row, knobs: Sequence[str]) -> list[object]:
 
 def _row(record: Mapping[str, str]) -> Row:
     knobs = {name: parse_value(name, text) for name, text in record.items() if name not in ("order", "role", *MEASURED)}
+    if "reduce_bucket_size" in knobs:
+        # A bucket of the whole model is written as the default, which was larger when the first grids were measured.
+        knobs["reduce_bucket_size"] = min(int(knobs["reduce_bucket_size"]), TrialConfig().reduce_bucket_size)
     return Row(
         order=int(record["order"]), role=Role(record["role"]), config=TrialConfig().replace(knobs),
         outcome=Outcome(record["outcome"]), rate=float(record["rate"]), low=float(record["low"]), high=float(record["high"]),

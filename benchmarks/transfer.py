@@ -35,7 +35,7 @@ RANKS, RATE_MBIT = 2, 500
 MODEL = resolve_model("llama-tiny")
 WORK = Workload(global_batch_size=8, sequence_length=128)
 FIDELITY = Fidelity(max_warmup_steps=10, min_steps=8, max_steps=60, max_seconds=2.0)
-SMALL, WHOLE = 13_000, 500_000_000
+SMALL, WHOLE = 13_000, TrialConfig().reduce_bucket_size
 ENGINES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DEEPSPEED, FSDP2)}
 DATA = Path(__file__).resolve().parent / "data" / "transfer.csv"
 Job = tuple[str, int, TrialConfig, int]

@@ -18,8 +18,8 @@ FOLDER = ROOT / "locks"
 PYTHON = "3.11"
 """The oldest Python that is supported: hashes are those of all files of a version."""
 WHOLE = {"container": ("--extra", "postgresql", "--extra", "ray-node"), "development": ("--extra", "dev")}
-TESTED_WITH = ("hypothesis", "numpy", "psutil", "pytest", "pytest-xdist")
-"""What tests of the engines need beside torch."""
+TESTED_WITH = ("hypothesis", "numpy", "psutil", "pytest", "pytest-xdist", "scipy")
+"""What tests of the engines and `make gpu` need beside torch."""
 HEAD = "# Written by `make lock`. pip install --require-hashes -r locks/{name}.txt{beside}\n"
 
 
