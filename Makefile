@@ -51,13 +51,13 @@ $(OLDEST_STAMP): locks/torch-oldest.txt
 	touch $@
 
 # What depends on the version of torch: the engines, a sample of the parity matrix among their tests, the memory account, and
-# the way through every proof that needs a GPU.
+# the way through the proofs that need a GPU (but for the sweep, which needs the command line's packages).
 oldest: $(OLDEST_STAMP)
 	$(OLDEST_BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
 	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
 	    tests/executor/engines tests/executor/measurement/test_memory.py
 	rm -f $(OLDEST_VENV)/gpu.jsonl
-	for part in $(GPU_PARTS); do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
+	for part in correctness grid by-hand; do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
 	    --resume $(OLDEST_VENV)/gpu.jsonl --seconds 520 || exit 1; done
 	$(OLDEST_BIN)/python -m benchmarks.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
 
