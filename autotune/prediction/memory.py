@@ -198,9 +198,14 @@ def _tags(
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = _summed_gradients(cases, held) * before + gathered + kept
-    ends = tags["gradients"] + gathered + reducing + working
+    # A table's gradient and bucket: when backward begins without logits, and when it ends without a layer's activations.
+    table = _table_reducing(cases, held)
+    begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
+    ends = tags["gradients"] + gathered + np.maximum(reducing + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
     late = buffer_bytes(cases, held)
-    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + forward, 0.0)
+    # Two gathers are on their way before the last layer has run.
+    before_last = forward - (forward - working) / np.maximum(layers, 1.0)
+    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last, 0.0)
     refills = refill_bytes(cases, held)
     rest = np.maximum(np.maximum(begins, ends), np.maximum(runs, refills)) - tags["gradients"]
     # What graphs leave their gradients in is theirs throughout.
@@ -316,18 +321,25 @@ def _reducing(cases: Cases, held: StageParameters) -> Array:
 
 
 def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
-    """Elements of so many buckets of a rank, the largest: a parameter that exceeds a bucket has one of its own, as the table,
-    of which there is one beside the layers' matrices when backward ends.
-    """
+    """Elements of so many buckets of a rank's layers: a matrix that exceeds a bucket has one of its own."""
     shapes, layouts = cases.shapes, cases.layouts
     of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     common = held.trained - of_experts
     whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
     matrix = np.where(whole, shapes.hidden * np.maximum(shapes.ffn, shapes.query) / layouts.tensor, 0.0)
-    table = np.where(whole, np.minimum(held.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor), 0.0)
     each = np.maximum(layouts.reduce_bucket, matrix)
-    filled = np.maximum(each, table) + (count - 1) * each
-    return np.minimum(filled, common) + np.minimum(count * each, of_experts)
+    apart = np.where(layouts.expert > 1, np.minimum(each, of_experts), 0.0)  # of which one fills while others are sent
+    return np.minimum(count * each, common) + apart
+
+
+def _table_reducing(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of a table's gradient and of the bucket that it is moved to, where buckets are sent as they fill."""
+    shapes, layouts = cases.shapes, cases.layouts
+    _, by_gradient, _ = shares(cases)
+    sent = (cases.software.waits_for_bucket > 0) & (layouts.zero_stage >= 1) & (by_gradient > 1)
+    table = np.minimum(held.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor)
+    width = np.where(sends_integers(cases), 4.0, np.maximum(layouts.reduce_bytes, layouts.parameter_bytes))
+    return np.where(sent, table * (width + layouts.parameter_bytes), 0.0)
 
 
 def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
