@@ -201,7 +201,13 @@ def _tags(
     # A table's gradient and bucket: when backward begins without logits, and when it ends without a layer's activations.
     table = _table_reducing(cases, held)
     begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
-    ends = tags["gradients"] + gathered + np.maximum(reducing + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
+    # The gradients of matrices that one memory holds are there until the last of them has moved.
+    together = np.where(reducing > 0, _put_together(cases), 0.0)
+    ends = (
+        tags["gradients"]
+        + gathered
+        + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
+    )
     late = buffer_bytes(cases, held)
     # Two gathers are on their way before the last layer has run.
     before_last = forward - (forward - working) / np.maximum(layers, 1.0)
@@ -309,7 +315,6 @@ def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
 def _reducing(cases: Cases, held: StageParameters) -> Array:
     """Buckets that are filled and reduced, where gradients do not stay whole."""
     layouts = cases.layouts
-    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     buckets = _filled(cases, held, cases.software.buckets)
     own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
     # The bucket that fills is there in full; what of others is on the way, and what comes for it, is packed.
@@ -326,10 +331,12 @@ def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
     of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     common = held.trained - of_experts
     whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
-    matrix = np.where(whole, shapes.hidden * np.maximum(shapes.ffn, shapes.query) / layouts.tensor, 0.0)
-    each = np.maximum(layouts.reduce_bucket, matrix)
-    apart = np.where(layouts.expert > 1, np.minimum(each, of_experts), 0.0)  # of which one fills while others are sent
-    return np.minimum(count * each, common) + apart
+    mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
+    attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
+    each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
+    # Experts' are sent in between, so that one fewer is there.
+    apart = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
+    return np.minimum(count * each, common) + np.minimum(apart, of_experts)
 
 
 def _table_reducing(cases: Cases, held: StageParameters) -> Array:
