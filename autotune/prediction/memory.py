@@ -336,7 +336,8 @@ def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
     each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
     # Experts' are sent in between, so that one fewer is there.
     apart = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
-    return np.minimum(count * each, common) + np.minimum(apart, of_experts)
+    filled: Array = np.minimum(count * each, common) + np.minimum(apart, of_experts)
+    return filled
 
 
 def _table_reducing(cases: Cases, held: StageParameters) -> Array:
