@@ -21,7 +21,7 @@ FIELDS = {
     "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",
     "param_persistence_threshold": "persistence", "max_live_parameters": "max_live", "overlap_comm": "overlap",
     "overlap_param_gather": "late_gather", "async_tensor_parallel": "async_tensor",
-    "loss_chunk_size": "loss_chunk",
+    "loss_chunk_size": "loss_chunk", "allgather_bucket_size": "allgather_bucket",
 }  # fmt: skip
 """Knob -> the field of `Layouts` that it is."""
 WORTH = 1e-3

@@ -197,6 +197,8 @@ class Layouts:
     middle_tokens: Array = field(default_factory=lambda: np.zeros(1))
     middle_weight: Array = field(default_factory=lambda: np.zeros(1))
     """The same of its middle; whole sequences stand for the rest."""
+    allgather_bucket: Array = field(default_factory=lambda: scalar(5e8))
+    """Elements of one gather of updated parameters."""
     gather_bytes: Array = field(default_factory=lambda: scalar(np.inf))
     """Bytes of a parameter that stage 3 gathers; inf: as it is computed with."""
     near: Array = field(default_factory=lambda: np.zeros(1))

@@ -106,6 +106,7 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         parameter_bytes=column([PARAMETER_BYTES[config.precision] for config in configs]),
         reduce_bytes=column([sent_bytes(config.optimizer, config.reduce_dtype) for config in configs]),
         reduce_bucket=column([config.reduce_bucket_size for config in configs]),
+        allgather_bucket=column([config.allgather_bucket_size for config in configs]),
         prefetch_bucket=column([config.prefetch_bucket_size for config in configs]),
         persistence=column([config.param_persistence_threshold for config in configs]),
         max_live=column([config.max_live_parameters for config in configs]),

@@ -111,6 +111,7 @@ class GridCases:
             parameter_bytes=self._width,
             reduce_bytes=np.where(signs > 0, SIGN_BYTES, number("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
             reduce_bucket=number("reduce_bucket_size"),
+            allgather_bucket=number("allgather_bucket_size"),
             prefetch_bucket=number("prefetch_bucket_size"),
             persistence=number("param_persistence_threshold"),
             max_live=number("max_live_parameters"),

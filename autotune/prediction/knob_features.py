@@ -60,7 +60,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         np.log2(np.maximum(layouts.data * layouts.context / layouts.shard, 1.0)) * at_three,
         np.log2(layouts.parameter_bytes),
         DETAIL * np.log2(layouts.reduce_bytes * layouts.accumulation_bytes / 4),
-        _doublings(numbers("allgather_bucket_size", float)),
+        _doublings(layouts.allgather_bucket),
         DETAIL * numbers("contiguous_gradients", float),
         DETAIL * numbers("fused_optimizer", float),
         CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),

@@ -51,6 +51,21 @@ def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
     return np.where(gathers_late(cases), units * layouts.parameter_bytes * (1 + cast), 0.0)
 
 
+def refill_bytes(cases: Cases, held: StageParameters) -> Array:
+    """Gathers of updated parameters on their way when the update has ended, of the engine that makes them in buckets; and the
+    shares of them in the parameters' type.
+    """
+    layouts = cases.layouts
+    table = np.where(cases.shapes.frozen_bytes > 0, 0.0, np.minimum(_table(cases), held.trained_tables))
+    each = layouts.allgather_bucket
+    elements = np.maximum(each, table) + np.where(layouts.overlap > 0, IN_FLIGHT - 1, 0.0) * each
+    cast = np.where(layouts.parameter_bytes < 4, 1 / layouts.shard, 0.0)
+    found = np.minimum(elements, held.trained) * layouts.parameter_bytes * (1 + cast)
+    stages = (layouts.zero_stage == 1) | (layouts.zero_stage == 2)
+    at_end = stages & (layouts.shard > 1) & ~gathers_late(cases) & (cases.software.waits_for_bucket > 0)
+    return np.where(at_end, found, 0.0)
+
+
 def standing_bytes(cases: Cases, own: Array) -> Array:
     """The share of `own` elements in the parameters' type: where the master is not wholly on the device it stays until it is
     gathered.

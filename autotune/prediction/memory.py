@@ -13,7 +13,7 @@ from autotune.prediction.float8 import rounded_bytes
 from autotune.prediction.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
 from autotune.prediction.graphs import static_gradients, static_messages
-from autotune.prediction.late_gather import buffer_bytes, standing_bytes
+from autotune.prediction.late_gather import buffer_bytes, refill_bytes, standing_bytes
 from autotune.prediction.offloaded_activations import host_bytes, on_device
 from autotune.prediction.parameters import (
     StageParameters,
@@ -184,12 +184,13 @@ def rank_memory(
 def _tags(
     cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations
 ) -> dict[str, Array]:
-    """Bytes by tag at the fullest of three moments: in forward, when backward begins, and when it ends.
+    """Bytes by tag at the fullest of four moments: in forward, when backward begins, when it ends, and after the update.
 
     0. The first micro-batch's forward has the buffers of updated parameters that come beside it.
     1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
     2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
-    3. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
+    3. After the update gradients are gone, and updated parameters are gathered.
+    4. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
     """
     parts = (activations.begins, activations.ends, activations.forward)
     kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
@@ -197,25 +198,41 @@ def _tags(
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = _summed_gradients(cases, held) * before + gathered + kept
-    ends = tags["gradients"] + gathered + reducing + working
+    # A table's gradient and bucket: when backward begins without logits, and when it ends without a layer's activations.
+    table = _table_reducing(cases, held)
+    begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
+    # The gradients of matrices that one memory holds are there until the last of them has moved.
+    together = np.where(reducing > 0, _put_together(cases), 0.0)
+    ends = (
+        tags["gradients"]
+        + gathered
+        + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
+    )
     late = buffer_bytes(cases, held)
-    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + forward, 0.0)
-    rest = np.maximum(np.maximum(begins, ends), runs) - tags["gradients"]
+    # Two gathers are on their way before the last layer has run.
+    before_last = forward - (forward - working) / np.maximum(layers, 1.0)
+    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last, 0.0)
+    refills = refill_bytes(cases, held)
+    rest = np.maximum(np.maximum(begins, ends), np.maximum(runs, refills)) - tags["gradients"]
     # What graphs leave their gradients in is theirs throughout.
     tags["gradients"] = tags["gradients"] + static_gradients(cases, layers)
     # Buffers of forward are not there with all gradients: of them as many are told as the peak has room for.
-    tags["buffers"] = np.minimum(np.maximum(gathered + reducing, late), rest)
+    tags["buffers"] = np.minimum(np.maximum(gathered + reducing, np.maximum(late, refills)), rest)
     tags["activations"] = rest - tags["buffers"]
     return tags
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:
-    """What parameters, gradients and optimizer state are divided by: stages 3, 2 and 1 [Rajbhandari 2020]."""
+    """What parameters, gradients and optimizer state are divided by: stages 3, 2 and 1 [Rajbhandari 2020].
+
+    Where buckets are sent as they fill, a step of one micro-batch leaves of its gradients at stage 1 what stage 2 leaves.
+    """
     stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
+    at_once = (cases.software.waits_for_bucket > 0) & (stage == 1) & (cases.layouts.accumulation <= 1)
     deferred = (cases.layouts.defer > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
     return (
         np.where(stage >= 3, ranks, 1.0),
-        np.where((stage >= 2) & ~deferred, ranks, 1.0),
+        np.where(((stage >= 2) & ~deferred) | at_once, ranks, 1.0),
         np.where(stage >= 1, ranks, 1.0),
     )
 
@@ -298,16 +315,39 @@ def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
 def _reducing(cases: Cases, held: StageParameters) -> Array:
     """Buckets that are filled and reduced, where gradients do not stay whole."""
     layouts = cases.layouts
-    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
-    filled = layouts.reduce_bucket * cases.software.buckets
-    buckets = np.minimum(filled, held.trained - of_experts) + np.minimum(filled, of_experts)
+    buckets = _filled(cases, held, cases.software.buckets)
     own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
     # The bucket that fills is there in full; what of others is on the way, and what comes for it, is packed.
-    one = np.minimum(layouts.reduce_bucket, held.trained - of_experts) + np.minimum(layouts.reduce_bucket, of_experts)
+    one = _filled(cases, held, np.ones(1))
     own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
     own = np.where(layouts.data * layouts.context > 1, own, 0.0)
     _, by_gradient, _ = shares(cases)
-    return np.where((layouts.zero_stage >= 2) & (by_gradient > 1), own, _sent_otherwise(cases, held))
+    return np.where((layouts.zero_stage >= 1) & (by_gradient > 1), own, _sent_otherwise(cases, held))
+
+
+def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
+    """Elements of so many buckets of a rank's layers: a matrix that exceeds a bucket has one of its own."""
+    shapes, layouts = cases.shapes, cases.layouts
+    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
+    common = held.trained - of_experts
+    whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
+    mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
+    attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
+    each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
+    # Experts' are sent in between, so that one fewer is there.
+    apart = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
+    filled: Array = np.minimum(count * each, common) + np.minimum(apart, of_experts)
+    return filled
+
+
+def _table_reducing(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of a table's gradient and of the bucket that it is moved to, where buckets are sent as they fill."""
+    shapes, layouts = cases.shapes, cases.layouts
+    _, by_gradient, _ = shares(cases)
+    sent = (cases.software.waits_for_bucket > 0) & (layouts.zero_stage >= 1) & (by_gradient > 1)
+    table = np.minimum(held.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor)
+    width = np.where(sends_integers(cases), 4.0, np.maximum(layouts.reduce_bytes, layouts.parameter_bytes))
+    return np.where(sent, table * (width + layouts.parameter_bytes), 0.0)
 
 
 def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
@@ -324,10 +364,6 @@ def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
     beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
     packed = np.where(sends_integers(cases) & (layouts.data * layouts.context > 1), 2 * beside * layouts.reduce_bytes, 0.0)
     return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
-
-
-CHUNK_LOGIT_BYTES = 6.0
-"""Of a chunk's logits in bf16, with their probabilities in fp32, which become the gradient."""
 
 
 def _activations(
@@ -355,10 +391,12 @@ def _activations(
     if np.any(fused := loss_fused(cases)):
         loss = np.where(fused, last * loss_peak(cases, told), loss)
         waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
-    if np.any(chunked := (layouts.loss_chunk > 0) & (layouts.loss_chunk < told) & ~losses_wait(layouts)):
+    if np.any(chunked := (layouts.loss_chunk > 0) & ~losses_wait(layouts)):
         # Gradients that its forward makes are there beside the logits of a chunk.
         gradients = layouts.parameter_bytes * shapes.hidden * (told + shapes.vocabulary / layouts.tensor * trained_head(cases))
-        loss = np.where(chunked, logits * CHUNK_LOGIT_BYTES + last * gradients, loss)
+        # The logits, and their probabilities in at least fp32, which become the gradient.
+        made = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
+        loss = np.where(chunked, logits * made + last * gradients, loss)
     peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
         begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,

@@ -24,11 +24,11 @@ from search_spaces.trial_config import TrialConfig, Value
 
 BUCKETS = (
     "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
-    "overlap_param_gather", "async_tensor_parallel", "loss_chunk_size",
+    "overlap_param_gather", "async_tensor_parallel", "loss_chunk_size", "allgather_bucket_size",
 )  # fmt: skip
 """Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
 UNSEEN = (
-    "allgather_bucket_size", "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
+    "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
     "gc_interval", "numa_binding",
 )  # fmt: skip
 """Knobs that no equation looks at, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""

@@ -123,7 +123,10 @@ def _rhythm(cases: Cases, split: Split, held: StageParameters) -> _Rhythm:
     at_three = layouts.zero_stage == 3
     every_time = at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0))
     buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
-    pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), buckets))
+    # Below stage 3 parameters are gathered in buckets of their own, where these are the engine's.
+    refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket), buckets)
+    below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
+    pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Rhythm(
         reductions=np.where(every_time, m, 1.0),
         gathers=np.where(at_three, m * np.where(layouts.reshard > 0, 2.0, 1.0), 1.0),
@@ -138,8 +141,10 @@ def _scatter_seconds(cases: Cases, rates: Coefficients, held: StageParameters, o
     by_another_way = sends_signs(cases) | sends_integers(cases) | (layouts.zero_stage == 0)
     volume = np.where(by_another_way, 1.0, cases.hardware.scatter_volume)
     width, count = layouts.reduce_bytes * often.reductions * volume, often.reductions * often.sent
-    common = _along(cases, rates, shard_group(cases), (held.trained - experts) * width, count)
-    return common + _along(cases, rates, expert_data_group(cases), experts * width, count)
+    # Buckets are of what all ranks share out or of experts.
+    apart = experts / np.maximum(held.trained, 1.0)
+    common = _along(cases, rates, shard_group(cases), (held.trained - experts) * width, count * (1 - apart))
+    return common + _along(cases, rates, expert_data_group(cases), experts * width, count * apart)
 
 
 def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: StageParameters, often: _Rhythm) -> Array:

@@ -114,6 +114,8 @@ class GradientReducer:
         self._sent: deque[_Sent] = deque()
         self._next = 0
         self._reduces = self._last = True
+        self._gathering: deque[QuantisedAllReduce] = deque()
+        """Stage 0: sums of integers of which every rank gathers the others' parts."""
         self._last_sums: list[InFlight | QuantisedAllReduce] = []
         """Of shares, in place: nothing is added to them any more."""
 
@@ -153,6 +155,8 @@ class GradientReducer:
     def take_shares(self) -> list[Tensor]:
         """This rank's share of the mean gradient, in the master's type, flat by bucket; the reducer forgets it."""
         self._land_all()
+        while self._gathering:
+            self._gathering.popleft().wait()
         for work in self._last_sums:
             if isinstance(work, QuantisedAllReduce):
                 work.gather()
@@ -374,12 +378,12 @@ class GradientReducer:
     def _land_parts(self, work: QuantisedAllReduce, bucket: int, whole: Tensor) -> None:
         """Stage 0, which reduces once a step: the parts that ranks have summed are gathered in the share itself."""
         work.gather()
-        if not self.limit:
-            work.wait()
         if bucket not in self._shares:
             self._shares[bucket] = whole
             mark("gradients", whole)
-        self._last_sums.append(work)
+        self._gathering.append(work)
+        while len(self._gathering) > self.limit:
+            self._gathering.popleft().wait()
 
 
 def _flat(gradient: Tensor, slot: Slot, ranks: int) -> Tensor:

@@ -236,15 +236,16 @@ class Head(nn.Module):
         rows, targets = x.flatten(0, 1), labels.flatten()
         if self.linear_loss is not None:
             return self.linear_loss(rows, self.output.weight, targets) / (self.targets or targets.numel())
-        if not self.chunk or self.chunk >= rows.shape[0]:
-            return self._summed_loss(rows, targets) / (self.targets or targets.numel())
-        if torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
+        # In one chunk, too: the gradient takes the logits' place, so that fewer tokens never take more memory.
+        if self.chunk and torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
             scale, padded = 1 / (self.targets or targets.numel()), self.targets > 0
             use = functools.partial(
                 chunked_loss, rows, targets=targets, chunk=self.chunk, tensor=self.tensor, scale=scale, padded=padded
             )
             loss: Tensor = self.output(rows, use)
             return loss
+        if not self.chunk or self.chunk >= rows.shape[0]:
+            return self._summed_loss(rows, targets) / (self.targets or targets.numel())
         parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)
         again = functools.partial(checkpoint, self._summed_loss, use_reentrant=False, preserve_rng_state=False)
         sums = [again(part, target) for part, target in parts]

@@ -54,14 +54,15 @@ class QuantisedAllReduce:
         self._places = torch.split(value, list(sizes))
         self._widths = [-(-size // group.size) for size in sizes]
         rows = (_as_rows(place, group.size) for place in self._places)
-        self._scatter = QuantisedReduceScatter(group, rows, self._widths, value.dtype)
+        self._scatter: QuantisedReduceScatter | None = QuantisedReduceScatter(group, rows, self._widths, value.dtype)
         self._gathered: tuple[InFlight, Tensor, Tensor] | None = None
 
     def gather(self) -> None:
         """Send what this rank has summed to the others; a second call does nothing."""
-        if self._gathered is not None:
+        if self._scatter is None:
             return
         own = _packed(torch.split(self._scatter.wait()[None], self._widths, dim=1))
+        self._scatter = None  # with what was sent and came
         rows = torch.empty(self._group.size, own.shape[1], dtype=own.dtype, device=own.device)
         for buffer in (own, rows):
             mark("buffers", buffer)

@@ -22,8 +22,8 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
 
-STANDING = {
-    "reduce_bucket_size": "5e8", "allgather_bucket_size": "5e8", "prefetch_bucket_size": "5e7", "max_live_parameters": "1e9",
+STANDING = {  # their defaults, which engines take that have no such knob
+    "reduce_bucket_size": "4e7", "allgather_bucket_size": "5e8", "prefetch_bucket_size": "5e7", "max_live_parameters": "1e9",
     "param_persistence_threshold": "1e5", "overlap_comm": "true", "contiguous_gradients": "true",
 }  # fmt: skip
 SPACES = {

@@ -65,7 +65,9 @@ def test_where_nothing_comes_late_nothing_changes(knobs: dict[str, Any]) -> None
 def test_late_gathers_need_buffers_and_with_offloading_a_standing_share() -> None:
     knobs = {"zero_stage": 1, "offload_optimizer": "cpu"}
     early, late = predicted(knobs).memory, predicted({**knobs, "overlap_param_gather": True}).memory
-    assert late.by_tag["buffers"][0] > early.by_tag["buffers"][0]
+    assert late.by_tag["buffers"][0] > 0
+    # Gathered at the end of a step, the whole model is on its way in two buckets.
+    assert early.by_tag["buffers"][0] > late.by_tag["buffers"][0]
     standing = late.by_tag["parameters"][0] - early.by_tag["parameters"][0]
     assert standing == pytest.approx(2 * MODEL.parameter_count / CLUSTER.world_size, rel=0.01)
 

@@ -169,6 +169,7 @@ def test_buckets_are_set_where_that_gains() -> None:
         "zero_stage": 1, "micro_batch_size": 1, "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "offload_param": "none",
         "sequence_parallel": "true", "context_parallel_size": 1, "offload_optimizer": "none", "checkpoint_every_k": 1,
         "activation_checkpointing": "full", "reduce_bucket_size": "1000,5e8", "overlap_comm": "false,true",
+        "allgather_bucket_size": "5e8",
     }  # fmt: skip
     question = asked(pins=pins)
     found = plan(question, PlanOptions(top=5))

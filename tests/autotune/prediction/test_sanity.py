@@ -158,6 +158,8 @@ def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
     """
     cases, _ = made(name)
     cases = with_layouts(cases, offload_parameters=np.zeros(len(cases)), near=np.zeros(len(cases)))
+    # What stages 1 and 2 alone gather after the update is small here: it makes the share of states there smaller.
+    cases = with_layouts(cases, allgather_bucket=np.ones(len(cases)))
     split, rates = split_layers(cases), rates_for(resolve_cluster("dgx-h100"), "native")
     p, none, one = cases.layouts.pipeline, np.zeros(1), np.ones(1)
     ranks = {
