@@ -8,7 +8,7 @@ from autotune.jobs.stopping import FINALISTS
 from autotune.jobs.want import Want
 from autotune.objective import peak_bytes
 from autotune.standings import Standings, standings_of
-from autotune.verdict import is_baseline, is_safe, is_separated, layout_without_environment, verdict_of
+from autotune.verdict import candidates_of, is_baseline, is_safe, is_separated, layout_without_environment, verdict_of
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -30,8 +30,9 @@ def next_round(session: Session, book: Book) -> list[Want]:
     2. Rounds end when it is `CONFIDENCE` sure that no finalist is better than the answer by more than `EQUAL`, or when as many
        measurements were made as `confirm_repeats` rounds of three have. If the seconds of the request are spent, the first
        round is the last.
-    3. A leader whose step time is extrapolated is measured in full whether or not rounds are left; so is one that met a machine
-       that drifted, beside the baseline. Those that lead then may be others, which are measured in turn.
+    3. A leader whose step time is extrapolated is measured in full whether or not rounds are left; where the machine drifted, so
+       is each that leads and was not measured again, beside the baseline. Those that lead then may be others, which are
+       measured in turn.
 
     Finalists of a round take turns, so that a machine that drifts meets all of them alike. Who is in a round follows from what
     was known before it, so that any process goes on where another was killed.
@@ -72,14 +73,15 @@ def _round(session: Session, book: Book, number: int) -> list[TrialConfig]:
         chosen = (leader, _challenger(standings, leader, others), baseline)
         finalists = [*dict.fromkeys(place for place in chosen if place is not None)][:left]
     if len(finalists) < LEAST:
-        finalists = [] if standings.is_decidable(leader) else _full_measurement(standings, leader, own)
+        finalists = [] if leader in candidates_of(standings) else _full_measurement(standings, leader, own)
     return [trials[place].config for place in finalists]
 
 
 def _full_measurement(standings: Standings, leader: int, own: int | None) -> list[int]:
-    """A round for a leader that may not be the answer as it is: what drifted is compared with the baseline, every leader in
-    turn, for some come out too high; of extrapolated ones the first is enough."""
-    if standings.drift.touches(standings.contenders[leader].number):
+    """A round for a leader that may not be the answer as it is: where the machine drifted it is compared with the baseline,
+    every leader in turn, for some come out too high, and one of before the change may lead those that were measured again; of
+    extrapolated ones the first is enough."""
+    if standings.drift.found:
         return [leader] if own is None else [leader, own]
     return [] if standings.confirmed - {own} else [leader]
 

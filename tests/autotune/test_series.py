@@ -51,7 +51,7 @@ class Told:
 
 def fields(folder: Path, **changes: Any) -> dict[str, Any]:
     model = table.request(folder).model
-    return {"model": model, "trials": 2, "strategy": "random", "sequence_length": 64, "confirm_repeats": 0} | changes
+    return {"model": model, "trials": 2, "strategy": "grid", "sequence_length": 64, "confirm_repeats": 0} | changes
 
 
 def run(folder: Path, forecast: Told, sweep: Callable[[Session], TuneResult] | None = None, **series: Any) -> SeriesResult:

@@ -17,6 +17,7 @@ import pytest
 from autotune.jobs.book import Book, read_book
 from autotune.jobs.session import session_of
 from autotune.standings import standings_of
+from autotune.verdict import EQUAL
 from search_spaces.outcome import JobState, Outcome
 from storage.records import AttemptState
 from storage.sql import open_store
@@ -104,7 +105,9 @@ def test_nodes_that_went_and_came_are_told(hurt: Path) -> None:
 def test_the_best_is_the_fastest_of_what_can_be_measured(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
         tried = {trial.config.hash for trial in _book(store).trials}
-    assert _best(hurt) == max((name for name in tried if fault_of(name).outcome is Outcome.OK), key=rate_of)
+    fastest = max(rate_of(name) for name in tried if fault_of(name).outcome is Outcome.OK)
+    # Rates follow from hashes, so that two may be nearer than one measurement tells apart: either is right then.
+    assert rate_of(_best(hurt)) >= (1.0 - EQUAL) * fastest
 
 
 @pytest.mark.skipif(not WHOLE, reason="AUTOTUNE_CHAOS_KILLS is not set: the same sweep is not run again without harm")
