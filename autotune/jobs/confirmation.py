@@ -30,9 +30,8 @@ def next_round(session: Session, book: Book) -> list[Want]:
     2. Rounds end when it is `CONFIDENCE` sure that no finalist is better than the answer by more than `EQUAL`, or when as many
        measurements were made as `confirm_repeats` rounds of three have. If the seconds of the request are spent, the first
        round is the last.
-    3. A leader whose step time is extrapolated is measured in full whether or not rounds are left; where the machine drifted,
-       so is each that leads and was not measured again, beside the baseline. Those that lead then may be others, which are
-       measured in turn.
+    3. A leader whose step time is extrapolated is measured in full whether or not rounds are left. Where the machine drifted,
+       so is each that leads and was not measured again, beside the baseline: those that lead then may be others.
 
     Finalists of a round take turns, so that a machine that drifts meets all of them alike. Who is in a round follows from what
     was known before it, so that any process goes on where another was killed.
