@@ -1,4 +1,4 @@
-"""A trial inside a rank that finds its device full when backward begins, and tells what was on the device before it."""
+"""A trial inside a rank that finds its device full when backward begins, and reports what was on the device before it."""
 
 import contextlib
 import dataclasses

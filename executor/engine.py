@@ -51,9 +51,9 @@ class RankContext:
     ranks_on_host: int = 1
     """Of the gang, this one too."""
     shares_device: bool = False
-    """Whether another rank has the same device: what it holds there cannot be told from what the driver holds."""
+    """Whether another rank has the same device: what it holds there cannot be separated from what the driver holds."""
     after_failure: ExitStack = field(default_factory=ExitStack, compare=False)
-    """What a trial that has failed leaves to be done when its failure has been told: it may wait for other ranks."""
+    """What a failed trial leaves to be done after its failure has been reported: it may wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
 
 @contextmanager
 def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None]:
-    """Close a session at the end of the block; after a failure, when that has been told."""
+    """Close a session at the end of the block; after a failure, when that has been reported."""
     try:
         yield
     except BaseException:

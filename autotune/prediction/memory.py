@@ -190,7 +190,7 @@ def _tags(
     1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
     2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
     3. After the update gradients are gone, and updated parameters are gathered.
-    4. States and buffers are told as they are at their fullest; activations are the rest of the peak, so that all sum to it.
+    4. States and buffers are counted at their largest; activations are the rest of the peak, so that all sum to it.
     """
     parts = (activations.begins, activations.ends, activations.forward)
     kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)

@@ -11,7 +11,7 @@ CPU = "cpu"
 
 
 def assign(ready: Sequence[Message], device: str) -> list[Message]:
-    """What each rank's join says of its device, from what the ranks told when ready.
+    """What each rank's join says of its device, from what the ranks reported when ready.
 
     `device` is `cpu`, the accelerator's type, or `auto`: the accelerator that a rank sees, or that a driver lists, else the
     CPU. Ranks that see the same devices of a host take one each in turn. NCCL refuses two ranks on one device: there, gloo

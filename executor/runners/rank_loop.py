@@ -40,9 +40,9 @@ class RankLoop:
 
     After a failure, in this order, since each may wait for other ranks, or for ever:
 
-    1. The failure is told. The parent asks the other ranks to `abort`, and they fail too.
+    1. The failure is reported. The parent asks the other ranks to `abort`, and they fail too.
     2. Process groups are aborted, and what the trial has left to do is done (`RankContext.after_failure`).
-    3. Memory is given back, and what is still held is told (`rested`): whether this process can go on is for the parent.
+    3. Memory is given back, and what is still held is reported (`rested`): whether this process can go on is for the parent.
     """
 
     def __init__(self, connection: Connection, run_trial: RunTrial) -> None:
