@@ -29,8 +29,8 @@ from api.routes import catalog, drafts, figures, jobs, logs, operations, overvie
 from api.settings import Settings
 from api.targets import networks
 from api.together import Together
-from autotune.jobs.resolved import Resolver
-from autotune.telemetry import are_traced
+from autotune.ops.telemetry import are_traced
+from autotune.session.resolved import Resolver
 from storage.sql import open_store
 
 QUIET = ("/livez", "/readyz", "/metrics")

@@ -7,11 +7,11 @@ from pydantic import BaseModel
 
 from api.settings import Settings
 from api.submission import HIDDEN, JobSubmission
-from autotune.engines import CAPABILITIES, why_unusable
 from autotune.exports import EXPORTERS
-from autotune.jobs.command_field import parse_allowed
-from autotune.jobs.request import JobRequest, Objective, request_to_row
-from autotune.strategies.names import FORESEEING, STRATEGIES
+from autotune.request.command_field import parse_allowed
+from autotune.request.engines import CAPABILITIES, why_unusable
+from autotune.request.request import JobRequest, Objective, request_to_row
+from autotune.request.strategy_names import FORESEEING, STRATEGIES
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.optimizers import OPTIMIZERS

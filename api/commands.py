@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.fields import Integer
-from autotune.jobs.allowed import AllowList
+from autotune.session.allowed import AllowList
 
 Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]*$")]

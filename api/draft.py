@@ -8,10 +8,10 @@ from pydantic import BaseModel
 from api.prediction import PredictedView
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission, shown_fields
-from autotune.expected import expected
-from autotune.jobs.request import request_to_row
-from autotune.prediction.estimate import Estimate
-from autotune.prediction.scan import Bounds
+from autotune.forecast.job_forecast import expected
+from autotune.prediction.planning.estimate import Estimate
+from autotune.prediction.planning.scan import Bounds
+from autotune.request.request import request_to_row
 from storage.store import Store
 
 Plain = dict[str, Any]

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 
-from autotune.sizes import parse_size
-from autotune.vocabulary import OLD_NAMES, with_present_names
+from autotune.request.field_names import OLD_NAMES, with_present_names
+from autotune.request.sizes import parse_size
 from search_spaces.documents import MOST_DOCUMENTS
 
 MOST_BYTES = 2**53

@@ -8,15 +8,15 @@ from functools import cached_property
 from pydantic_core import to_json
 
 from api.figure_views import PartsView, PartView
-from autotune.explanation.evidence import question_of_job
-from autotune.explanation.explain import explain, explained
-from autotune.explanation.time_use import parts_of
-from autotune.figures.all_figures import figure_of
-from autotune.figures.source import Source
-from autotune.objective import rate
-from autotune.prediction.estimate import estimates
-from autotune.prediction.question import Question
-from autotune.reports.formats import report_text
+from autotune.explain.explanation.evidence import question_of_job
+from autotune.explain.explanation.explain import explain, explained
+from autotune.explain.explanation.time_use import parts_of
+from autotune.explain.figures.all_figures import figure_of
+from autotune.explain.figures.source import Source
+from autotune.explain.reports.formats import report_text
+from autotune.objective.ranking import rate
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.question import Question
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
 from storage.records import JobRecord

@@ -15,8 +15,8 @@ from api.problems import problem
 from api.rates import KnownKeys, Rates
 from api.routes.page import is_page
 from api.settings import Settings
-from autotune.network import is_loopback
-from autotune.vocabulary import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
+from autotune.ops.network import is_loopback
+from autotune.request.field_names import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
 
 VERSION = "1"
 """Of the interface, told in every answer."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from autotune.foreseen import Foreseen
-from autotune.objective import Ranking
+from autotune.forecast.initial_forecast import InitialForecast
+from autotune.objective.ranking import Ranking
 from search_spaces.knobs import KNOBS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
 from storage.records import Placement, TrialRecord
@@ -91,7 +91,7 @@ def columns(
     words: Words,
     ranking: Ranking,
     placements: Mapping[int, Placement],
-    foreseen: Mapping[str, Foreseen],
+    foreseen: Mapping[str, InitialForecast],
     epoch: datetime,
 ) -> dict[str, list[Any]]:
     """What `PointColumns` holds of these trials. Rates and predictions have seven digits: nobody reads more off a figure."""

@@ -7,11 +7,11 @@ from typing import Any
 from pydantic_core import to_json
 
 from api.point_columns import Knobs, Words, columns
-from autotune.foreseen import Foreseen, foresight_of
-from autotune.job_cost import ended, job_seconds_left
-from autotune.jobs.book import Book, BookReader
-from autotune.jobs.session import session_of
-from autotune.verdict import Verdict, Verdicts, answer_document
+from autotune.forecast.initial_forecast import InitialForecast, foresight_of
+from autotune.loop.job_cost import ended, job_seconds_left
+from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
+from autotune.outcome.verdict import Verdict, Verdicts, answer_document
+from autotune.session.session import session_of
 from search_spaces.outcome import Outcome
 from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store
@@ -30,11 +30,11 @@ class JobPoints:
     def __init__(self, store: Store, job: JobRecord) -> None:
         self._store, self._job_id = store, job.id
         self._lock = threading.Lock()
-        self._reader = BookReader(store, job.id)
+        self._reader = SnapshotReader(store, job.id)
         self._session = session_of(job)
         self._foresight = foresight_of(store, job.id, self._session)
         self._knobs, self._words = Knobs(self._session.space.domains), Words()
-        self._foreseen: dict[str, Foreseen] = {}
+        self._foreseen: dict[str, InitialForecast] = {}
         self._placements: dict[int, Placement] = {}
         self._closed = 0
         self._verdicts = Verdicts()
@@ -73,7 +73,7 @@ class JobPoints:
             found = self._foresight.of(list(unforeseen.values()))
             self._foreseen |= dict(zip(unforeseen, found, strict=True))
 
-    def _view(self, book: Book, news: JobNews, whole: bool, changed: list[TrialRecord]) -> dict[str, Any]:
+    def _view(self, book: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> dict[str, Any]:
         job, ranking = book.job, self._session.ranking
         capacity = ranking.capacity_bytes
         return {
@@ -95,7 +95,7 @@ class JobPoints:
             **self._words.lists(),
         }
 
-    def _decision(self, book: Book) -> dict[str, Any]:
+    def _decision(self, book: JobSnapshot) -> dict[str, Any]:
         """The verdict and the front."""
         session = self._session
         verdict = self._verdicts.of(book, session.ranking, session.prior, session.baselines)

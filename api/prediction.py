@@ -8,13 +8,13 @@ from pydantic import BaseModel, Field
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
-from autotune.prediction.calibrated import asked_here
-from autotune.prediction.estimate import estimates
-from autotune.prediction.largest import Dimension, largest
-from autotune.prediction.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
-from autotune.prediction.question import Question, cluster_of, model_of, question_of, with_adapters
-from autotune.prediction.room import PROBABILITY
-from autotune.prediction.scan import Bounds
+from autotune.prediction.planning.calibrated import asked_here
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.largest import Dimension, largest
+from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of, with_adapters
+from autotune.prediction.planning.room import PROBABILITY
+from autotune.prediction.planning.scan import Bounds
 from search_spaces.model import ModelSpec
 from storage.store import Store
 

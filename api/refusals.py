@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.jobs.request import FIELDS
-from autotune.vocabulary import OLD_OPTION_NAMES
+from autotune.request.field_names import OLD_OPTION_NAMES
+from autotune.request.request import FIELDS
 
 MOST_ERRORS = 20
 Schema = Mapping[str, Any]

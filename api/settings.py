@@ -4,8 +4,8 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
-from autotune.jobs.allowed import AllowList
-from autotune.network import is_loopback
+from autotune.ops.network import is_loopback
+from autotune.session.allowed import AllowList
 from storage.service_records import Quotas
 
 

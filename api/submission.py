@@ -14,12 +14,12 @@ from api.failures import RowName, SubmittedRow
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
-from autotune.jobs.labels import LONGEST, MOST_TAGS, TAG
-from autotune.jobs.request import FIELDS, JobRequest, request_from_fields, request_to_row
-from autotune.jobs.resolved import Resolver
-from autotune.jobs.session import Session, resolve
-from autotune.strategies.names import STRATEGIES
-from autotune.vocabulary import with_present_names
+from autotune.request.field_names import with_present_names
+from autotune.request.labels import LONGEST, MOST_TAGS, TAG
+from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_to_row
+from autotune.request.strategy_names import STRATEGIES
+from autotune.session.resolved import Resolver
+from autotune.session.session import Session, resolve
 from search_spaces.clusters import is_cluster_name
 from search_spaces.environment import MOST_SETTINGS
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.point_views import AnswerView, answer_view
 from api.submission import shown_fields
-from autotune.vocabulary import with_present_names
+from autotune.request.field_names import with_present_names
 from search_spaces.plain import to_plain
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import AttemptRecord, EventRecord, JobRecord

@@ -11,10 +11,10 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 from autotune.errors import RequestError
-from autotune.jobs.request import request_from_fields
-from autotune.jobs.session import Session, resolve
+from autotune.request.field_names import accepts_old_names
+from autotune.request.request import request_from_fields
+from autotune.session.session import Session, resolve
 from autotune.strategies.axes import Axes
-from autotune.vocabulary import accepts_old_names
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.best_config import build_best_config
-from autotune.best_config_file import best_config_text
 from autotune.cli.console import Console
 from autotune.cli.result import print_result
+from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
-from autotune.jobs.baselines import read_baseline
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.failures_field import read_failures
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.ray_cluster import with_address
-from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare, require_startable, session_of, with_changes_of
-from autotune.jobs.stop import StopSignal
-from autotune.loop import run_job
-from autotune.output import require_writable, write_whole
-from autotune.progress import ProgressBar, shows_progress
-from autotune.quick_calibration import calibrate_for
-from autotune.runners import make_runner
-from autotune.strategies.names import STRATEGIES
-from autotune.vocabulary import accepts_old_names
+from autotune.exports.best_config_file import best_config_text
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import run_job
+from autotune.loop.stop import StopSignal
+from autotune.ops.output import require_writable, write_whole
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.failures_field import read_failures
+from autotune.request.field_names import accepts_old_names
+from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.strategy_names import STRATEGIES
+from autotune.series.progress import ProgressBar, shows_progress
+from autotune.session.baselines import read_baseline
+from autotune.session.quick_calibration import calibrate_for
+from autotune.session.runners import make_runner
+from autotune.session.session import Session, prepare, require_startable, session_of, with_changes_of
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
@@ -164,7 +164,7 @@ def tune(
             larger one than it had.
         name, tags, note: what the job is called, words to find it by, and what is to be known about it.
         progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
-        further: other fields of `autotune.jobs.request.JobRequest`.
+        further: other fields of `autotune.request.request.JobRequest`.
 
     Raises:
         AutotuneError, SearchSpaceError, StorageError, ExecutorError: one line with the remedy; all that can be found out is
@@ -274,7 +274,7 @@ def finish(
     return result
 
 
-def result_of(session: Session, book: Book) -> TuneResult:
+def result_of(session: Session, book: JobSnapshot) -> TuneResult:
     """What a job's rows say it found."""
     session = with_changes_of(session, book.job)  # a budget or a label may have changed while it ran
     try:
@@ -294,7 +294,7 @@ def result_of(session: Session, book: Book) -> TuneResult:
     )
 
 
-def _traceback(book: Book) -> str | None:
+def _traceback(book: JobSnapshot) -> str | None:
     """The first that any trial left."""
     results = (book.whole(trial).result for trial in book.searched)
     return next((result.traceback for result in results if result is not None and result.traceback), None)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
 from benchmarks.grid_design import Grid
 from benchmarks.paired_statistics import estimate, paired_gain
 from benchmarks.shaped_link import ShapedLoopback

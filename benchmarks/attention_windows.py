@@ -21,7 +21,7 @@ from benchmarks.gang import Gang
 from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
-from executor.engines.native.context import attend_alone
+from executor.parallel.context import attend_alone
 from search_spaces.trial_config import Value
 from search_spaces.windows import Window
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
-from autotune.jobs.request import request_from_fields, request_from_row, request_to_row
-from autotune.jobs.session import Session, prepare
-from autotune.prediction.calibration import coefficients_from_benchmark
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.memory import memory
-from autotune.prediction.step import Z90, predict
-from autotune.prediction.trial_fit import fit_runs
-from autotune.prediction.trial_history import Runs, trial_history
-from autotune.validation.ranking import spearman
+from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.step import Z90, predict
+from autotune.prediction.fitting.calibration import coefficients_from_benchmark
+from autotune.prediction.fitting.trial_fit import fit_runs
+from autotune.prediction.fitting.trial_history import Runs, trial_history
+from autotune.request.request import request_from_fields, request_from_row, request_to_row
+from autotune.session.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
+from autotune.session.session import Session, prepare
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialResult

@@ -25,9 +25,9 @@ from benchmarks.gang import Gang
 from benchmarks.loss_curves import TEXT
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.model import Transformer
 from executor.engines.session import ParallelSession
 from executor.measurement.timing import student_t_975
+from executor.parallel.model import Transformer
 from search_spaces.data_schedule import length_at, useful_share
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Interval, Workload

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.strategies.guided.choose import choose
+from autotune.evaluation.validation.markdown import table
+from autotune.strategies.guided.acquisition import choose
 from autotune.strategies.guided.described import Described
-from autotune.strategies.guided.told import Told
-from autotune.validation.markdown import table
+from autotune.strategies.guided.observations import Observations
 
 FEATURES, TAGS, TRIALS = 35, 5, 100
 BOUNDS = {10_000: 0.05, 1_000_000: 1.0}
@@ -64,12 +64,12 @@ def made_up(count: int) -> Described:
     )
 
 
-def told(pool: Described, places: np.ndarray) -> Told:
+def told(pool: Described, places: np.ndarray) -> Observations:
     """Trials at these places: a fifth out of memory, the others with a rate near what is predicted."""
     random = np.random.default_rng(1)
     failed = np.arange(len(places)) % 5 == 4
     errors = 0.2 * random.standard_normal(len(places))
-    return Told(
+    return Observations(
         described=pool.take(places),
         log_rate=np.where(failed, np.nan, pool.log_rate[places] + errors),
         noise=np.full(len(places), 0.02),
@@ -95,7 +95,7 @@ def measure(count: int, repeats: int) -> Measured:
     return Measured(candidates=count, first=first, later=clock, processor=processor)
 
 
-def _timed(pool: Described, known: Told, open_: np.ndarray) -> tuple[float, float]:
+def _timed(pool: Described, known: Observations, open_: np.ndarray) -> tuple[float, float]:
     began, used = time.perf_counter(), time.process_time()
     choose(pool, known, open_, 1)
     return time.perf_counter() - began, time.process_time() - used

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.best_config import build_best_config
-from autotune.jobs.book import read_book
-from autotune.jobs.request import JobRequest, request_to_row
-from autotune.jobs.session import Session, prepare
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.request import JobRequest, request_to_row
+from autotune.session.session import Session, prepare
 from benchmarks.written_page import give, page_parser
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome, Purpose

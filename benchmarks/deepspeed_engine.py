@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.validation.markdown import table
-from autotune.validation.ranking import spearman
+from autotune.evaluation.validation.markdown import table
+from autotune.evaluation.validation.ranking import spearman
 from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner

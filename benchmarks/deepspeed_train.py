@@ -17,8 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from executor.data import micro_batches, text_data
-from executor.engines.native.model import build_transformer
+from executor.data.batches import micro_batches, text_data
+from executor.parallel.model import build_transformer
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload

@@ -13,10 +13,10 @@ from statistics import fmean
 
 import numpy as np
 
-from autotune.depth import correlation
-from autotune.engines import capability_of
-from autotune.validation.markdown import table
-from autotune.validation.ranking import spearman
+from autotune.evaluation.validation.markdown import table
+from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.planning.depth import correlation
+from autotune.request.engines import capability_of
 from benchmarks.grid_design import RATE_MBIT, Grid
 from benchmarks.paired_statistics import Estimate, paired_gain
 from benchmarks.shaped_link import why_not

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from executor import trial
 from executor.engine import RankContext
 from executor.measurement.agreement import gather_plain
 from executor.measurement.flop_counter import FlopCounter
+from executor.trial import run as trial
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 TOTALS: list[int | None] = []
@@ -25,7 +25,7 @@ trial.FlopCounter = KeptCounter  # type: ignore[misc]
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """`executor.trial.run_trial`."""
+    """`executor.trial.run.run_trial`."""
     result = trial.run_trial(context, request, progress)
     counted = gather_plain(context, TOTALS.pop())
     return dataclasses.replace(result, environment={"flops": " ".join(map(str, counted))})

@@ -18,10 +18,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from executor.data import micro_batches, text_data
+from executor.data.batches import micro_batches, text_data
 from executor.engine import RankContext, StepReport
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.model import Transformer, build_transformer
+from executor.parallel.model import Transformer, build_transformer
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.explanation.explain import explain
-from autotune.explanation.findings import Source
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import Session, session_of
-from autotune.loop import run_job
-from autotune.prediction.step import Z90
+from autotune.explain.explanation.explain import explain
+from autotune.explain.explanation.findings import Source
+from autotune.loop.loop import run_job
+from autotune.prediction.equations.step import Z90
+from autotune.request.request import request_to_row
+from autotune.session.session import Session, session_of
 from autotune.strategies.random import RandomStrategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome

@@ -2,7 +2,7 @@
 
 `wall` is of the slowest rank, `cpu` the sum over the ranks, which a busy machine changes less.
 
-Rank processes import it by name, as they import `executor.trial` otherwise.
+Rank processes import it by name, as they import `executor.trial.run` otherwise.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from executor.engine import RankContext
 from executor.measurement.agreement import gather_numbers
 from executor.measurement.fewer import line_of
-from executor.trial import ENGINES
+from executor.trial.run import ENGINES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 

@@ -1,6 +1,6 @@
 """Fits the coefficients that are shipped to measurements of others, and writes them with their sources.
 
-    python benchmarks/fit_coefficients.py [--data ../shared/data] [--out autotune/prediction/fitted.toml]
+    python benchmarks/fit_coefficients.py [--data ../shared/data] [--out autotune/prediction/equations/fitted.toml]
 
 Every source weighs the same. Of the measurements nothing is kept but the coefficients.
 """
@@ -10,13 +10,13 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.row_cases import refusal
-from autotune.prediction.table_predictor import fitted_rates
-from autotune.validation.table import read_table
+from autotune.evaluation.row_cases import refusal
+from autotune.evaluation.table_predictor import fitted_rates
+from autotune.evaluation.validation.table import read_table
+from autotune.prediction.equations.coefficients import Coefficients
 
 HEADER = """# Made by benchmarks/fit_coefficients.py from measurements of the sources named below; not to be edited.
-# Units and meaning: autotune/prediction/coefficients.py.
+# Units and meaning: autotune/prediction/equations/coefficients.py.
 """
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     """Fit and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--out", type=Path, default=Path("autotune/prediction/fitted.toml"))
+    parser.add_argument("--out", type=Path, default=Path("autotune/prediction/equations/fitted.toml"))
     options = parser.parse_args()
     table = options.data / "measured.csv"
     if not table.exists():

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from autotune.jobs.request import JobRequest
-from autotune.jobs.session import Session, prepare
+from autotune.evaluation.validation.markdown import table
+from autotune.request.request import JobRequest
+from autotune.session.session import Session, prepare
 from autotune.tuning import finish, open_job
-from autotune.validation.markdown import table
 from benchmarks.grid_design import MODEL, RATE_MBIT, WORKLOAD, Grid
 from benchmarks.paired_statistics import Estimate, paired_gain
 from benchmarks.shaped_link import why_not

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from executor.engines.native.model import rotary_table
-from executor.engines.native.operators import rotate
 from executor.engines.session import ParallelSession
+from executor.parallel.model import rotary_table
+from executor.parallel.operators import rotate
 from search_spaces.model import ModelSpec
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from autotune.prediction.calibrated import asked_here
+from autotune.prediction.planning.calibrated import asked_here
 from benchmarks.gpu_grid import prediction, question_of
 from search_spaces.trial_config import TrialConfig
 from storage.sql import open_store

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from executor.engine import RankContext
-from executor.trial import run_trial as run_plain
+from executor.trial.run import run_trial as run_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 FULL = "out-of-memory"
@@ -21,7 +21,7 @@ LEAST_BYTES = 1 << 20
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """`executor.trial.run_trial`; the result's environment has `allocated_before`, in bytes."""
+    """`executor.trial.run.run_trial`; the result's environment has `allocated_before`, in bytes."""
     held = _allocated(context.device)
     with _full_in_backward(context.device) if request.attempt == FULL else contextlib.nullcontext():
         result = run_plain(context, request, progress)

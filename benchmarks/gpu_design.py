@@ -11,7 +11,7 @@ from itertools import combinations
 
 import torch
 
-from autotune.engines import capability_of
+from autotune.request.engines import capability_of
 from benchmarks.gpu_models import LOSS_CHUNK, model_of, workload_of
 from executor.detect import local_gpus
 from search_spaces.cluster import ClusterSpec

@@ -11,9 +11,9 @@ from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, ratio
 from benchmarks.static_buffers import StaticBuffers
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.graphs import EAGER_STEPS, CudaCapture
 from executor.engines.session import ParallelSession
 from executor.measurement.memory import MemoryAccount, account_step
+from executor.parallel.graphs import EAGER_STEPS, CudaCapture
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from autotune.prediction.estimate import estimates
-from autotune.prediction.question import Question
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.question import Question
 from benchmarks.gpu_design import POINTS, cluster_for, label_of, screening, space_of
 from benchmarks.gpu_lines import Line
 from benchmarks.gpu_models import model_of, workload_of

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from benchmarks.gpu_models import model_of, workload_of
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, apart
 from executor.engine import RankContext
-from executor.engines.native.collectives import Group, InFlight
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.groups import ParallelGroups
+from executor.parallel.collectives import Group, InFlight
+from executor.parallel.groups import ParallelGroups
 from search_spaces.mesh import DATA
 from search_spaces.trial_config import TrialConfig
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, ratio, request, why
-from executor.engines.native.copies import BUFFERS
+from executor.parallel.copies import BUFFERS
 from search_spaces.model import ModelSpec
 from search_spaces.offload_files import CHUNK_ELEMENTS
 from search_spaces.outcome import Outcome

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from executor.engine import RankContext
-from executor.trial import run_trial as run_plain
+from executor.trial.run import run_trial as run_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 
@@ -35,7 +35,7 @@ class Landing:
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """`executor.trial.run_trial`, point-to-point messages over host memory."""
+    """`executor.trial.run.run_trial`, point-to-point messages over host memory."""
     isend, irecv = dist.isend, dist.irecv
 
     def send(tensor: Tensor, *where: Any, **how: Any) -> Landing:

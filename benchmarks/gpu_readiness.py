@@ -28,7 +28,7 @@ NAMESPACES = ("torch.cuda", "torch.accelerator", "torch.version")
 PACKAGES = ("triton", "liger_kernel", "transformer_engine")
 """Whose kernels run on devices alone."""
 
-STREAMS = "tests/executor/engines/native/test_streams.py"
+STREAMS = "tests/executor/parallel/test_streams.py"
 
 Place = tuple[str, str]
 """File and function, `Class.method` where it is one; a module's own lines have the function `(module)`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_proof import Item, Proof
-from executor.engines.native.windowed import attend_to_window, sees
+from executor.parallel.windowed import attend_to_window, sees
 from search_spaces.windows import Window
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}

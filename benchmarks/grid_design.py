@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotune.engines import capability_of
+from autotune.request.engines import capability_of
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster
 from search_spaces.huggingface import resolve_model

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
 from benchmarks.grid_design import DOMAINS, SMALL, TOP, WHOLE, Grid
 from benchmarks.grid_figures import Noise, best_by_value, mean_rates, moved_alone, noise_of, rates_of, remeasured_best
 from benchmarks.grid_file import Role, Row

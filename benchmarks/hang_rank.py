@@ -1,6 +1,6 @@
 """A trial in which rank 1 stops, hanging or dead, while the others wait for it in a collective.
 
-Rank processes import it by name, as they import `executor.trial` otherwise. The request's `engine` says what happens; each rank
+Rank processes import it by name, as they import `executor.trial.run` otherwise. The request's `engine` says what happens; each rank
 writes its pid and that of a process that it has started, and rank 1 the moment of its end, into the folder of `FOLDER`.
 """
 

@@ -12,7 +12,7 @@ import time
 
 from written_page import give, page_parser
 
-from autotune.intervals import Repeat, Spread, pooled_spread
+from autotune.objective.intervals import Repeat, Spread, pooled_spread
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
 from search_spaces.trial import Fidelity, Interval, TrialRequest, Workload

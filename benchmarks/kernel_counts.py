@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.engines.native import experts as experts_module
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.collectives import rows_of
-from executor.engines.native.experts import Experts
-from executor.engines.native.model import Transformer, build_transformer, whole
 from executor.measurement.flop_counter import FlopCounter
+from executor.parallel import experts as experts_module
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.collectives import rows_of
+from executor.parallel.experts import Experts
+from executor.parallel.model import Transformer, build_transformer, whole
 from search_spaces.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 

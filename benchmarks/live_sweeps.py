@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from autotune.strategies.names import STRATEGIES
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
+from autotune.request.strategy_names import STRATEGIES
 from benchmarks.grid import header
 from benchmarks.grid_design import DOMAINS, RATE_MBIT, TOP, WORLDS, Grid
 from benchmarks.grid_figures import mean_rates, noise_of, remeasured_best

@@ -46,8 +46,8 @@ PROSE = """# Building a rank of a large model
 
 Written by `python benchmarks/model_build.py`. A model is built on the meta device. A rank draws only the elements that it
 keeps, after tensor, pipeline and expert slicing and ZeRO partitioning, in the memory where they stay. An element's first value
-depends on seed, parameter name and position in the whole parameter (`executor/engines/native/initialization.py`), so every
-layout starts from the same weights (`make parity`, `tests/executor/engines/native/test_initialization.py`).
+depends on seed, parameter name and position in the whole parameter (`executor/parallel/initialization.py`), so every
+layout starts from the same weights (`make parity`, `tests/executor/parallel/test_initialization.py`).
 
 Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
 

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import executor.trial
-from executor import trial_state
+import executor.trial.run
 from executor.engine import EngineSession, RankContext
-from executor.engines.native import model as model_module
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.zero import ShardedModel
+from executor.measurement import trial_state
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
+from executor.parallel import model as model_module
 from executor.runners.local import LocalRunner
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec
@@ -145,7 +145,7 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     global _ended
     trial_state.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
     setup = time.process_time() - _ended
-    result = executor.trial.run_trial(context, request, progress)
+    result = executor.trial.run.run_trial(context, request, progress)
     _ended, before = time.process_time(), _ended
     phases = {name: seconds for name, seconds in result.phase_seconds.items() if name in PHASES}
     close = _ended - before - setup - sum(phases.values())

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
 from benchmarks.wheel_project import ROOT
 from search_spaces.outcome import Outcome
 from storage.sql import open_store

@@ -33,7 +33,7 @@ ON_CUDA: Mapping[str, Sequence[Value]] = {
     "precision": ("fp8",),
 }  # fmt: skip
 """Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is. Products in 8 bits are
-held against float64 beneath the rules (`tests/executor/engines/native/test_float8.py`)."""
+held against float64 beneath the rules (`tests/executor/parallel/test_float8.py`)."""
 
 
 def matrix(ranks: int) -> list[Case]:

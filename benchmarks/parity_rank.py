@@ -14,17 +14,17 @@ from benchmarks.parity_cases import NARROW, Case
 from benchmarks.reference_documents import documents_loss
 from benchmarks.reference_optimizers import reference_optimizers
 from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
-from executor.data import Data, FactoryData, text_data
-from executor.document_data import document_data
+from executor.data.batches import Data, FactoryData, text_data
+from executor.data.documents import document_data
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
-from executor.engines.native import context as attention
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.model import build_transformer
-from executor.engines.native.windowed import sees
 from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
+from executor.parallel import context as attention
+from executor.parallel.model import build_transformer
+from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
 from search_spaces.configured import configured
 from search_spaces.float8 import FLOAT8

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.prediction.estimate import Estimate, estimates
-from autotune.prediction.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.room import PROBABILITY, Room, room_of
-from autotune.prediction.stage_options import Menu
-from autotune.prediction.stage_program import solved
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.room import PROBABILITY, Room, room_of
+from autotune.prediction.planning.stage_options import Menu
+from autotune.prediction.planning.stage_program import solved
 from benchmarks.written_page import give, page_parser
 from executor.runners.local import LocalRunner
 from search_spaces.model import ModelSpec
@@ -41,7 +41,7 @@ Written by `make bench` (`benchmarks/pipeline_program.py`). The layers of every 
 again (selectively or in full) and, where that is open, whether its optimizer state is offloaded: chosen by an integer program
 over the prediction (HiGHS, solved to the end), so that the predicted step is shortest and every rank fits with a probability
 of {PROBABILITY:.0%}. Tests hold it against every layout of pipelines small enough to list them
-(`tests/autotune/prediction/test_stage_program.py`). **Predicted, not measured**, but for the trials at the end.
+(`tests/autotune/prediction/planning/test_stage_program.py`). **Predicted, not measured**, but for the trials at the end.
 
 *Even*: the best of `pipeline_split` even and balanced with every `activation_checkpointing` and `checkpoint_every_k` 1, 2 and 4
 that fits; a dash: none does. *Gain*: predicted samples/s over that. A layout reads: layers of each stage, `f3` three of them

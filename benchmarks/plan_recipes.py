@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.prediction.estimate import Estimate, estimates
-from autotune.prediction.plan import Plan, PlanOptions, Plans, plan
-from autotune.prediction.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.reasons import PARTS
-from autotune.prediction.room import PROBABILITY
-from autotune.prediction.simplicity import unusual
-from autotune.prediction.step import Z90
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
+from autotune.prediction.equations.step import Z90
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.plan import Plan, PlanOptions, Plans, plan
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.reasons import PARTS
+from autotune.prediction.planning.room import PROBABILITY
+from autotune.prediction.planning.simplicity import unusual
 from benchmarks.written_page import judge, page_parser
 from search_spaces.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError

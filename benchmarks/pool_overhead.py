@@ -10,11 +10,11 @@ import tempfile
 import psutil
 from written_page import give, page_parser
 
-from autotune.jobs.book import Book
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.request import JobRequest, request_to_row
-from autotune.jobs.session import Session, prepare, session_of
-from autotune.loop import run_job
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.request.request import JobRequest, request_to_row
+from autotune.session.session import Session, prepare, session_of
 from executor.runners.ray import RayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialResult
@@ -38,7 +38,7 @@ class Residents(LoopListener):
         self.driver: list[int] = []
         self.ranks: list[int] = []
 
-    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
         """A trial has its outcome."""
         del book
         if trial.outcome is not Outcome.OK:

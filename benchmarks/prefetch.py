@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
 from benchmarks.prefetch_rank import Counts, counts_of
 from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable

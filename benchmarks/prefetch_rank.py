@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executor import trial
 from executor.engine import RankContext
 from executor.engines.native.prefetch import ParameterGatherer
 from executor.measurement.agreement import gather_plain
+from executor.trial import run as trial
 from search_spaces.trial import TrialRequest, TrialResult
 
 COUNTS = "prefetch"

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from executor.document_data import NO_TARGET, PLACES
-from executor.engines.native.model import Transformer
+from executor.data.documents import NO_TARGET, PLACES
+from executor.parallel.model import Transformer
 
 Document = tuple[Tensor, Tensor]
 """Tokens and labels."""

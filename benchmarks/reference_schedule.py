@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from executor.engines.native.model import Transformer, build_transformer
+from executor.parallel.model import Transformer, build_transformer
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value

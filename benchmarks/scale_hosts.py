@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.jobs.request import JobRequest
-from autotune.jobs.session import Session, prepare
-from autotune.jobs.shape import parse_shape
-from autotune.scaling import scaled
-from autotune.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
+from autotune.evaluation.validation.markdown import table
+from autotune.request.cluster_shape import parse_shape
+from autotune.request.request import JobRequest
+from autotune.series.scaling import scaled
+from autotune.series.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
+from autotune.session.session import Session, prepare
 from autotune.tuning import TuneResult, run_new_job
-from autotune.validation.markdown import table
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.written_page import give, page_parser

@@ -18,17 +18,17 @@ from pathlib import Path
 import wrong_prior
 from search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
 
-from autotune.prediction.table_predictor import TablePredictor
-from autotune.search_benchmark.groups import gather_groups
-from autotune.search_benchmark.markdown import group_tables, how_told, source_tables, stops
-from autotune.search_benchmark.report import RULES, document
-from autotune.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
-from autotune.strategies.names import STRATEGIES
-from autotune.validation.facts import Facts, gather_facts
-from autotune.validation.folds import Calibration
-from autotune.validation.markdown import table
-from autotune.validation.outcomes import Labels, read_labels
-from autotune.validation.table import Table, read_table
+from autotune.evaluation.search_benchmark.groups import gather_groups
+from autotune.evaluation.search_benchmark.markdown import group_tables, how_told, source_tables, stops
+from autotune.evaluation.search_benchmark.report import RULES, document
+from autotune.evaluation.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.facts import Facts, gather_facts
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.markdown import table
+from autotune.evaluation.validation.outcomes import Labels, read_labels
+from autotune.evaluation.validation.table import Table, read_table
+from autotune.request.strategy_names import STRATEGIES
 
 HELD = {True: "held", False: "**missed**", None: "not measured"}
 TITLES = {GROUP: "Fitted on everything but the group", SOURCE: "Fitted on the other sources"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autotune.jobs.agenda import next_wants
-from autotune.jobs.keeper import LeaseKeeper
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.session import session_of
-from autotune.jobs.stop import StopSignal
-from autotune.loop import TuningLoop
+from autotune.loop.agenda import next_wants
+from autotune.loop.lease_heartbeat import LeaseHeartbeat
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import TuningLoop
+from autotune.loop.stop import StopSignal
+from autotune.session.session import session_of
 from benchmarks.service_rows import measured
 from executor.runners.replay import ReplayRunner
 from storage.owners import current_owner
@@ -34,7 +34,7 @@ def main() -> None:
         session = session_of(store.job(job_id))
         session.strategy.propose(session.space, (), (), 1, 0)  # loads what the strategy needs
         base = peak_bytes()
-        with LeaseKeeper(store, lease) as keeper:
+        with LeaseHeartbeat(store, lease) as keeper:
             loop = TuningLoop(session, store, keeper, ReplayRunner({}), StopSignal(), LoopListener())
             began = time.perf_counter()
             book = loop.recall()

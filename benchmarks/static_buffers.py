@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from executor.engines.native.graphs import Call, Capture, Held
+from executor.parallel.graphs import Call, Capture, Held
 
 
 class ContractBreachError(RuntimeError):

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from autotune.jobs.request import JobRequest
-from autotune.jobs.session import Session, prepare
+from autotune.request.request import JobRequest
+from autotune.session.session import Session, prepare
 from autotune.tuning import finish, open_job
 from benchmarks.grid_design import DOMAINS, FIDELITY, MODEL, WORKLOAD, Grid
 from benchmarks.grid_figures import Noise, mean_rates, noise_of

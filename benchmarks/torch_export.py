@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.exports import exporter
-from autotune.jobs.request import JobRequest, request_to_row
-from autotune.jobs.session import resolve
-from autotune.placement import launch_of
+from autotune.request.request import JobRequest, request_to_row
+from autotune.session.placement import launch_of
+from autotune.session.session import resolve
 from search_spaces.trial_config import TrialConfig
 
 PP: dict[str, Any] = {"pipeline_parallel_size": 2, "micro_batch_size": 1}

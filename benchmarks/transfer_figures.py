@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.validation.markdown import table
-from autotune.validation.ranking import spearman
+from autotune.evaluation.validation.markdown import table
+from autotune.evaluation.validation.ranking import spearman
 from benchmarks.paired_statistics import pooled_deviation
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -17,14 +17,14 @@ from unittest.mock import patch
 
 import torch
 
-from autotune.validation.markdown import table
+from autotune.evaluation.validation.markdown import table
 from benchmarks.gang import Gang
 from benchmarks.update_counts_rank import CPU, LARGE, RANKS, SPEC, WORKLOAD, Step, work
 from benchmarks.written_page import give, page_parser
-from executor import trial as trial_module
 from executor.engine import RankContext
 from executor.engines.session import ParallelSession
 from executor.measurement import device as device_module
+from executor.trial import run as trial_module
 from search_spaces.trial import Fidelity, TrialRequest
 from search_spaces.trial_config import TrialConfig
 

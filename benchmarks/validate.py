@@ -17,12 +17,12 @@ from pathlib import Path
 from validate_targets import TARGETS, Document, Line
 
 from autotune.cli.validate import shipped_predictor
-from autotune.validation.folds import Calibration
-from autotune.validation.markdown import how_told, skipped_tables, source_tables, table
-from autotune.validation.outcomes import read_labels
-from autotune.validation.report import validate
-from autotune.validation.table import read_table
-from autotune.validation.validate import Protocol
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.markdown import how_told, skipped_tables, source_tables, table
+from autotune.evaluation.validation.outcomes import read_labels
+from autotune.evaluation.validation.report import validate
+from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.validate import Protocol
 
 MORE = {
     "validate_selene": "Selene: iteration times with one efficiency curve",

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from validate_targets import BRIDGE, Line
 
-from autotune.prediction.row_cases import refusal
-from autotune.prediction.table_predictor import TablePredictor
-from autotune.validation.row import Row
-from autotune.validation.table import read_table
+from autotune.evaluation.row_cases import refusal
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.row import Row
+from autotune.evaluation.validation.table import read_table
 
 TOP, SHARE = 10, 0.80
 TENSOR, CONTEXT, MICRO_BATCH = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4)

@@ -3,7 +3,7 @@
     python benchmarks/validate_selene.py [--data ../shared/data]
 
 The curve is that of matrix products over their shape: `matrix_efficiency`, `rows_half` and `width_half` of
-`autotune/prediction/coefficients.py`. Everything else stands at its prior.
+`autotune/prediction/equations/coefficients.py`. Everything else stands at its prior.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from validate_targets import Line
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.fitting import fitted
-from autotune.prediction.step import seconds_of
-from autotune.prediction.table_predictor import cases_of_rows
-from autotune.validation.table import read_table
-from autotune.validation.truth import step_seconds
+from autotune.evaluation.table_predictor import cases_of_rows
+from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.truth import step_seconds
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.fitting.fitting import fitted
 
 CURVE = ("matrix_efficiency", "rows_half", "width_half")
 NOISE = 0.03

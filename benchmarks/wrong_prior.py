@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from search_targets import HAGEMANN, PLAYBOOK, Line
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.table_predictor import TablePredictor
-from autotune.search_benchmark.contest_scores import group_figures, over_groups, paired
-from autotune.search_benchmark.groups import Gathered, gather_groups
-from autotune.search_benchmark.table_forecaster import TableForecaster
-from autotune.search_benchmark.tournament import Games, Rounds, Spread, play_all, predict_groups, workers
-from autotune.validation.facts import gather_facts
-from autotune.validation.markdown import table
-from autotune.validation.outcomes import read_labels
-from autotune.validation.table import read_table
+from autotune.evaluation.search_benchmark.contest_scores import group_figures, over_groups, paired
+from autotune.evaluation.search_benchmark.groups import Gathered, gather_groups
+from autotune.evaluation.search_benchmark.table_forecaster import TableForecaster
+from autotune.evaluation.search_benchmark.tournament import Games, Rounds, Spread, play_all, predict_groups, workers
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.facts import gather_facts
+from autotune.evaluation.validation.markdown import table
+from autotune.evaluation.validation.outcomes import read_labels
+from autotune.evaluation.validation.table import read_table
+from autotune.prediction.equations.coefficients import Coefficients
 
 DRAWS = 8
 REACHED = 0.95

@@ -17,7 +17,7 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.module_clock import ModuleClock
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
 from executor.measurement.module_tracker import OUTSIDE, ModuleTracker, Phase, Place
-from executor.trial import ENGINES, closed_at_end
+from executor.trial.run import ENGINES, closed_at_end
 from search_spaces.trial import Progress, TrialRequest
 
 

@@ -279,7 +279,7 @@ class JobRecord:
     """A StopReason for SUCCEEDED, else a short word; empty while open."""
     message: str
     request: Mapping[str, Any]
-    """The job request as plain data (`autotune.jobs`)."""
+    """The job request as plain data (`autotune.request`)."""
     reference_losses: tuple[float, ...]
     """Losses of the first steps that every trial is held against; empty until the first OK trial."""
     active_seconds: float
@@ -298,7 +298,7 @@ class JobRecord:
     events_removed: int = 0
     """Events up to this sequence were removed because they were old."""
     answer: Mapping[str, Any] | None = None
-    """What the job has found so far (`autotune.verdict.answer_document`, without its standings); None: nothing yet."""
+    """What the job has found so far (`autotune.outcome.verdict.answer_document`, without its standings); None: nothing yet."""
     damage: str = ""
     """What of its row cannot be read; request, reference losses and answer are empty then. Empty: nothing."""
 

@@ -32,8 +32,8 @@ from benchmarks.gpu_lines import Line, State
 from benchmarks.gpu_models import SMALL, model_of
 from benchmarks.gpu_proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.collectives import Group, InFlight
-from executor.engines.native.model import build_transformer
+from executor.parallel.collectives import Group, InFlight
+from executor.parallel.model import build_transformer
 from search_spaces.huggingface import model_spec_from_config
 from search_spaces.trial_config import TrialConfig
 
@@ -54,7 +54,7 @@ class Forbid(importlib.abc.MetaPathFinder):
         if first not in allowed and by in ("executor", "search_spaces", "autotune", "storage", "benchmarks", "__main__"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Forbid())
-import benchmarks.gpu, benchmarks.gpu_rank, benchmarks.gpu_capacity, executor.runners.rank_loop, executor.trial
+import benchmarks.gpu, benchmarks.gpu_rank, benchmarks.gpu_capacity, executor.runners.rank_loop, executor.trial.run
 assert "sqlalchemy" not in sys.modules
 allowed |= BUNDLED
 import autotune.cli.app, autotune.cli.sweep, autotune.cli.calibrate, benchmarks.gpu_calibrated
@@ -208,7 +208,7 @@ def test_kernels_that_are_not_there_are_skipped_with_the_reason(setting: Setting
 
 def test_losses_by_kernels_are_held_against_those_without(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """By packages that stand in for the real ones."""
-    monkeypatch.setattr("executor.engines.native.fused.load.kernel_refusals", lambda *_: [])
+    monkeypatch.setattr("executor.parallel.fused.load.kernel_refusals", lambda *_: [])
     monkeypatch.syspath_prepend(str(STAND_INS))
     for name in gpu_kernels.PACKAGES:
         proof = Proof(setting)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from autotune.prediction.estimate import Estimate
+from autotune.prediction.planning.estimate import Estimate
 from benchmarks.plan_recipes import CASES, look, page, problems_of, question_of_case
 
 

@@ -9,7 +9,7 @@ from api.computing import Computing
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
-from autotune.engines import CAPABILITIES
+from autotune.request.engines import CAPABILITIES
 from search_spaces.knobs import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 from storage.records import Scope

@@ -17,8 +17,8 @@ from api.points import PointsBoard
 from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from api.views import NameList
-from autotune.figures.all_figures import NAMES
-from autotune.reports.formats import WRITERS, require_format
+from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.reports.formats import WRITERS, require_format
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])

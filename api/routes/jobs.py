@@ -16,9 +16,9 @@ from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, ask
 from api.together import Together
 from api.views import JobPage, JobView, job_summary, job_view
 from autotune.errors import RequestError
-from autotune.jobs.allowed import is_from_outside
-from autotune.jobs.labels import MOST_TAGS, merged_labels
-from autotune.jobs.request import request_of
+from autotune.request.labels import MOST_TAGS, merged_labels
+from autotune.request.request import request_of
+from autotune.session.allowed import is_from_outside
 from search_spaces.outcome import JobState
 from storage.records import LABELS, ORIGIN, OVER, Ask, JobRecord, Submission
 from storage.store import Store

@@ -15,7 +15,7 @@ from api.paging import MOST_BYTES, page, page_response
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
 from api.views import LogPage, ProgressList, log_view, progress_view
-from autotune.trial_log import LogText, has_several_ranks
+from autotune.ops.trial_log import LogText, has_several_ranks
 from storage.errors import UnknownTrialError
 from storage.log_records import LogNews, LogRecord
 from storage.store import Store

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.auth import Reader, StoreOf, if_visible
 from api.point_views import GainView, answer_view
-from autotune.job_cost import Measurements, job_seconds_left
+from autotune.loop.job_cost import Measurements, job_seconds_left
 from storage.records import JobRecord, Overview
 
 router = APIRouter(prefix="/v1/overviews", tags=["jobs"])

@@ -15,11 +15,11 @@ from api.hub import StreamAnswer
 from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
 from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
-from autotune.best_config import build_best_config
 from autotune.exports import EXPORTERS, exporter
 from autotune.exports.export import Export
-from autotune.jobs.book import read_book
-from autotune.jobs.session import session_of
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.session.session import session_of
 from storage.records import ENDED, JobRecord
 from storage.store import Store
 

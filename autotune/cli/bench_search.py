@@ -12,8 +12,7 @@ from autotune.cli.console import Console
 from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.output import require_writable
-from autotune.search_benchmark.markdown import (
+from autotune.evaluation.search_benchmark.markdown import (
     DECISIONS,
     TITLES,
     WASTED,
@@ -26,11 +25,12 @@ from autotune.search_benchmark.markdown import (
     score_rows,
     waste_rows,
 )
-from autotune.search_benchmark.report import bench_search
-from autotune.search_benchmark.tournament import Progress, Rounds
-from autotune.validation.folds import Calibration
-from autotune.validation.outcomes import NO_LABELS, read_labels
-from autotune.validation.table import read_table
+from autotune.evaluation.search_benchmark.report import bench_search
+from autotune.evaluation.search_benchmark.tournament import Progress, Rounds
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.outcomes import NO_LABELS, read_labels
+from autotune.evaluation.validation.table import read_table
+from autotune.ops.output import require_writable
 
 _SHOWN = 12
 """Lines on what is left out that the console shows; the JSON and the Markdown page hold all."""

@@ -4,8 +4,8 @@ from rich.table import Table
 
 from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
-from autotune.prediction.capacity import Capacity, Remedy, Way
-from autotune.prediction.ladder import Rung, RungAnswer
+from autotune.prediction.planning.capacity import Capacity, Remedy, Way
+from autotune.prediction.planning.ladder import Rung, RungAnswer
 from search_spaces.trial_config import TrialConfig
 
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
-from autotune.cluster_truth import Claim, ClusterTruth, cluster_truth
+from autotune.cluster.facts import Claim, ClusterTruth, cluster_truth
+from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.errors import RequestError
-from autotune.jobs.ray_cluster import ANY, named_address
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, ray_nodes
 from search_spaces.plain import to_plain

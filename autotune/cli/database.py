@@ -17,9 +17,9 @@ import typer
 from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import AutotuneError, OutputError, RequestError
-from autotune.jobs.request import request_from_row
-from autotune.output import require_writable
-from autotune.visible_text import visible
+from autotune.ops.output import require_writable
+from autotune.ops.visible_text import visible
+from autotune.request.request import request_from_row
 from search_spaces.errors import SearchSpaceError
 from storage.errors import StorageError
 from storage.service_records import Damage

@@ -14,8 +14,8 @@ from autotune.cli.console import Console
 from autotune.cli.finding import Finding
 from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
-from autotune.engines import CAPABILITIES, why_unusable
 from autotune.errors import RequestError
+from autotune.request.engines import CAPABILITIES, why_unusable
 from search_spaces.clusters import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store

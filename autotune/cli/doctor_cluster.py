@@ -8,8 +8,8 @@ from autotune.cli.cluster import reached
 from autotune.cli.doctor_nodes import node_findings
 from autotune.cli.doctor_pairs import pair_findings
 from autotune.cli.finding import Finding
-from autotune.cluster_truth import cluster_truth
-from autotune.jobs.ray_cluster import ANY, named_address
+from autotune.cluster.facts import cluster_truth
+from autotune.cluster.ray_cluster import ANY, named_address
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, check_up
 from storage.errors import StorageError

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.cli.finding import Finding
-from autotune.prediction.bench_cases import link_volume
+from autotune.prediction.cases.bench_cases import link_volume
 from executor.runners.ray.checkup import LARGE_BYTES, Checkup, Pair
 from search_spaces.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord

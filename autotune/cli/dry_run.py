@@ -13,8 +13,8 @@ from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.jobs.request import request_from_fields
-from autotune.jobs.session import Session, resolve
+from autotune.request.request import request_from_fields
+from autotune.session.session import Session, resolve
 from executor.dry.result import DryRun
 from executor.runners.dry import dry_run_model
 from search_spaces.clusters import resolve_cluster

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
-from autotune.jobs.session import Session
+from autotune.session.session import Session
 from executor.dry.result import DryRank, DryRun
 from search_spaces.trial_config import TrialConfig
 

@@ -5,9 +5,7 @@ import sys
 from rich.table import Table
 
 from autotune.cli.console import Console
-from autotune.cli.status import Status
-from autotune.engines import CAPABILITIES, why_unusable
-from autotune.reference import (
+from autotune.cli.engine_reference import (
     Row,
     engines_page_markdown,
     knob_head,
@@ -17,6 +15,8 @@ from autotune.reference import (
     schedule_head,
     schedule_rows,
 )
+from autotune.cli.status import Status
+from autotune.request.engines import CAPABILITIES, why_unusable
 
 NAMES = (knob_head()[0], schedule_head()[0], *refused_head()[:2])
 """Columns whose cells are names, which are not broken."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
+from autotune.cli.backend import open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import open_desk
 from autotune.cli.explain_markdown import markdown_of
 from autotune.cli.explain_sections import Rows, head_lines, sections_of
 from autotune.cli.finite import finite
 from autotune.cli.status import Status
-from autotune.explanation.findings import Explanation
-from autotune.output import require_writable, write_whole
+from autotune.explain.explanation.findings import Explanation
+from autotune.ops.output import require_writable, write_whole
 from search_spaces.plain import to_plain
 
 
@@ -35,7 +35,7 @@ def explain_command(options: ExplainOptions) -> Status:
     """Read, explain, print."""
     if options.markdown is not None:
         require_writable(options.markdown)
-    with open_desk(options.url, options.database) as desk:
+    with open_backend(options.url, options.database) as desk:
         told = desk.explain(options.job)
     if options.markdown is not None:
         write_whole(options.markdown, markdown_of(told))

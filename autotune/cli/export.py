@@ -3,17 +3,17 @@
 import sys
 from pathlib import Path
 
+from autotune.cli.backend import open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import open_desk
 from autotune.cli.status import Status
-from autotune.output import require_writable, write_whole
+from autotune.ops.output import require_writable, write_whole
 
 
 def export_command(job: str | None, format_name: str, out: Path | None, url: str | None, database: str | None) -> Status:
     """The file on standard output or at `out`; what the format cannot say on standard error."""
     if out is not None:
         require_writable(out)
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         made = desk.export(job, format_name)
     if out is None:
         sys.stdout.write(made.text)

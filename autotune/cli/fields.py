@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.present_names import print_note
-from autotune.jobs.baselines import read_baseline
-from autotune.jobs.config_file import read_config_file
-from autotune.jobs.documents_field import read_lengths
-from autotune.jobs.failures_field import read_failures
+from autotune.request.config_file import read_config_file
+from autotune.request.documents_field import read_lengths
+from autotune.request.failures_field import read_failures
+from autotune.session.baselines import read_baseline
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from autotune.errors import RequestError
 from autotune.imports.history import read_history
-from autotune.jobs.history import admit
-from autotune.jobs.session import Session
-from autotune.strategies.names import PREDICTING
+from autotune.request.strategy_names import PREDICTING
+from autotune.session.history import admit
+from autotune.session.session import Session
 from search_spaces.model import ModelSpec
 
 MOST_NUMBERS = 12

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.engines import capability_of
 from autotune.imports.imported import Imported
 from autotune.imports.read import read_imported
-from autotune.jobs.command_field import with_command
-from autotune.jobs.session import OPTIMIZER
-from autotune.verification import LAYOUT
+from autotune.outcome.verification import LAYOUT
+from autotune.request.command_field import with_command
+from autotune.request.engines import capability_of
+from autotune.session.session import OPTIMIZER
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel

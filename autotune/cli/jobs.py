@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.backend import Standing, open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import Standing, open_desk
 from autotune.cli.show import labels_text, model_text, state_text
 from autotune.cli.status import Status
 from autotune.errors import RequestError
@@ -38,7 +38,7 @@ def list_command(
 ) -> Status:
     """The newest jobs."""
     wanted = [_state(name) for name in states]
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         jobs = list(desk.jobs(wanted, submitter, limit, tags))
         standings = desk.standings(jobs)
     if as_json:
@@ -94,7 +94,7 @@ def ask_command(
 ) -> Status:
     """Ask for a change of one job; `budget` goes with `resume`."""
     _require_seconds((budget or {}).get("max_seconds"))
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         changed = desk.ask(job, Ask(wanted), budget)
         if changed.state is JobState.QUEUED and desk.runs_jobs and not as_json:
             here = shlex.join(["autotune", "sweep", "--resume", changed.id, *desk.words])
@@ -108,7 +108,7 @@ def label_command(job: str, labels: Mapping[str, Any], url: str | None, database
     """Change what a job is called."""
     if not labels:
         raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         changed = desk.label(job, labels)
     if as_json:
         return _told(changed, as_json)
@@ -119,7 +119,7 @@ def label_command(job: str, labels: Mapping[str, Any], url: str | None, database
 
 def clone_command(job: str, url: str | None, database: str | None, as_json: bool) -> Status:
     """Submit a job's request once more."""
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         made = desk.clone(job)
     tell_submitted(made, as_json)
     return Status.OK
@@ -132,7 +132,7 @@ def extend_command(
     if trials is None and max_seconds is None:
         raise RequestError("trials", "and --max-seconds are missing", "give one of them, or both")
     _require_seconds(max_seconds)
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         changed = desk.extend(job, trials, max_seconds)
     if as_json:
         return _told(changed, as_json)

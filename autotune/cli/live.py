@@ -15,11 +15,11 @@ from autotune.cli.console import Console
 from autotune.cli.live_charts import LiveCharts
 from autotune.cli.rows import TrialRows, TrialTable, baseline_of, rate_text
 from autotune.cli.sizes import duration_text
-from autotune.job_cost import ended, most_measurements, seconds_left
-from autotune.jobs.book import Book
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.session import Session
-from autotune.verdict import Verdict
+from autotune.loop.job_cost import ended, most_measurements, seconds_left
+from autotune.loop.listener import LoopListener
+from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.outcome.verdict import Verdict
+from autotune.session.session import Session
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -39,7 +39,7 @@ class LiveTable(LoopListener):
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = time.monotonic()
         self._ended_before = 0
-        self._book: Book | None = None
+        self._book: JobSnapshot | None = None
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
         self._drawn = 0.0
@@ -54,7 +54,7 @@ class LiveTable(LoopListener):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end_live()
 
-    def on_state(self, state: JobState, message: str, book: Book) -> None:
+    def on_state(self, state: JobState, message: str, book: JobSnapshot) -> None:
         self._book = book
         if state is JobState.RUNNING:
             self._ended_before = ended(book.trials).total
@@ -90,7 +90,7 @@ class LiveTable(LoopListener):
         self._verdict = verdict
         self._draw()
 
-    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
         self._book = book
         self._running.pop(trial.number, None)
         if self._live is None:
@@ -98,7 +98,7 @@ class LiveTable(LoopListener):
             self._console.print(self._lines.line(trial), highlight=False, soft_wrap=True)
         self._draw()
 
-    def _announce(self, book: Book) -> None:
+    def _announce(self, book: JobSnapshot) -> None:
         session, space, request = self._session, self._session.space, self._session.request
         self._console.print(
             f"job {book.job.id}: {session.model.name} on {session.cluster.name} with {session.world_size} ranks, "
@@ -112,7 +112,7 @@ class LiveTable(LoopListener):
             self._live.stop()
             self._drawing = False
 
-    def _print_all(self, book: Book) -> None:
+    def _print_all(self, book: JobSnapshot) -> None:
         """What stays on the screen: every trial."""
         rows = TrialTable(baseline_of(book.trials))
         best = self._best()
@@ -132,7 +132,7 @@ class LiveTable(LoopListener):
         self._live.update(Group(*charts, table, summary), refresh=True)
         self._drawn = time.monotonic()
 
-    def _table(self, book: Book, best: TrialRecord | None, room: int) -> Table:
+    def _table(self, book: JobSnapshot, best: TrialRecord | None, room: int) -> Table:
         """The trials that ended last, as many as fit into so many lines, and those that run.
 
         At most one more than the last time, since each number is tried by laying the table out.
@@ -152,7 +152,7 @@ class LiveTable(LoopListener):
     def _lines_of(self, drawn: RenderableType) -> int:
         return len(self._console.render_lines(drawn, pad=False))
 
-    def _summary(self, book: Book, best: TrialRecord | None) -> Text:
+    def _summary(self, book: JobSnapshot, best: TrialRecord | None) -> Text:
         request, done, passed = self._session.request, ended(book.trials), time.monotonic() - self._began
         most = most_measurements(request.trials, request.control_every, request.confirm_repeats)
         allowed = None if request.max_seconds is None else request.max_seconds - passed

@@ -12,12 +12,12 @@ from autotune.cli.chart import Axis, axis_of, chart, room_of, side_by_side
 from autotune.cli.console import Console
 from autotune.cli.rows import STYLES
 from autotune.cli.sizes import bytes_text
-from autotune.jobs.book import Book
-from autotune.jobs.request import Objective
-from autotune.jobs.session import Session
-from autotune.objective import Ranking, peak_bytes, rate
-from autotune.standings import measured_baseline
-from autotune.verdict import Verdict
+from autotune.objective.ranking import Ranking, peak_bytes, rate
+from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.outcome.standings import measured_baseline
+from autotune.outcome.verdict import Verdict
+from autotune.request.request import Objective
+from autotune.session.session import Session
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -63,12 +63,12 @@ class LiveCharts:
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
-        self._book: Book | None = None
+        self._book: JobSnapshot | None = None
         self._verdict: Verdict | None = None
         self._size = (0, 0)
         self._lines: list[Text] = []
 
-    def lines(self, book: Book, verdict: Verdict | None) -> list[Text]:
+    def lines(self, book: JobSnapshot, verdict: Verdict | None) -> list[Text]:
         """The charts of a book and its answer, drawn anew when one is another or the terminal has another size."""
         size = (self._console.width, self._console.height)
         if book is not self._book or verdict is not self._verdict or size != self._size:
@@ -94,7 +94,7 @@ class _Shown:
     verdict: Verdict | None
 
 
-def charts(session: Session, book: Book, verdict: Verdict | None, width: int, height: int) -> list[Text]:
+def charts(session: Session, book: JobSnapshot, verdict: Verdict | None, width: int, height: int) -> list[Text]:
     """Both charts for a terminal of that size, one where it is narrow, none where it is small or nothing was measured yet."""
     if height < LEAST_HEIGHT or width < LEAST_WIDTH:
         return []

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autotune.cli.backend import JobBackend, open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import Desk, open_desk
 from autotune.cli.show import state_text
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.trial_log import LogText, has_several_ranks
-from autotune.visible_text import visible
+from autotune.ops.trial_log import LogText, has_several_ranks
+from autotune.ops.visible_text import visible
 from storage.errors import UnknownTrialError
 from storage.records import TrialRecord
 
@@ -36,7 +36,7 @@ class LogsOptions:
 
 def logs_command(options: LogsOptions) -> Status:
     """Print what there is and, with `follow`, what comes until the trial ends."""
-    with open_desk(options.url, options.database) as desk:
+    with open_backend(options.url, options.database) as desk:
         try:
             return _print(desk, options)
         except BrokenPipeError:
@@ -45,7 +45,7 @@ def logs_command(options: LogsOptions) -> Status:
             return Status.OK
 
 
-def _print(desk: Desk, options: LogsOptions) -> Status:
+def _print(desk: JobBackend, options: LogsOptions) -> Status:
     job = desk.job(options.job)
     trial = _trial(desk, job.id, options.trial)
     if options.attempt is not None and options.attempt > trial.attempts and not options.follow:
@@ -69,7 +69,7 @@ def _print(desk: Desk, options: LogsOptions) -> Status:
     return _told(desk, options, printed=last > 0)
 
 
-def _told(desk: Desk, options: LogsOptions, printed: bool) -> Status:
+def _told(desk: JobBackend, options: LogsOptions, printed: bool) -> Status:
     """What the output itself does not say, on standard error."""
     job = desk.job(options.job)
     trial = _trial(desk, job.id, options.trial)
@@ -82,7 +82,7 @@ def _told(desk: Desk, options: LogsOptions, printed: bool) -> Status:
     return Status.OK
 
 
-def _trial(desk: Desk, job_id: str, number: int) -> TrialRecord:
+def _trial(desk: JobBackend, job_id: str, number: int) -> TrialRecord:
     """The trial.
 
     Raises:

@@ -8,8 +8,8 @@ import typer
 
 from autotune.cli.sizes import parse_bytes
 from autotune.errors import RequestError
-from autotune.logs import LogFormat
-from autotune.strategies.names import STRATEGIES
+from autotune.ops.logs import LogFormat
+from autotune.request.strategy_names import STRATEGIES
 from search_spaces.optimizers import OPTIMIZERS
 
 Database = Annotated[

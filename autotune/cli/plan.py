@@ -9,12 +9,12 @@ from autotune.cli.console import Console
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
-from autotune.jobs.documents_field import read_lengths
-from autotune.jobs.ray_cluster import asked_cluster
-from autotune.prediction.largest import largest
-from autotune.prediction.plan import PlanOptions, plan
-from autotune.prediction.question import cluster_of, model_of, question_of
-from autotune.prediction.room import PROBABILITY
+from autotune.cluster.ray_cluster import asked_cluster
+from autotune.prediction.planning.largest import largest
+from autotune.prediction.planning.plan import PlanOptions, plan
+from autotune.prediction.planning.question import cluster_of, model_of, question_of
+from autotune.prediction.planning.room import PROBABILITY
+from autotune.request.documents_field import read_lengths
 from search_spaces.spaces import parse_pins
 
 

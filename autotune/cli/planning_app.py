@@ -10,7 +10,7 @@ from autotune.cli.options import Database, Json
 from autotune.cli.present_names import print_note
 from autotune.cli.sizes import parse_bytes
 from autotune.cli.status import end
-from autotune.vocabulary import present_value
+from autotune.request.field_names import present_value
 
 app = typer.Typer()
 

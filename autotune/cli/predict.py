@@ -9,10 +9,10 @@ from typing import Any
 from autotune.cli.console import Console
 from autotune.cli.prediction_table import print_estimate
 from autotune.cli.status import Status
-from autotune.jobs.documents_field import read_lengths
-from autotune.jobs.ray_cluster import asked_cluster
-from autotune.prediction.estimate import Estimate, estimates
-from autotune.prediction.question import Question, cluster_of, model_of, question_of
+from autotune.cluster.ray_cluster import asked_cluster
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.request.documents_field import read_lengths
 from search_spaces.plain import to_plain
 from search_spaces.spaces import parse_pins
 from storage.folder import has_default_database
@@ -71,11 +71,11 @@ def with_what_is_known(question: Question, database: str | None) -> Question:
 
     Without a database the question stays as it is. Only for this machine's own processors one is made: they are measured first.
     """
-    from autotune.quick_calibration import calibrate_quickly, may_calibrate
+    from autotune.session.quick_calibration import calibrate_quickly, may_calibrate
 
     if database is None and not has_default_database() and not may_calibrate(question.cluster):
         return question
-    from autotune.prediction.calibrated import asked_here
+    from autotune.prediction.planning.calibrated import asked_here
     from storage.sql import default_database_url, open_store
 
     with open_store(database or default_database_url()) as store:

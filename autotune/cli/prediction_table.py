@@ -4,8 +4,8 @@ from rich.table import Table
 
 from autotune.cli.console import Console
 from autotune.cli.sizes import bytes_text
-from autotune.prediction.estimate import Estimate, PointEstimate, RankEstimate
-from autotune.prediction.question import Question
+from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
+from autotune.prediction.planning.question import Question
 from search_spaces.knobs import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from autotune.vocabulary import OLD_OPTIONS, given_twice, old_name_note
+from autotune.request.field_names import OLD_OPTIONS, given_twice, old_name_note
 
 
 class PresentNames(TyperGroup):

@@ -14,8 +14,8 @@ from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.jobs.request import request_from_fields
-from autotune.jobs.session import Session, prepare
+from autotune.request.request import request_from_fields
+from autotune.session.session import Session, prepare
 from executor.measurement.flops import flops_utilization
 from executor.measurement.module_profile import ModelProfile, Phases
 from executor.runners.profile import profile_model

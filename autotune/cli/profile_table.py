@@ -8,7 +8,7 @@ from rich.table import Table
 
 from autotune.cli.console import Console
 from autotune.cli.profile_tree import OWN, Row
-from autotune.jobs.session import Session
+from autotune.session.session import Session
 from executor.measurement.module_profile import ModelProfile
 from search_spaces.trial_config import TrialConfig
 

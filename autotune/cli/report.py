@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from autotune.cli.desk import open_desk
+from autotune.cli.backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.output import require_writable, write_whole
-from autotune.reports.formats import require_format
-from autotune.visible_text import visible
+from autotune.explain.reports.formats import require_format
+from autotune.ops.output import require_writable, write_whole
+from autotune.ops.visible_text import visible
 
 
 def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:
@@ -16,7 +16,7 @@ def report_command(job: str | None, format_name: str | None, out: Path | None, u
     chosen = format_of(format_name, out)
     if out is not None:
         require_writable(out)
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         text = desk.report(job, chosen)
     if out is None:
         sys.stdout.write(visible(text))

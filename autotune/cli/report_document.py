@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.output import write_whole
+from autotune.ops.output import write_whole
 
 Document = Mapping[str, Any]
 

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.best_config_file import read_best_config, request_of
 from autotune.cli.console import Console
 from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
-from autotune.intervals import Repeat
-from autotune.jobs.book import repeat_of
-from autotune.jobs.ray_cluster import run_by
-from autotune.jobs.session import Session, prepare
-from autotune.runners import make_runner
+from autotune.cluster.ray_cluster import run_by
+from autotune.exports.best_config_file import read_best_config, request_of
+from autotune.objective.intervals import Repeat
+from autotune.outcome.job_snapshot import repeat_of
+from autotune.session.runners import make_runner
+from autotune.session.session import Session, prepare
 from executor.runners.runner import Runner
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -14,17 +14,17 @@ from rich.table import Table
 from autotune.cli.console import Console
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
+from autotune.cluster.ray_cluster import named_address
 from autotune.errors import RequestError
-from autotune.jobs.allowed import AllowList
-from autotune.jobs.command_field import parse_allowed
-from autotune.jobs.ray_cluster import named_address
-from autotune.jobs.request import RUNNERS
-from autotune.jobs.stop import StopSignal
-from autotune.jobs.worker import Worker
-from autotune.logs import LogFormat, set_up_logs
-from autotune.quick_calibration import calibrate_quickly
-from autotune.runners import make_replay_runner, make_runner
-from autotune.telemetry import traces
+from autotune.loop.stop import StopSignal
+from autotune.loop.worker import Worker
+from autotune.ops.logs import LogFormat, set_up_logs
+from autotune.ops.telemetry import traces
+from autotune.request.command_field import parse_allowed
+from autotune.request.request import RUNNERS
+from autotune.session.allowed import AllowList
+from autotune.session.quick_calibration import calibrate_quickly
+from autotune.session.runners import make_replay_runner, make_runner
 from executor.detect import local_gpus
 from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.clusters import local_cluster

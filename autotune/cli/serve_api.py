@@ -28,10 +28,10 @@ from autotune.cli.passed import pass_environment
 from autotune.cli.quota import parsed_quotas
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.jobs.command_field import parse_allowed
-from autotune.logs import LogFormat, set_up_logs
-from autotune.network import is_loopback
-from autotune.telemetry import traces
+from autotune.ops.logs import LogFormat, set_up_logs
+from autotune.ops.network import is_loopback
+from autotune.ops.telemetry import traces
+from autotune.request.command_field import parse_allowed
 from search_spaces.plain import to_plain
 from storage.address import readable_by_others
 from storage.service_records import Quotas

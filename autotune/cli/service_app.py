@@ -7,7 +7,7 @@ import typer
 
 from autotune.cli.options import Database, Json, Logs, PassEnvironment, RayAddress, only_database
 from autotune.cli.status import end
-from autotune.logs import LogFormat
+from autotune.ops.logs import LogFormat
 
 AllowFactory = Annotated[
     list[str] | None,

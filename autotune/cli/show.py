@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.cli.backend import open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import open_desk
 from autotune.cli.finite import finite
 from autotune.cli.result import print_result
 from autotune.cli.rows import TrialTable, baseline_of
 from autotune.cli.sizes import duration_text
 from autotune.cli.status import Status
 from autotune.errors import NoBestError, RequestError
-from autotune.jobs.request import Objective
-from autotune.objective import peak_bytes, rate
+from autotune.objective.ranking import peak_bytes, rate
+from autotune.request.request import Objective
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
@@ -51,7 +51,7 @@ def show_command(options: ShowOptions) -> Status:
     """State, trials and best of one job."""
     if options.sort is not None and options.sort not in (*SORTS, *KNOB_NAMES):
         raise RequestError("sort", f"{options.sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
-    with open_desk(options.url, options.database) as desk:
+    with open_backend(options.url, options.database) as desk:
         job = desk.job(options.job)
         trials = list(desk.trials(job.id))
         running = {sign.trial_number: progress_text(sign) for sign in desk.progress(job.id)}

@@ -3,7 +3,7 @@
 import typer
 
 from autotune.errors import RequestError
-from autotune.sizes import parse_size
+from autotune.request.sizes import parse_size
 
 
 def parse_bytes(text: str | int) -> int:

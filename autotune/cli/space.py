@@ -8,11 +8,11 @@ from rich.table import Table
 
 from autotune.cli.console import Console
 from autotune.cli.status import Status
-from autotune.engines import capability_of
+from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
-from autotune.jobs.feasible import require_positions
-from autotune.jobs.ray_cluster import asked_cluster
-from autotune.layouts import layouts_of
+from autotune.prediction.planning.layouts import layouts_of
+from autotune.request.engines import capability_of
+from autotune.session.feasible import require_positions
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text

@@ -2,14 +2,14 @@
 
 import sys
 
-from autotune.cli.desk import open_desk
+from autotune.cli.backend import open_backend
 from autotune.cli.status import Status
 from autotune.exports.optuna_study import write_study
 
 
 def study_command(job: str | None, storage: str, name: str | None, url: str | None, database: str | None) -> Status:
     """Write the study; its name on standard output."""
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         found = desk.job(job)
         written = write_study(storage, name or found.id, found, list(desk.trials(found.id)))
     sys.stdout.write(f"{written}\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.desk import open_desk
+from autotune.cli.backend import open_backend
 from autotune.cli.fields import request_fields
 from autotune.cli.jobs import tell_submitted
 from autotune.cli.status import Status
@@ -41,7 +41,7 @@ def submit_command(options: SubmitOptions) -> Status:
 
         ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
         fields = with_imported(fields, options.imported, ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
-    with open_desk(options.url, options.database) as desk:
+    with open_backend(options.url, options.database) as desk:
         job = desk.submit(fields, options.priority)
         if options.watch:
             return watch_job(desk, job)

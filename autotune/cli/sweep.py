@@ -17,16 +17,16 @@ from autotune.cli.live import LiveTable
 from autotune.cli.passed import pass_environment
 from autotune.cli.result import print_result
 from autotune.cli.status import Status
-from autotune.command import notes_of
+from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.ray_cluster import with_address
-from autotune.jobs.request import SERIES, JobRequest, request_from_fields
-from autotune.jobs.session import Session, prepare
-from autotune.jobs.stop import StopSignal
-from autotune.output import require_writable
-from autotune.quick_calibration import calibrate_for
-from autotune.runners import make_runner
+from autotune.loop.listener import LoopListener
+from autotune.loop.stop import StopSignal
+from autotune.ops.output import require_writable
+from autotune.request.request import SERIES, JobRequest, request_from_fields
+from autotune.session.quick_calibration import calibrate_for
+from autotune.session.runners import make_runner
+from autotune.session.script_files import notes_of
+from autotune.session.session import Session, prepare
 from autotune.tuning import TuneResult, finish, open_job, resume_job
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState

@@ -12,14 +12,23 @@ from autotune.cli.console import Console
 from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.output import require_writable
-from autotune.validation.contract import Predictor
-from autotune.validation.folds import Calibration
-from autotune.validation.markdown import FIGURES, TITLES, Document, how_told, markdown_page, named_figures, reasons, score_cells
-from autotune.validation.outcomes import NO_LABELS, read_labels
-from autotune.validation.report import validate
-from autotune.validation.table import read_table
-from autotune.validation.validate import Progress, Protocol
+from autotune.evaluation.validation.contract import Predictor
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.markdown import (
+    FIGURES,
+    TITLES,
+    Document,
+    how_told,
+    markdown_page,
+    named_figures,
+    reasons,
+    score_cells,
+)
+from autotune.evaluation.validation.outcomes import NO_LABELS, read_labels
+from autotune.evaluation.validation.report import validate
+from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.validate import Progress, Protocol
+from autotune.ops.output import require_writable
 
 _SHOWN = 12
 """Problems and reasons that the console shows; the JSON and the Markdown page hold all."""
@@ -59,7 +68,7 @@ def validate_command(options: ValidateOptions) -> Status:
 
 def shipped_predictor() -> Predictor:
     """The analytic model with the coefficients that are shipped."""
-    from autotune.prediction.table_predictor import TablePredictor  # type: ignore[import-not-found, unused-ignore]
+    from autotune.evaluation.table_predictor import TablePredictor  # type: ignore[import-not-found, unused-ignore]
 
     predictor: Predictor = TablePredictor()
     return predictor

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.status import Status as StatusLine
 
+from autotune.cli.backend import JobBackend, open_backend
 from autotune.cli.console import Console
-from autotune.cli.desk import Desk, open_desk
 from autotune.cli.result import print_result
 from autotune.cli.rows import TrialRows, rate_text
 from autotune.cli.show import place_text, progress_text, state_text
@@ -24,11 +24,11 @@ PAGE = 100
 
 def watch_command(job: str | None, url: str | None, database: str | None) -> Status:
     """Follow a job to its end."""
-    with open_desk(url, database) as desk:
+    with open_backend(url, database) as desk:
         return watch_job(desk, desk.job(job))
 
 
-def watch_job(desk: Desk, job: JobRecord) -> Status:
+def watch_job(desk: JobBackend, job: JobRecord) -> Status:
     """Print what happens to the job until it has ended, and then what it found. Ctrl-C detaches, and says so."""
     console = Console(stderr=True)
     watch = Watch(desk, job, console)
@@ -50,7 +50,7 @@ def watch_job(desk: Desk, job: JobRecord) -> Status:
 class Watch:
     """What is known of a job that is followed."""
 
-    def __init__(self, desk: Desk, job: JobRecord, console: Console) -> None:
+    def __init__(self, desk: JobBackend, job: JobRecord, console: Console) -> None:
         self._desk, self._job, self._console = desk, job, console
         self._budget = job.request.get("trials")
         self._read: dict[int, TrialRecord] = {}
@@ -133,7 +133,7 @@ class Watch:
         return ", ".join(parts).replace("[", "\\[")
 
 
-def _best(desk: Desk, job_id: str) -> dict[str, object] | None:
+def _best(desk: JobBackend, job_id: str) -> dict[str, object] | None:
     try:
         return desk.best(job_id)
     except NoBestError:

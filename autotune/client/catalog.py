@@ -10,7 +10,7 @@ from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, Su
 from autotune.client.plan_views import Plans, Prediction, Space, Validation
 from autotune.client.service_views import AuditEntry, AuditPage, Descriptions, Names, Usage
 from autotune.client.transport import Transport
-from autotune.vocabulary import accepts_old_names
+from autotune.request.field_names import accepts_old_names
 
 
 class CatalogCalls:

@@ -13,7 +13,7 @@ from autotune.client.job_views import Job, JobPage, JobSummary, Overview, Overvi
 from autotune.client.problems import told
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
-from autotune.vocabulary import accepts_old_names
+from autotune.request.field_names import accepts_old_names
 
 JOBS = "/v1/jobs"
 PAGE = 100

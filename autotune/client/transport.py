@@ -15,7 +15,7 @@ from autotune.client.decoding import decode
 from autotune.client.errors import ServiceError, UnreachableError
 from autotune.client.problems import error_of, one_line, told
 from autotune.errors import RequestError
-from autotune.network import is_loopback
+from autotune.ops.network import is_loopback
 
 T = TypeVar("T")
 

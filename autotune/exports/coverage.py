@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from autotune.engines import CAPABILITIES
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
+from autotune.request.engines import CAPABILITIES
 from executor.engines.command.capability import COMMAND
 from search_spaces.stage_layout import marks_offloading, marks_recomputation
 from search_spaces.trial_config import TrialConfig

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.best_config_file import best_config_text
+from autotune.exports.best_config_file import best_config_text
 from autotune.exports.export import Export
 
 

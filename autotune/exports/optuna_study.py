@@ -10,7 +10,7 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import RequestError
-from autotune.optuna_storage import optuna_storage
+from autotune.exports.optuna_storage import optuna_storage
 from search_spaces.knob import Kind
 from search_spaces.knobs import KNOBS
 from search_spaces.outcome import Outcome

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.best_config_file import request_of
 from autotune.errors import BestConfigError
-from autotune.jobs.request import JobRequest
+from autotune.exports.best_config_file import request_of
+from autotune.request.request import JobRequest
 from search_spaces.command import CommandModel
 from search_spaces.model import Model, ModelSpec
 from search_spaces.placeholders import FILES, words_of

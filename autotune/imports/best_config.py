@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.best_config_file import request_of
 from autotune.errors import RequestError
+from autotune.exports.best_config_file import request_of
 from autotune.exports.winner import stated_of
 from autotune.imports.imported import Imported
 from search_spaces.errors import KnobValueError

@@ -92,7 +92,7 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
     # Optuna and SQLAlchemy are loaded for those who read a study alone.
     import optuna
 
-    from autotune.optuna_storage import optuna_storage
+    from autotune.exports.optuna_storage import optuna_storage
 
     with optuna_storage(storage, "history") as opened:
         names = optuna.get_all_study_names(opened)

@@ -81,7 +81,7 @@ def response_curves(job: str | None = None, database: str | None = None, *, dark
 
 def all_of(job: str | None = None, database: str | None = None, *, dark: bool = False) -> dict[str, "Figure"]:
     """Every plot by name; of those that there is nothing for, one that says why."""
-    from autotune.figures.all_figures import NAMES
+    from autotune.explain.figures.all_figures import NAMES
 
     return dict(_plots(NAMES, job, database, dark))
 
@@ -93,8 +93,8 @@ def _plot(name: str, job: str | None, database: str | None, dark: bool) -> "Figu
 def _plots(names: Iterable[str], job: str | None, database: str | None, dark: bool) -> Iterator[tuple[str, "Figure"]]:
     from plotly.graph_objects import Figure
 
-    from autotune.figures.all_figures import figure_of
-    from autotune.figures.source import Source
+    from autotune.explain.figures.all_figures import figure_of
+    from autotune.explain.figures.source import Source
     from autotune.plots.drawing import drawn
     from storage.sql import default_database_url, open_store
 

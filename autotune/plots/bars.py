@@ -4,11 +4,11 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.figures import memory_breakdown as memory
-from autotune.figures import time_breakdown as time
-from autotune.figures.figure import Figure, Table, Unit
-from autotune.figures.palette import SERIES, look_of
-from autotune.figures.units import cell_text
+from autotune.explain.figures import memory_breakdown as memory
+from autotune.explain.figures import time_breakdown as time
+from autotune.explain.figures.figure import Figure, Table, Unit
+from autotune.explain.figures.palette import SERIES, look_of
+from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
     Specification,
     Trace,

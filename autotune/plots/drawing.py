@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from autotune.figures.figure import Figure
+from autotune.explain.figures.figure import Figure
 from autotune.plots import bars, lines, scatters
 from autotune.plots.look import MOST, Specification, in_dark, nothing
 

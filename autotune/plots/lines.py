@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from autotune.figures.figure import Figure, Table
-from autotune.figures.palette import STEPS, look_of
-from autotune.figures.units import cell_text
+from autotune.explain.figures.figure import Figure, Table
+from autotune.explain.figures.palette import STEPS, look_of
+from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
     Specification,
     Trace,

@@ -4,9 +4,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.figures.figure import Cell, Figure, Mark, Table, Unit
-from autotune.figures.palette import DARK, LIGHT, PALE
-from autotune.figures.units import cell_text
+from autotune.explain.figures.figure import Cell, Figure, Mark, Table, Unit
+from autotune.explain.figures.palette import DARK, LIGHT, PALE
+from autotune.explain.figures.units import cell_text
 
 Trace = dict[str, Any]
 Specification = dict[str, Any]

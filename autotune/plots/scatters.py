@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.figures.figure import Figure, Mark, Table, Unit
-from autotune.figures.palette import look_of
+from autotune.explain.figures.figure import Figure, Mark, Table, Unit
+from autotune.explain.figures.palette import look_of
 from autotune.plots.look import (
     Specification,
     Trace,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.objective import Ranking
+from autotune.objective.ranking import Ranking
 from autotune.strategies.strategy import Candidates, Strategy
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord

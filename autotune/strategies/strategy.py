@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from autotune.errors import RequestError
-from autotune.strategies.names import PREDICTING, STRATEGIES
+from autotune.request.strategy_names import PREDICTING, STRATEGIES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
@@ -199,19 +199,19 @@ def make_strategy(name: str, score: Score, guide: Guide | None = None, choices: 
 
             return Nsga2Strategy(score)
         case "smac":
-            from autotune.strategies.smac import SmacStrategy
+            from autotune.evaluation.tuners.smac import SmacStrategy
 
             return SmacStrategy(score)
         case "deepspeed":
-            from autotune.strategies.deepspeed import DeepSpeedStrategy
+            from autotune.evaluation.tuners.deepspeed import DeepSpeedStrategy
 
             return DeepSpeedStrategy(score)
         case "paddle":
-            from autotune.strategies.paddle import PaddleStrategy
+            from autotune.evaluation.tuners.paddle import PaddleStrategy
 
             return PaddleStrategy(score)
         case "expert":
-            from autotune.strategies.expert import ExpertStrategy
+            from autotune.evaluation.tuners.expert import ExpertStrategy
 
             return ExpertStrategy(score)
         case _:

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executor.data import read_text
+from executor.data.batches import read_text
 from executor.dry.backends import backend_of
 from executor.dry.extrapolation import extrapolate
 from executor.dry.mode import DryMode
@@ -20,7 +20,7 @@ from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
-from executor.trial import ENGINES
+from executor.trial.run import ENGINES
 from search_spaces.fused_kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.model import Model, ModelSpec

@@ -17,7 +17,7 @@ from executor.dry.ledger import Ledger
 from executor.dry.quick import QUICK, quick
 from executor.dry.sends import tensors_kept
 from executor.dry.traffic import FULL_MESSAGE, Traffic
-from executor.engines.native.collectives import watched_by
+from executor.parallel.collectives import watched_by
 from search_spaces.model import ModelSpec
 
 _DEVICE = torch.ops.prim.device.default

@@ -6,26 +6,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.data import micro_batches as cut_batch
-from executor.document_data import useful_tokens
+from executor.data.batches import micro_batches as cut_batch
+from executor.data.documents import useful_tokens
 from executor.engine import HOST, REFERENCE_STEPS, EngineSession, PrivatePool, RankContext, StepReport
-from executor.engines.attention_kernel import choose_attention_kernel
-from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
-from executor.engines.native.activation_offload import ActivationOffload
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.context import METHODS
-from executor.engines.native.data_schedule import kept_tokens, shortened, step_length
-from executor.engines.native.experts import tell_loss_scale
-from executor.engines.native.graphs import EAGER_STEPS, BlockGraphs, Capture
-from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.loss_scaling import LossScaler
-from executor.engines.native.model import Transformer
-from executor.engines.native.pipeline import Pipeline, precise
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
 from executor.engines.sources import DTYPES, source_of
 from executor.engines.torch_versions import version_refusals
 from executor.errors import EngineRefusalError, FactoryError
+from executor.parallel.activation_offload import ActivationOffload
+from executor.parallel.attention_kernel import choose_attention_kernel
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.parallel.context import METHODS
+from executor.parallel.data_schedule import kept_tokens, shortened, step_length
+from executor.parallel.experts import tell_loss_scale
+from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.loss_scaling import LossScaler
+from executor.parallel.model import Transformer
+from executor.parallel.part import ModelPart
+from executor.parallel.pipeline import Pipeline, precise
+from executor.parallel.replica import Replica
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.data_schedule import is_scheduled

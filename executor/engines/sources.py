@@ -7,19 +7,19 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from executor.data import Data, FactoryData, text_data
-from executor.document_data import PLACES, document_data
-from executor.engines.native.context import METHODS
-from executor.engines.native.fused.load import load_operators
-from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.model import Part, Transformer, transformer_without_memory
-from executor.engines.native.tensor import TensorParallel
-from executor.engines.native.tensor_plan import divide
-from executor.engines.native.user_stage import cut_stage
-from executor.engines.part import ModelPart
+from executor.data.batches import Data, FactoryData, text_data
+from executor.data.documents import PLACES, document_data
 from executor.errors import EngineRefusalError, FactoryError
+from executor.parallel.context import METHODS
+from executor.parallel.fused.load import load_operators
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.model import Part, Transformer, transformer_without_memory
+from executor.parallel.part import ModelPart
+from executor.parallel.tensor import TensorParallel
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
+from executor.user_module.tensor_plan import divide
+from executor.user_module.user_stage import cut_stage
 from search_spaces.configured import configured
 from search_spaces.float8 import FLOAT8, MODEL_REMEDY
 from search_spaces.mesh import PIPELINE

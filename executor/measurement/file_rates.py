@@ -4,8 +4,8 @@ import mmap
 import time
 from pathlib import Path
 
-from executor.engines.native.file_stream import Extent, FileStream
-from executor.engines.native.rank_file import RankFile
+from executor.files.file_stream import Extent, FileStream
+from executor.files.rank_file import RankFile
 from search_spaces.offload_files import BUFFERS
 
 QUICK_BYTES = 16 << 20

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.model import Block, Head, rotary_table, whole
+from executor.parallel.model import Block, Head, rotary_table, whole
 from search_spaces.microbenchmark import ALONE, GroupShape, Operation, layer_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.engines.native.collectives import all_gather_single, group_options, reduce_scatter_single
 from executor.measurement.kernels import Case, Run
+from executor.parallel.collectives import all_gather_single, group_options, reduce_scatter_single
 from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Operation
 
 SMALLEST_MESSAGE = 4096

@@ -29,7 +29,7 @@ class DryRunner(GangsRunner):
     """
 
     def __init__(self, *, backend: str = "gloo", python_path: Sequence[str] = (), trial_function: str | None = None) -> None:
-        function = trial_function or f"executor.dry.trial:trial_{backend}"
+        function = trial_function or f"executor.runners.dry_trial:trial_{backend}"
         transport = LocalTransport(1, environment=NO_DEVICE, trial_function=function)
         super().__init__(OneGang(None, Gang(transport, python_path=python_path, device="cpu")))
 
@@ -42,7 +42,7 @@ def dry_run_model(request: TrialRequest, *, backend: str = "gloo", python_path: 
         FactoryError: the user's module or text cannot be used, or the module asks for values.
         RunnerError: no process can be started, it died, or it took longer than the request's `timeout_seconds`.
     """
-    transport = LocalTransport(1, environment=NO_DEVICE, trial_function=f"executor.dry.trial:dry_{backend}")
+    transport = LocalTransport(1, environment=NO_DEVICE, trial_function=f"executor.runners.dry_trial:dry_{backend}")
     try:
         transport.start(python_path)
         answer = answer_of(transport, request, "cpu", "no dry run")

@@ -9,7 +9,7 @@ from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners import devices
 from executor.runners.messages import Kind, Message
-from executor.runners.pulse import Standing
+from executor.runners.rank_heartbeat import Standing
 from executor.runners.transport import NO_VARIABLES, Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, is_clean, judge
 from executor.runners.watchdog import Watchdog, stacks_text

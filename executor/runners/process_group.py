@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.engines.native.collectives import group_options
+from executor.parallel.collectives import group_options
 from executor.runners.messages import Message
 
 

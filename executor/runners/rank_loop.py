@@ -24,7 +24,7 @@ from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import abort, join
-from executor.runners.pulse import Pulse
+from executor.runners.rank_heartbeat import RankHeartbeat
 from executor.runners.verdict import CLEAN
 from executor.runners.wear import rest
 from executor.user_module.description import describe
@@ -56,7 +56,7 @@ class RankLoop:
         self._malloc_trim = _find_malloc_trim()
         self._frozen = False
         self._lock = threading.Lock()
-        self._pulse = Pulse(self._send)
+        self._pulse = RankHeartbeat(self._send)
         self._memory = DeviceMemory()
         self._table = failure_table()
 

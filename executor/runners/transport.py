@@ -9,7 +9,7 @@ from types import MappingProxyType
 from executor.runners.messages import Message
 
 RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
-RUN_TRIAL = "executor.trial:run_trial"
+RUN_TRIAL = "executor.trial.run:run_trial"
 """What a rank runs. Tests give their own."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 

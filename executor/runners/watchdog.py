@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from executor.runners.pulse import Standing
+from executor.runners.rank_heartbeat import Standing
 from search_spaces.command import CommandModel
 from search_spaces.microbenchmark import MicrobenchmarkRequest
 from search_spaces.trial import TrialRequest

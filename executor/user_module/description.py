@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from executor.data import FactoryData
-from executor.engines.native.tensor_plan import tensor_divisor
+from executor.data.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import LARGEST_RUN, UndividedError, loss_of, on_meta, survey
+from executor.user_module.tensor_plan import tensor_divisor
 from search_spaces.model import FactoryModel
 from search_spaces.trial import Workload
 

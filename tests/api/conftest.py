@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from autotune.jobs.book import read_book
-from autotune.jobs.session import session_of
-from autotune.verdict import answer_summary, decide
+from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.verdict import answer_summary, decide
+from autotune.session.session import session_of
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -99,8 +99,8 @@ class Malformed:
         place = fields
         for name in path[:-1]:
             place = place[name]
-        place[path[-1]] = "@@"
-        text = json.dumps(fields).replace('"@@"', value)
+        place[path[-1]] = ""
+        text = json.dumps(fields).replace('""', value)
         return self._post(text.encode("utf-8", "surrogatepass"))
 
     def body_structure(self) -> Raw:

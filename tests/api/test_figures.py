@@ -3,8 +3,8 @@
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.figures.all_figures import NAMES
-from autotune.figures.source import Source
+from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures.source import Source
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from api.metrics import Metrics
 from api.routes.operations import Room
-from autotune.logs import JsonLines
+from autotune.ops.logs import JsonLines
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner

@@ -5,9 +5,9 @@ from typing import Any
 
 import table
 
-from autotune.jobs.request import JobRequest, request_from_fields, request_to_row
-from autotune.jobs.session import Session, resolve
-from autotune.placement import launch_of
+from autotune.request.request import JobRequest, request_from_fields, request_to_row
+from autotune.session.placement import launch_of
+from autotune.session.session import Session, resolve
 from search_spaces.model import FactoryModel
 from search_spaces.trial_config import TrialConfig
 

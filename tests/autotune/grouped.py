@@ -5,12 +5,12 @@ from typing import Any
 
 from measurements import write_table
 
-from autotune.prediction.table_predictor import TablePredictor
-from autotune.search_benchmark.groups import Gathered, gather_groups
-from autotune.validation.facts import gather_facts
-from autotune.validation.folds import Calibration
-from autotune.validation.outcomes import NO_LABELS, Labels
-from autotune.validation.table import read_table
+from autotune.evaluation.search_benchmark.groups import Gathered, gather_groups
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.facts import gather_facts
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.outcomes import NO_LABELS, Labels
+from autotune.evaluation.validation.table import read_table
 
 
 def gathered(

@@ -4,23 +4,23 @@ from typing import Any
 
 import table
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import Session
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.request import request_to_row
+from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Purpose
 from storage.records import TrialRecord
 from storage.store import Store
 
 
-def run(session: Session, store: Store, runner: ReplayRunner | None = None, **rest: Any) -> Book:
+def run(session: Session, store: Store, runner: ReplayRunner | None = None, **rest: Any) -> JobSnapshot:
     """Run the job of the session, on `table.runner()` where no other is given."""
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, runner or table.runner(), **rest)
     return read_book(store, job.id)
 
 
-def searched(book: Book) -> list[TrialRecord]:
+def searched(book: JobSnapshot) -> list[TrialRecord]:
     """Its search trials, in order."""
     return [trial for trial in book.trials if trial.purpose is Purpose.SEARCH]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from measurements import row, sweep, write_table
 
-from autotune.validation.contract import Forecast, Predictor
-from autotune.validation.row import Row, RowOutcome, blinded
-from autotune.validation.table import read_table
+from autotune.evaluation.validation.contract import Forecast, Predictor
+from autotune.evaluation.validation.row import Row, RowOutcome, blinded
+from autotune.evaluation.validation.table import read_table
 
 FIELDS = tuple(Forecast.__dataclass_fields__)
 

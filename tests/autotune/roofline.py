@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.validation.contract import Floats, Forecast
-from autotune.validation.row import Row
-from autotune.validation.truth import peak_bytes, step_seconds
+from autotune.evaluation.validation.contract import Floats, Forecast
+from autotune.evaluation.validation.row import Row
+from autotune.evaluation.validation.truth import peak_bytes, step_seconds
 
 PEAK = {"A100": 312e12, "H100": 989e12, "V100": 125e12}
 CAPACITY = 75e9

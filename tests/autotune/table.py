@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.jobs.request import JobRequest
-from autotune.jobs.session import Session, prepare
+from autotune.request.request import JobRequest
+from autotune.session.session import Session, prepare
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, RankMeasurement, TrialRequest, TrialResult

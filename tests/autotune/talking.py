@@ -1,4 +1,4 @@
-"""A stand-in for `executor.trial.run_trial` whose ranks print, and end when they are let: for tests of what is printed.
+"""A stand-in for `executor.trial.run.run_trial` whose ranks print, and end when they are let: for tests of what is printed.
 
 Rank processes import it by name from this folder. As a program: the job of the database in a folder, run on such ranks.
 """
@@ -50,8 +50,8 @@ def ranks(folder: Path):
 
 
 def main(folder: Path) -> None:
-    from autotune.jobs.session import session_of
-    from autotune.loop import run_job
+    from autotune.loop.loop import run_job
+    from autotune.session.session import session_of
     from storage.sql import open_store
 
     with open_store(str(folder / "jobs.db")) as store, ranks(folder) as runner:

@@ -8,7 +8,7 @@ import pytest
 import table
 from played import run
 
-from autotune.jobs.stop import StopSignal
+from autotune.loop.stop import StopSignal
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.checkpoints import checkpoint, checkpoints
@@ -46,8 +46,8 @@ def test_a_cancel_that_is_written_in_the_database_ends_a_decision(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next heartbeat tells of it."""
-    monkeypatch.setattr("autotune.jobs.keeper.BEAT_SECONDS", 3600.0)
-    monkeypatch.setattr("autotune.loop.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("autotune.loop.lease_heartbeat.BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr("autotune.loop.loop.LOOK_SECONDS", 0.01)
     strategy = Endless(2)
 
     def cancel() -> None:

@@ -10,19 +10,19 @@ import pytest
 import table
 from played import run, searched
 
-from autotune.best_config import build_best_config
-from autotune.explanation.explain import explain
-from autotune.intervals import CPU_SPREAD, Repeat, Spread
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.drift import Reading, drift_in
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import GPU_SPREAD, Session
-from autotune.loop import run_job
-from autotune.standings import standings_of
+from autotune.explain.explanation.explain import explain
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import run_job
+from autotune.objective.intervals import CPU_SPREAD, Repeat, Spread
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.drift import Reading, drift_in
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.standings import standings_of
+from autotune.outcome.verdict import decide
+from autotune.request.request import request_to_row
+from autotune.session.session import GPU_SPREAD, Session
 from autotune.strategies.grid import GridStrategy
 from autotune.strategies.strategy import known_hashes
-from autotune.verdict import decide
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult
@@ -61,7 +61,7 @@ def session_of(folder: Path, **changes: Any) -> Session:
     return session if best_at is None else dataclasses.replace(session, strategy=InTurn(best_at))
 
 
-def winner(session: Session, book: Book) -> TrialRecord:
+def winner(session: Session, book: JobSnapshot) -> TrialRecord:
     verdict = decide(book, session.ranking, session.prior, session.baselines)
     assert verdict is not None
     return verdict.best
@@ -78,12 +78,12 @@ def measured_rate(config: TrialConfig) -> float:
     return measured.mean
 
 
-def is_right(session: Session, book: Book) -> bool:
+def is_right(session: Session, book: JobSnapshot) -> bool:
     """Whether the configuration won that is the fastest on a machine that stays as it is."""
     return true_rate(winner(session, book)) == max(map(true_rate, searched(book)))
 
 
-def told(store: Store, book: Book) -> list[str]:
+def told(store: Store, book: JobSnapshot) -> list[str]:
     return [str(event.payload["message"]) for event in store.events(book.job.id) if event.kind == "drift_found"]
 
 
@@ -192,7 +192,7 @@ class Dies(LoopListener):
     def __init__(self, trials: int) -> None:
         self._left = trials
 
-    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
         self._left -= 1
         if self._left == 0:
             raise KeyboardInterrupt

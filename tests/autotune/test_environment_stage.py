@@ -10,18 +10,18 @@ import pytest
 import table
 from played import run, searched
 
-from autotune.best_config import build_best_config
-from autotune.environment_findings import environment_line
 from autotune.errors import RequestError
-from autotune.explanation.explain import explain
-from autotune.explanation.findings import Verdict
+from autotune.explain.explanation.explain import explain
+from autotune.explain.explanation.findings import Verdict
 from autotune.exports import EXPORTERS
-from autotune.jobs.book import read_book
-from autotune.jobs.environment_stage import reserved_seconds
-from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, session_of
-from autotune.jobs.stopping import stop_of, time_is_up
-from autotune.loop import run_job
+from autotune.loop.environment_stage import reserved_seconds
+from autotune.loop.loop import run_job
+from autotune.loop.stopping import stop_of, time_is_up
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.environment_findings import environment_line
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.request import request_from_fields, request_to_row
+from autotune.session.session import Session, session_of
 from executor.runners.replay import ReplayRunner
 from search_spaces.environment import standard_settings
 from search_spaces.outcome import JobState, Outcome, Purpose

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from autotune.best_config_file import read_best_config
 from autotune.cli.lint import _read as read_linted
+from autotune.exports.best_config_file import read_best_config
 from autotune.imports.read import read_imported
-from autotune.jobs.baselines import read_baseline
-from autotune.jobs.config_file import read_config_file
-from autotune.jobs.request import request_from_fields
+from autotune.request.config_file import read_config_file
+from autotune.request.request import request_from_fields
+from autotune.session.baselines import read_baseline
 from search_spaces.clusters import read_cluster_file, resolve_cluster
 from search_spaces.file_kinds import kind_of_file
 from search_spaces.huggingface import read_model_config, resolve_model

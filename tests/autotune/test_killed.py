@@ -11,9 +11,9 @@ import killed
 import pytest
 import table
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import request_to_row
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.request import request_to_row
 from search_spaces.outcome import JobState, Purpose
 from storage.sql import open_store
 
@@ -66,7 +66,7 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
         assert searched == wanted or strategy != "guided"
 
 
-def _unbroken(folder: Path, strategy: str) -> Book:
+def _unbroken(folder: Path, strategy: str) -> JobSnapshot:
     """The same job in a database of its own: what another one of the same database taught would change it."""
     session = table.session(folder, strategy=strategy, **killed.JOB)
     with open_store(str(folder / "unbroken.db")) as store:
@@ -75,5 +75,5 @@ def _unbroken(folder: Path, strategy: str) -> Book:
         return read_book(store, job.id)
 
 
-def _searched(book: Book) -> list[str]:
+def _searched(book: JobSnapshot) -> list[str]:
     return [trial.config.hash for trial in book.trials if trial.purpose is Purpose.SEARCH]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import exported
 
-from autotune.jobs.request import request_from_row, request_to_row
-from autotune.placement import launch_of
+from autotune.request.request import request_from_row, request_to_row
+from autotune.session.placement import launch_of
 from search_spaces.trial_config import TrialConfig
 
 MIXED = """

@@ -8,11 +8,11 @@ import pytest
 import table
 from several_nodes import SeveralNodes
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.nodes import STRIKES
-from autotune.jobs.request import request_to_row
-from autotune.loop import run_job
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import run_job
+from autotune.loop.nodes import STRIKES
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.request import request_to_row
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import NodeEvent, TrialResult
@@ -20,7 +20,7 @@ from storage.records import AttemptState, EventRecord, TrialRecord
 from storage.store import Store
 
 
-def run(folder: Path, store: Store, runner: SeveralNodes, job: str = "", listener: Any = None, **changes: Any) -> Book:
+def run(folder: Path, store: Store, runner: SeveralNodes, job: str = "", listener: Any = None, **changes: Any) -> JobSnapshot:
     session = table.session(folder, **{"trials": 8, "confirm_repeats": 0, **changes})
     job = job or store.create_job(request_to_row(session.request)).id
     run_job(session, store, job, runner, listener=listener)
@@ -31,7 +31,7 @@ def events(store: Store, job: str, kind: str) -> list[EventRecord]:
     return [event for event in store.events(job) if event.kind == kind]
 
 
-def nodes_of(trial: TrialRecord, book: Book) -> set[str | None]:
+def nodes_of(trial: TrialRecord, book: JobSnapshot) -> set[str | None]:
     whole = book.whole(trial).result
     assert whole is not None
     return {rank.node for rank in whole.ranks}
@@ -195,7 +195,7 @@ class Told(LoopListener):
     def on_news(self, news: str) -> None:
         self.news.append(news)
 
-    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
         self._left = None if self._left is None else self._left - 1
         if self._left == 0:
             raise KeyboardInterrupt

@@ -9,9 +9,9 @@ import pytest
 import table
 from played import run, searched
 
-from autotune.best_config import build_best_config
-from autotune.jobs.book import repeat_of
-from autotune.verdict import decide
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import repeat_of
+from autotune.outcome.verdict import decide
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult
 from storage.store import Store

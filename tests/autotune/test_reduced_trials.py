@@ -7,8 +7,8 @@ import pytest
 import table
 from played import run, searched
 
-from autotune.best_config import build_best_config
-from autotune.verdict import decide
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.verdict import decide
 from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult

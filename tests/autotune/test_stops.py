@@ -6,11 +6,11 @@ import pytest
 import table
 from played import run
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.listener import LoopListener
-from autotune.jobs.request import request_to_row
-from autotune.jobs.stop import StopSignal
-from autotune.loop import run_job
+from autotune.loop.listener import LoopListener
+from autotune.loop.loop import run_job
+from autotune.loop.stop import StopSignal
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.request import request_to_row
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState
 from search_spaces.trial import TrialRequest
@@ -27,7 +27,7 @@ class StopAfter(LoopListener):
         self.stop, self.trials, self.wishes = stop, trials, wishes
         self.ended = 0
 
-    def on_trial(self, trial: TrialRecord, book: Book) -> None:
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
         self.ended += 1
         if self.wishes == 1 and self.ended == self.trials:
             self.stop.request()
@@ -71,7 +71,7 @@ def test_an_error_of_the_runner_leaves_the_job_failed_and_resumable(tmp_path: Pa
 
 def test_a_keyboard_interrupt_leaves_the_job_paused(tmp_path: Path, store: Store) -> None:
     class Interrupted(LoopListener):
-        def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
             raise KeyboardInterrupt
 
     session = table.session(tmp_path)

@@ -11,10 +11,10 @@ import pytest
 import table
 from ranks import ranks_are_gone
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import session_of
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.request.request import request_to_row
+from autotune.session.session import session_of
 from search_spaces.outcome import JobState, Purpose
 from storage.records import AttemptRecord
 from storage.sql import open_store
@@ -84,7 +84,7 @@ def _check(folder: Path, strategy: str) -> None:
     assert ranks_are_gone(folder)
 
 
-def _check_complete(book: Book, attempts: list[AttemptRecord]) -> None:
+def _check_complete(book: JobSnapshot, attempts: list[AttemptRecord]) -> None:
     keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in book.trials]
     assert book.job.state is JobState.SUCCEEDED
     assert len(set(keys)) == len(keys)
@@ -95,5 +95,5 @@ def _check_complete(book: Book, attempts: list[AttemptRecord]) -> None:
     assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in book.trials]
 
 
-def _searched(book: Book) -> set[str]:
+def _searched(book: JobSnapshot) -> set[str]:
     return {trial.config.hash for trial in book.trials if trial.purpose is Purpose.SEARCH}

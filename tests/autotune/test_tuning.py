@@ -12,9 +12,9 @@ import table
 import autotune
 from autotune import tuning
 from autotune.errors import JobNotResumableError, NothingFeasibleError, OutputError, RequestError
-from autotune.jobs.book import Book
-from autotune.jobs.listener import LoopListener
-from autotune.output import require_writable, write_whole
+from autotune.loop.listener import LoopListener
+from autotune.ops.output import require_writable, write_whole
+from autotune.outcome.job_snapshot import JobSnapshot
 from search_spaces.outcome import JobState
 from storage.records import TrialRecord
 from storage.sql import open_store
@@ -63,7 +63,7 @@ def test_what_is_changed_while_a_job_runs_is_in_its_document(tmp_path: Path) -> 
     database = str(tmp_path / "db")
 
     class Labelling(LoopListener):
-        def on_trial(self, trial: TrialRecord, book: Book) -> None:
+        def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
             with open_store(database) as store:
                 store.change_request(trial.job_id, None, {"name": "changed", "tags": ("b",), "trials": 4})
 

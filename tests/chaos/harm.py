@@ -1,4 +1,4 @@
-"""A stand-in for `executor.trial.run_trial` that measures what a configuration's hash says, and hurts where it says so.
+"""A stand-in for `executor.trial.run.run_trial` that measures what a configuration's hash says, and hurts where it says so.
 
 Rank processes import it by name from this folder; everything that it uses is imported at its top. What is measured, and which
 configurations hurt in which way, follows from their hashes alone, so that two runs of one job can be compared.

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.jobs.request import JobRequest, request_to_row
-from autotune.jobs.session import Session, prepare, session_of
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.request.request import JobRequest, request_to_row
+from autotune.session.session import Session, prepare, session_of
 from executor.runners.ray import RayRunner
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig

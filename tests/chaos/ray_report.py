@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from autotune.jobs.book import read_book
+from autotune.outcome.job_snapshot import read_book
 from storage.sql import open_store
 from tests.chaos.harm import Fault, fault_of
 from tests.storage.whole import every_event

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.session import session_of
-from autotune.standings import standings_of
-from autotune.verdict import EQUAL
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.standings import standings_of
+from autotune.outcome.verdict import EQUAL
+from autotune.session.session import session_of
 from search_spaces.outcome import JobState, Outcome
 from storage.records import AttemptState
 from storage.sql import open_store
@@ -161,7 +161,7 @@ class _Driver:
         _until(reached, SECONDS, f"{trials} trials have not ended")
 
 
-def _book(store: Store) -> Book:
+def _book(store: Store) -> JobSnapshot:
     return read_book(store, store.job().id)
 
 

@@ -1,6 +1,6 @@
 """The real trial, but one rank does what the request's `engine` says, `HOW@RANK`, in the middle of step 2 of its pipeline.
 
-Rank processes import it by name from this folder, as they import `executor.trial` otherwise.
+Rank processes import it by name from this folder, as they import `executor.trial.run` otherwise.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import threading
 import torch
 import torch.distributed as dist
 
-from executor import trial
 from executor.engines.native.engine import NativeEngine
+from executor.trial import run as trial
 
 STEP = 2
 

@@ -4,7 +4,7 @@ import time
 from unittest.mock import patch
 
 from executor.engines.session import ParallelSession
-from executor.trial import run_trial as run_real_trial
+from executor.trial.run import run_trial as run_real_trial
 
 NAP_SECONDS = 0.3
 

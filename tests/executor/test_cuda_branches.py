@@ -17,9 +17,6 @@ from executor import detect, numa, profile
 from executor.engine import RankContext
 from executor.engines.command.memory import device_bytes
 from executor.engines.deepspeed import package
-from executor.engines.native import streams
-from executor.engines.native.graphs import CudaCapture
-from executor.engines.native.host_pool import HostPool
 from executor.engines.session import ParallelSession
 from executor.measurement import device as devices
 from executor.measurement.device import DeviceEvents, set_expandable_segments
@@ -28,6 +25,9 @@ from executor.measurement.kernels import compute_cases, host_copy
 from executor.measurement.microbenchmark import _Bench, _free_bytes, _left_over
 from executor.measurement.module_clock import ModuleClock
 from executor.measurement.stopwatch import Stopwatch
+from executor.parallel import streams
+from executor.parallel.graphs import CudaCapture
+from executor.parallel.host_pool import HostPool
 from executor.runners import process_group, rank_loop
 from search_spaces.microbenchmark import Operation
 

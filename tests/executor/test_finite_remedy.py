@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor.trial import finite_remedy
+from executor.trial.run import finite_remedy
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import FactoryModel, Model
 from search_spaces.trial import TrialRequest, Workload

@@ -9,7 +9,7 @@ from benchmarks.torch_versions import Figures, declaration, figures_of, newest, 
 from executor.engine import RankContext
 from executor.engines.torch_versions import NEWER, RULE, release, version_refusals
 from executor.errors import EngineRefusalError
-from executor.trial import ENGINES
+from executor.trial.run import ENGINES
 from search_spaces.model import ModelSpec
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial import Workload

@@ -24,7 +24,7 @@ import httpx2
 from sqlalchemy import create_engine, text
 
 from storage.sql import open_store
-from tests.hostile.ground import JOB, Ground, _process, _usage, ground
+from tests.hostile.ground import JOB, NodePool, _process, _usage, ground
 from tests.ports import free_port
 
 SAMPLE_SECONDS = 1.0
@@ -112,7 +112,7 @@ def endure(folder: Path, database: str, minutes: float) -> Endured:
 
 
 @contextmanager
-def _second_server(here: Ground, serve: Sequence[object]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def _second_server(here: NodePool, serve: Sequence[object]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Another API process on the same database."""
     port = free_port()
     variables = here.variables
@@ -301,7 +301,7 @@ def _damage(database: str) -> None:
     engine.dispose()
 
 
-def _ended(here: Ground) -> Counter[str]:
+def _ended(here: NodePool) -> Counter[str]:
     """The jobs by state, when none waits or runs any more. What somebody paused stays so."""
     limit = time.monotonic() + END_SECONDS
     with open_store(here.database) as store:

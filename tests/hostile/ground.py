@@ -96,7 +96,7 @@ class Row:
 
 
 @dataclass(slots=True, kw_only=True)
-class Ground:
+class NodePool:
     """A server that runs, and what it takes to attack it."""
 
     folder: Path
@@ -188,7 +188,7 @@ def ground(
     worker: Sequence[object] = ("--replay", "table.json"),
     seconds_per_trial: float = 0.05,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Ground]:
+) -> Iterator[NodePool]:
     """`autotune serve`, and workers that answer trials from a table. All have ended, without a traceback, when this returns.
 
     Args:
@@ -214,7 +214,7 @@ def ground(
         asks = "--keys" if keys else "--no-keys"
         command = ["serve", "--no-worker", "--port", str(port), asks, *map(str, serve)]
         server = stack.enter_context(_process(command, folder, "server", variables))
-        here = Ground(folder=folder, database=address, port=port, server=server, workers=[], keys=keys, variables=variables)
+        here = NodePool(folder=folder, database=address, port=port, server=server, workers=[], keys=keys, variables=variables)
         limit = time.monotonic() + 120
         while not here.is_alive():
             assert server.poll() is None and time.monotonic() < limit, here.log()

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from storage.sql import open_store
-from tests.hostile.ground import HEAVY, JOB, Finding, Ground, Row, ground
+from tests.hostile.ground import HEAVY, JOB, Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile
 
@@ -72,12 +72,12 @@ def test_an_owner_takes_no_more_than_their_share(tmp_path: Path, database: str, 
 class Stream:
     """A client that reads a stream of events of a job in a thread until it ends."""
 
-    def __init__(self, here: Ground, key: str, job: str) -> None:
+    def __init__(self, here: NodePool, key: str, job: str) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._read, args=(here, key, job), daemon=True)
         self.thread.start()
 
-    def _read(self, here: Ground, key: str, job: str) -> None:
+    def _read(self, here: NodePool, key: str, job: str) -> None:
         with here.client(key) as http, http.stream("GET", f"/v1/jobs/{job}/events/stream") as answer:
             for _ in answer.iter_bytes():
                 self.begun.set()

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from storage.records import ORIGIN, Submission
 from storage.sql import open_store
 from tests.hostile.endurance import receivers
-from tests.hostile.ground import COMMAND, HEAVY, JOB, Finding, Ground, Row, ground
+from tests.hostile.ground import COMMAND, HEAVY, JOB, Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile
 IMPORT = Finding(
@@ -54,7 +54,7 @@ def submit(http: httpx2.Client, **changes: object) -> str:
     return str(answer.json()["id"])
 
 
-def attack_by_import(here: Ground, job: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+def attack_by_import(here: NodePool, job: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Add an admin's key to the file of a job, and have it imported."""
     with open_store(here.database) as store, open_store(str(folder / "mallory.db")) as mine:
         mine.create_key("mallory", ("admin",))

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from search_spaces.patterns import compiled
-from tests.hostile.ground import HEAVY, JOB, Finding, Ground, Row, ground
+from tests.hostile.ground import HEAVY, JOB, Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile
 
@@ -63,13 +63,13 @@ def heavy_bodies(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def attack_with_heavy_bodies(here: Ground, key: str, rounds: int) -> set[int]:
+def attack_with_heavy_bodies(here: NodePool, key: str, rounds: int) -> set[int]:
     """Send them one after another; return the statuses of the answers."""
     with here.client(key) as http:
         return {http.post("/v1/jobs", json=body).status_code for at in range(rounds) for body in heavy_bodies(at)}
 
 
-def attack_with_large_spaces(here: Ground, key: str, clients: int, seconds: float) -> list[httpx2.Response]:
+def attack_with_large_spaces(here: NodePool, key: str, clients: int, seconds: float) -> list[httpx2.Response]:
     """Clients that submit, check and count spaces which take long, each at once after the other, for so long."""
     until = time.monotonic() + seconds
     numbers = iter(range(10**9))

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from storage.sql import open_store
-from tests.hostile.ground import Finding, Ground, Row, ground
+from tests.hostile.ground import Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile
 
@@ -67,7 +67,7 @@ OWN = {
 ROW = {"outcome": "FAILED", "remedy": "none", "message": ["boom"], "quarantine": True}
 
 
-def ended(here: Ground, http: httpx2.Client, model: str, **changes: object) -> str:
+def ended(here: NodePool, http: httpx2.Client, model: str, **changes: object) -> str:
     """The state in which a job of this model ends."""
     answer = http.post("/v1/jobs", json=OWN | {"model": model} | changes)
     assert answer.status_code == httpx2.codes.ACCEPTED, answer.text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.ground import HEAVY, JOB, Finding, Ground, Row, ground
+from tests.hostile.ground import HEAVY, JOB, Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile
 
@@ -28,7 +28,7 @@ OBEYED_SECONDS = 5.0
 """Where one second is meant, on a machine that has nothing else to do."""
 
 
-def started(here: Ground, job: str) -> None:
+def started(here: NodePool, job: str) -> None:
     """Wait until the worker has the job in its hands, and is busy with it."""
     with here.client() as http:
         limit = time.monotonic() + 60

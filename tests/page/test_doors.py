@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from autotune.best_config import build_best_config
 from autotune.client import Client
-from autotune.jobs.book import read_book
-from autotune.jobs.session import session_of
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.session.session import session_of
 from autotune.tuning import result_of
 from storage.sql import open_store
 from tests.autotune.served import start

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from autotune.prediction.knob_features import Numbers
+from autotune.prediction.fitting.knob_features import Numbers
 from autotune.strategies.guided.described import Array
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import Value

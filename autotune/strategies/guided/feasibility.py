@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.normal import log_probability_above, log_probability_below, probability_below
-from autotune.prediction.likeness import matern
-from autotune.strategies.guided.belief import blocks
+from autotune.objective.normal import log_probability_above, log_probability_below, probability_below
+from autotune.prediction.fitting.likeness import matern
 from autotune.strategies.guided.described import Array, Described
-from autotune.strategies.guided.told import Flags, Told
+from autotune.strategies.guided.observations import Flags, Observations
+from autotune.strategies.guided.surrogate import blocks
 
 OWN = 0.5
 """Share of the memory's spread that is each configuration's own; the rest is one error that all share."""
@@ -34,7 +34,7 @@ class Feasibility:
     3. Failures repeat near each other: the share of failures among the trials nearby, weighed by distance.
     """
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Observations) -> None:
         self._told = told
         weights = self._weighed()
         self._shared = float(weights @ BIASES)

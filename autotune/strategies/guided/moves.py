@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from autotune.prediction.scan import APART
+from autotune.prediction.planning.scan import APART
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 

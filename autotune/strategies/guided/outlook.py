@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from autotune.normal import probability_below
-from autotune.strategies.guided.belief import Belief
-from autotune.strategies.guided.choose import CONSIDERED, expected_gain
+from autotune.objective.normal import probability_below
+from autotune.strategies.guided.acquisition import CONSIDERED, expected_gain
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.feasibility import Feasibility
-from autotune.strategies.guided.told import Flags, Told
+from autotune.strategies.guided.observations import Flags, Observations
+from autotune.strategies.guided.surrogate import Surrogate
 from autotune.strategies.guided.trial_cost import with_moves
 from autotune.strategies.strategy import Outlook
 
@@ -16,7 +16,7 @@ TOGETHER = 400
 DRAWS = 2_000
 
 
-def outlook(pool: Described, told: Told, open_: Flags, margin: float) -> Outlook | None:
+def outlook(pool: Described, told: Observations, open_: Flags, margin: float) -> Outlook | None:
     """What the candidates that were not tried may bring; None: nothing that may win was measured.
 
     1. Expected gain: the largest expected improvement times the chance to run, as a share of the best.
@@ -24,7 +24,7 @@ def outlook(pool: Described, told: Told, open_: Flags, margin: float) -> Outlook
        their joint distribution, since what one lacks its neighbours lack too; whether each runs is drawn beside.
        Of all others the chances are summed.
     """
-    belief, feasibility = Belief(told), Feasibility(told)
+    belief, feasibility = Surrogate(told), Feasibility(told)
     free = np.flatnonzero(open_)
     if not np.isfinite(belief.best):
         return None
@@ -50,7 +50,7 @@ def _above(mean: Array, spread: Array, bar: float) -> Array:
     return probability_below((mean - bar) / spread)
 
 
-def _any_above(belief: Belief, asked: Described, runs: Array, bar: float) -> float:
+def _any_above(belief: Surrogate, asked: Described, runs: Array, bar: float) -> float:
     mean, covariance = belief.joint(asked)
     random = np.random.default_rng(0)
     # Eigenvalues that rounding made negative are none.

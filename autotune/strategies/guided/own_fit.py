@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.objective import rate
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.trial_fit import fit_time
-from autotune.prediction.trial_history import Runs
+from autotune.objective.ranking import rate
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.fitting.trial_fit import fit_time
+from autotune.prediction.fitting.trial_history import Runs
+from autotune.strategies.guided.observations import noise_of
 from autotune.strategies.guided.setting import Setting
-from autotune.strategies.guided.told import noise_of
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 

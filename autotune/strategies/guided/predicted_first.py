@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.strategies.guided.belief import prior
-from autotune.strategies.guided.choose import LIKELY
+from autotune.strategies.guided.acquisition import LIKELY
 from autotune.strategies.guided.described import Forecaster, Pools
 from autotune.strategies.guided.feasibility import Feasibility
-from autotune.strategies.guided.told import nothing_told
+from autotune.strategies.guided.observations import nothing_told
+from autotune.strategies.guided.surrogate import prior
 from autotune.strategies.strategy import Candidates, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord

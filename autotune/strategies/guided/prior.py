@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.prediction.calibrated import calibrated
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.lessons import Lesson
-from autotune.prediction.question import SHIPPED
-from autotune.prediction.rates import rates_for
-from autotune.prediction.trial_history import Runs, jobs_elsewhere
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
+from autotune.prediction.planning.calibrated import calibrated
+from autotune.prediction.planning.question import SHIPPED
 from search_spaces.cluster import ClusterSpec
 from storage.store import Store
 

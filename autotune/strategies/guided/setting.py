@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.jobs.request import Objective
-from autotune.objective import Ranking
-from autotune.prediction.memory import USABLE
-from autotune.prediction.room import ranks_of_node
+from autotune.objective.ranking import Ranking
+from autotune.prediction.equations.memory import USABLE
+from autotune.prediction.planning.room import ranks_of_node
+from autotune.request.request import Objective
 from search_spaces.cluster import ClusterSpec
 from search_spaces.command import CommandModel
 from search_spaces.model import FactoryModel, Model, ModelSpec

@@ -6,14 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from autotune.prediction.cases import Cases
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.grid import Grid
-from autotune.prediction.grid_cases import GridCases
-from autotune.prediction.knob_features import Numbers, knob_features, numbers_of
-from autotune.prediction.lessons import Lessons
-from autotune.prediction.memory import Memory, memory
-from autotune.prediction.step import predict, seconds_of
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.equations.cases import Cases
+from autotune.prediction.equations.memory import Memory, memory
+from autotune.prediction.equations.step import predict, seconds_of
+from autotune.prediction.fitting.knob_features import Numbers, knob_features, numbers_of
+from autotune.prediction.fitting.lessons import Lessons
 from autotune.strategies.guided.departures import doubts
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.moves import moves

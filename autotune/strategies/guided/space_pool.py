@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.normal import probability_below
-from autotune.prediction.cases import Cases
-from autotune.prediction.grid import Codes, Grid
-from autotune.prediction.grid_cases import GridCases, numbers
-from autotune.prediction.knob_features import Numbers
-from autotune.prediction.scan import uniform_parts, without_buckets
+from autotune.objective.normal import probability_below
+from autotune.prediction.cases.grid import Codes, Grid
+from autotune.prediction.cases.grid_cases import GridCases, numbers
+from autotune.prediction.equations.cases import Cases
+from autotune.prediction.fitting.knob_features import Numbers
+from autotune.prediction.planning.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError

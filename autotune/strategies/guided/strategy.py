@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective import rate
-from autotune.strategies.guided.choose import choose
+from autotune.objective.ranking import rate
+from autotune.strategies.guided.acquisition import choose
 from autotune.strategies.guided.described import Forecaster, Pool, Pools, joined
+from autotune.strategies.guided.observations import Flags, Observations, Value, speaking, told_by
 from autotune.strategies.guided.outlook import outlook
-from autotune.strategies.guided.told import Flags, Told, Value, speaking, told_by
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, LeastMemory, Outlook, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
@@ -24,7 +24,7 @@ class _Options:
     """What can be chosen from, and what is known."""
 
     pool: Pool
-    told: Told
+    told: Observations
     around: Sequence[TrialConfig]
     open_: Flags
     """(n + k,) Of the pool and of those around the best, which were not tried."""
@@ -109,7 +109,7 @@ class GuidedStrategy(Strategy):
         open_[tried[tried >= 0]] = False
         return _Options(pool=pool, told=self._told(forecaster, spoken), around=around, open_=open_)
 
-    def _told(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Told:
+    def _told(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Observations:
         described = forecaster.describe([trial.config for trial in spoken])
         return told_by(spoken, described, self._value, self._score)
 

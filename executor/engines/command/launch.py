@@ -15,7 +15,7 @@ from executor.engines.command.launchers import REPORT_VARIABLE, Place, inherited
 from executor.engines.command.process import Launch, python_words
 from executor.measurement.agreement import gather_plain
 from executor.measurement.limits import SLACK_BYTES
-from executor.trial_state import Trial
+from executor.measurement.trial_state import Trial
 from search_spaces.command import CommandModel
 from search_spaces.placeholders import environment_of, words_of
 

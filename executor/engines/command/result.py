@@ -15,8 +15,8 @@ from executor.failures import failure_table
 from executor.measurement.environment import environment
 from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time
-from executor.trial_report import rate_of
-from executor.trial_state import Trial
+from executor.measurement.trial_report import rate_of
+from executor.measurement.trial_state import Trial
 from search_spaces.command import CommandModel
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.model import Model

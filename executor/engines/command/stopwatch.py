@@ -2,14 +2,14 @@
 
 from executor.engines.command.readings import StepTold
 from executor.measurement.timing import has_trend
-from executor.trial_state import Trial, is_enough
+from executor.measurement.trial_state import Trial, is_enough
 
 FEWEST_TIMED = 2
 """Steps that an interval needs."""
 
 
 class ReportedSteps:
-    """Takes steps in their order. The rules are those of the engines' own steps (`executor.trial`)."""
+    """Takes steps in their order. The rules are those of the engines' own steps (`executor.trial.run`)."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial

@@ -14,7 +14,7 @@ from executor.engines.leftovers import remove_shared_memory
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.agreement import gather_numbers, gather_plain
-from executor.trial_state import Trial
+from executor.measurement.trial_state import Trial
 from search_spaces.command import CommandModel
 from search_spaces.trial import TrialRequest, TrialResult
 

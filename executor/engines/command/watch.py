@@ -9,8 +9,8 @@ from executor.engines.command.memory import ProcessTree, device_bytes
 from executor.engines.command.process import Launch, ScriptProcess
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile, StepTold
 from executor.engines.command.stopwatch import ReportedSteps
+from executor.measurement.trial_state import Trial
 from executor.process_tree import out_of_memory_kills
-from executor.trial_state import Trial
 from search_spaces.command import CommandModel
 
 TREE_SECONDS = 0.5

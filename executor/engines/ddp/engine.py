@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.engine import Engine, RankContext
 from executor.engines.ddp.capability import DDP
-from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.initialization import materialise
 from executor.engines.native.offload import step_scaled, update_groups
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.initialization import materialise
+from executor.parallel.part import ModelPart
+from executor.parallel.replica import Replica
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from executor.data import micro_batches as cut_batch
+from executor.data.batches import micro_batches as cut_batch
 from executor.engine import Engine, EngineSession, RankContext, StepReport
 from executor.engines.deepspeed.capability import DEEPSPEED
 from executor.engines.deepspeed.communication import Account
@@ -21,10 +21,10 @@ from executor.engines.deepspeed.memory import (
     is_partitioned,
 )
 from executor.engines.deepspeed.package import Traces, load, quiet, some_group
-from executor.engines.native.collectives import accounting, mark
 from executor.engines.session import in_training, keep_still, refuse
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
+from executor.parallel.collectives import accounting, mark
 from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.model import Model, ModelSpec

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.data import Data, FactoryData, text_data
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.model import Part, Transformer, build_transformer, whole
+from executor.data.batches import Data, FactoryData, text_data
 from executor.engines.session import loss_from
 from executor.engines.sources import blocks_of
 from executor.errors import EngineRefusalError
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.model import Part, Transformer, build_transformer, whole
 from executor.user_module.factory import load_factory
 from search_spaces.model import FactoryModel, Model, ModelSpec
 from search_spaces.pipeline import split_layers

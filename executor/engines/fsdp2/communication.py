@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from executor.engines.native.collectives import Group, all_gather_single, reduce_scatter_single
-from executor.engines.native.groups import ParallelGroups
+from executor.parallel.collectives import Group, all_gather_single, reduce_scatter_single
+from executor.parallel.groups import ParallelGroups
 
 
 class CountedAllGather(AllGather):

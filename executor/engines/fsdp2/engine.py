@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 from executor.engine import Engine, RankContext
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter, reduce_unused
-from executor.engines.native.groups import ParallelGroups
-from executor.engines.native.initialization import FirstValues, Share, materialise
 from executor.engines.native.offload import update_groups
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
 from executor.engines.sources import DTYPES
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.initialization import FirstValues, Share, materialise
+from executor.parallel.part import ModelPart
+from executor.parallel.replica import Replica
 from search_spaces.mesh import CONTEXT, DATA
 from search_spaces.model import Model, ModelSpec
 from search_spaces.trial import Workload

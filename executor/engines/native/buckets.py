@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.collectives import Group, InFlight, mark, shares_memory
 from executor.engines.native.layout import Layout, Slot, as_rows, cut
 from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from executor.parallel.collectives import Group, InFlight, mark, shares_memory
 from search_spaces.compression import INT8
 from search_spaces.trial_config import TrialConfig
 

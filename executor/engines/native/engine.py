@@ -2,13 +2,13 @@
 
 from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
-from executor.engines.native.graphs import Capture, CudaCapture, refuse_graphs
-from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
 from executor.engines.session import ParallelSession, refuse
+from executor.parallel.graphs import Capture, CudaCapture, refuse_graphs
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.part import ModelPart
+from executor.parallel.replica import Replica
 from search_spaces.model import Model
 from search_spaces.stage_layout import stage_config
 from search_spaces.trial import Workload

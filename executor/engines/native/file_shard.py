@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import mark
-from executor.engines.native.host_pool import HostPool
 from executor.engines.native.parameter_shard import Loaded, ParameterShard, Range
-from executor.engines.native.rank_file import ALIGNMENT, RankFile, Transfer, rounded_up
+from executor.files.rank_file import ALIGNMENT, RankFile, Transfer, rounded_up
+from executor.parallel.collectives import mark
+from executor.parallel.host_pool import HostPool
 from search_spaces.offload_files import BUFFERS, UNITS
 
 AHEAD = UNITS - 1

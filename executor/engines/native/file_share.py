@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from executor.engines.native.file_stream import Extent, FileStream
-from executor.engines.native.host_pool import HostPool
-from executor.engines.native.initialization import FirstValues
 from executor.engines.native.offload import Hyperparameters, Initial, MakeShare, OffloadedShare, Span, host_adamw, updated
-from executor.engines.native.rank_file import RankFile, folder_of, rounded_up
+from executor.files.file_stream import Extent, FileStream
+from executor.files.rank_file import RankFile, folder_of, rounded_up
+from executor.parallel.host_pool import HostPool
+from executor.parallel.initialization import FirstValues
 from search_spaces.offload_files import BUFFERS
 from search_spaces.trial import Workload
 

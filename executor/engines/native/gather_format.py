@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from executor.engines.native.block_integers import pack, unpack
-from executor.engines.native.collectives import Group
 from executor.engines.native.layout import Slot, from_rows
+from executor.parallel.block_integers import pack, unpack
+from executor.parallel.collectives import Group
 from search_spaces.compression import INT8, integer_bytes
 from search_spaces.optimizers import LEAST_QUANTISED
 from search_spaces.trial_config import TrialConfig

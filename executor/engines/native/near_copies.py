@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import Group, mark
 from executor.engines.native.layout import Slot
+from executor.parallel.collectives import Group, mark
 
 
 class NearCopies:

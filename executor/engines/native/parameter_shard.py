@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import mark, shares_memory
-from executor.engines.native.copies import Copy, CopyEngine, Staging
-from executor.engines.native.host_pool import HostPool
+from executor.parallel.collectives import mark, shares_memory
+from executor.parallel.copies import Copy, CopyEngine, Staging
+from executor.parallel.host_pool import HostPool
 
 Range = tuple[int, int]
 """First element and the one after the last, in the flat master vector and the frozen parameters that follow it."""

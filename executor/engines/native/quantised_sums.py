@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.block_integers import few, pack, unpack
-from executor.engines.native.collectives import Group, InFlight, mark
+from executor.parallel.block_integers import few, pack, unpack
+from executor.parallel.collectives import Group, InFlight, mark
 from search_spaces.compression import integer_bytes
 
 

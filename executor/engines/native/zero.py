@@ -7,13 +7,8 @@ from torch import Tensor, nn
 
 from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.collectives import Group, mark
-from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import share_in_files
-from executor.engines.native.groups import Sharing
-from executor.engines.native.host_pool import HostPool
-from executor.engines.native.initialization import FirstValues, Given, Joined, Share, hollow
 from executor.engines.native.layout import Layout, Slot, from_rows, make_layout, ranges
 from executor.engines.native.near_copies import NearCopies
 from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
@@ -22,10 +17,15 @@ from executor.engines.native.optimizers.choose import block_matrices, device_opt
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
 from executor.engines.native.prefetch import ParameterGatherer, find_units
-from executor.engines.native.rank_file import folder_of
 from executor.engines.native.refill import Refill, RefillBesideForward
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
+from executor.files.rank_file import folder_of
+from executor.parallel.collectives import Group, mark
+from executor.parallel.copies import CopyEngine, Staging
+from executor.parallel.groups import Sharing
+from executor.parallel.host_pool import HostPool
+from executor.parallel.initialization import FirstValues, Given, Joined, Share, hollow
+from executor.parallel.part import ModelPart
+from executor.parallel.replica import Replica
 from search_spaces.compression import INT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from executor.engines.native.groups import ParallelGroups
 from executor.engines.native.zero import ShardedModel
-from executor.engines.part import ModelPart
-from executor.engines.replica import Replica
+from executor.parallel.groups import ParallelGroups
+from executor.parallel.part import ModelPart
+from executor.parallel.replica import Replica
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from executor.runners.gang import Gang
 from executor.runners.layout import Layout, lay_out, lay_out_kinds, without
-from executor.runners.ray.ground import Ground
+from executor.runners.ray.node_pool import NodePool
 from executor.runners.ray.nodes import NodeWatch
-from executor.runners.ray.seats import Post, Seat
+from executor.runners.ray.rank_slots import Mailbox, RankSlot
 from executor.runners.ray.transport import SeatTransport
 from executor.runners.runner import Handle
 
@@ -30,7 +30,7 @@ class Formed:
     """A gang and its seats, in the order of its ranks."""
 
     gang: Gang
-    seats: tuple[Seat, ...]
+    seats: tuple[RankSlot, ...]
 
     @property
     def shares(self) -> Mapping[str, int]:
@@ -42,7 +42,7 @@ Kinds = Sequence[tuple[str, int]]
 """As `TrialRequest.node_kinds`."""
 
 
-def _are(seats: Sequence[Seat], kinds: Kinds) -> bool:
+def _are(seats: Sequence[RankSlot], kinds: Kinds) -> bool:
     """Whether the seats of consecutive ranks are on nodes of these kinds."""
     wanted = [kind for kind, ranks in kinds for _ in range(ranks)]
     return all(seat.node.resources.get(kind) for seat, kind in zip(seats, wanted, strict=bool(kinds)))
@@ -51,7 +51,7 @@ def _are(seats: Sequence[Seat], kinds: Kinds) -> bool:
 class Formation:
     """Forms gangs. A gang of the same seats is the same gang; one of other seats takes their rank processes as they are."""
 
-    def __init__(self, terms: GangTerms, ground: Ground, watch: NodeWatch, post: Post) -> None:
+    def __init__(self, terms: GangTerms, ground: NodePool, watch: NodeWatch, post: Mailbox) -> None:
         self._terms = terms
         self._ground = ground
         self._watch = watch
@@ -112,7 +112,7 @@ class Formation:
 
     def _form(self, layout: Layout) -> Formed | None:
         """A new gang; None: there is no room after all. Idle gangs that share seats with it are taken apart."""
-        seats: list[Seat] = []
+        seats: list[RankSlot] = []
         for name, count in layout:
             # Those with a rank process first; else in their order, so that gangs stay the same.
             free = sorted((seat for seat in self._free_seats() if seat.node.name == name), key=lambda seat: not seat.is_up)
@@ -126,7 +126,7 @@ class Formation:
         transport = SeatTransport(seats, self._post, terms.environment, None if terms.alone else self._sharing())
         return Formed(Gang(transport, python_path=terms.python_path, device=terms.device), tuple(seats))
 
-    def _free_seats(self) -> list[Seat]:
+    def _free_seats(self) -> list[RankSlot]:
         busy = {seat for formed in self.running.values() for seat in formed.seats}
         return [seat for seat in self._ground.seats if seat not in busy]
 

@@ -11,9 +11,9 @@ from executor.runners.gang import Work
 from executor.runners.gangs import Gangs
 from executor.runners.layout import how_often, lay_out, tensor_span, too_few_left, why_never, without
 from executor.runners.ray.formation import Formation, GangTerms, Kinds
-from executor.runners.ray.ground import Ground, cores_of
+from executor.runners.ray.node_pool import NodePool, cores_of
 from executor.runners.ray.nodes import NodeWatch
-from executor.runners.ray.seats import Post, Seat, SeatTerms, end_ranks
+from executor.runners.ray.rank_slots import Mailbox, RankSlot, SeatTerms, end_ranks
 from executor.runners.runner import Event, Handle
 from executor.runners.wear import TRIALS_IN_A_LIFE
 from search_spaces.failure import Evidence, Sign
@@ -62,9 +62,9 @@ class Pool(Gangs):
 
     def __init__(self, terms: PoolTerms, seat_terms: SeatTerms) -> None:
         self._terms = terms
-        self._post = Post()
+        self._post = Mailbox()
         self._watch = NodeWatch()
-        self._ground = Ground(seat_terms, self._watch, self._post, terms.own_cores)
+        self._ground = NodePool(seat_terms, self._watch, self._post, terms.own_cores)
         self._most = terms.gangs or MOST_GANGS
         if self._ground.own_cores and how_often(terms.world_size, self._ground.whole(), self._most) < 2:
             self._ground.own_cores, self._most = 0, 1
@@ -203,13 +203,13 @@ class Pool(Gangs):
         return True
 
 
-def _node_of(seats: Sequence[Seat]) -> str | None:
+def _node_of(seats: Sequence[RankSlot]) -> str | None:
     """The node that a gang's failure is of, where that can be told: the one out of reach, or its only one."""
     nodes = {seat.node.name for seat in seats if seat.out_of_reach} or {seat.node.name for seat in seats}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _marked(result: TrialResult, seats: Sequence[Seat]) -> TrialResult:
+def _marked(result: TrialResult, seats: Sequence[RankSlot]) -> TrialResult:
     """The result; where ranks took turns on a core it says that only what was measured in the same way compares with it."""
     hosts = {seat.node.host: seat.node for seat in seats}
     for host, node in hosts.items():

@@ -10,7 +10,7 @@ from executor.runners.gang_runner import GangsRunner
 from executor.runners.rank_environment import passed_variables
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.pool import Pool, PoolTerms
-from executor.runners.ray.seats import SeatTerms
+from executor.runners.ray.rank_slots import SeatTerms
 from executor.runners.transport import RUN_TRIAL
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from executor.runners.messages import Kind, Message
-from executor.runners.ray.seats import Post, Seat, end_ranks, stacks_of
+from executor.runners.ray.rank_slots import Mailbox, RankSlot, end_ranks, stacks_of
 from executor.runners.transport import NO_VARIABLES, Death, Transport
 
 THREADS = "OMP_NUM_THREADS"
@@ -17,7 +17,7 @@ class SeatTransport(Transport):
     """
 
     def __init__(
-        self, seats: Sequence[Seat], post: Post, environment: Mapping[str, str], sharing: Mapping[str, int] | None = None
+        self, seats: Sequence[RankSlot], post: Mailbox, environment: Mapping[str, str], sharing: Mapping[str, int] | None = None
     ) -> None:
         self.world_size = len(seats)
         self.address = seats[0].node.address

@@ -11,7 +11,7 @@ import table
 from called import Answer, Command
 
 from autotune.cli.app import run
-from autotune.logs import CHATTY
+from autotune.ops.logs import CHATTY
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune import calibrate
 from autotune.cli.calibrate_table import TOLD
-from autotune.prediction.coefficients import names
+from autotune.prediction.equations.coefficients import names
+from autotune.session import calibrate
 from executor.errors import RunnerError
 from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
@@ -171,7 +171,7 @@ def test_every_coefficient_has_words() -> None:
 def test_bad_input_is_one_line_and_starts_nothing(
     ranks: Ranks, command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], line: str
 ) -> None:
-    monkeypatch.setattr("autotune.jobs.machine.local_gpus", lambda: None)
+    monkeypatch.setattr("autotune.cluster.machine.local_gpus", lambda: None)
     answer = command("calibrate", *words)
     assert (answer.status, answer.out) == (2, "")
     assert line in answer.err

@@ -8,8 +8,8 @@ import pytest
 from called import Command
 
 from autotune.cli import cluster as module
-from autotune.jobs.request import JobRequest, request_to_row
-from autotune.prediction.calibrated import fingerprint
+from autotune.prediction.planning.calibrated import fingerprint
+from autotune.request.request import JobRequest, request_to_row
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
 from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation

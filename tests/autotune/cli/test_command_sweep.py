@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.jobs.request import request_from_fields
-from autotune.jobs.session import prepare
-from autotune.runners import make_runner
+from autotune.request.request import request_from_fields
+from autotune.session.runners import make_runner
+from autotune.session.session import prepare
 from executor.runners.runner import Runner
 from search_spaces.command import CommandModel
 from search_spaces.placeholders import words_of

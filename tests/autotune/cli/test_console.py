@@ -8,8 +8,8 @@ import pytest
 from called import Command
 
 from autotune.cli.console import Console
-from autotune.logs import TextLines
-from autotune.visible_text import visible, visible_line
+from autotune.ops.logs import TextLines
+from autotune.ops.visible_text import visible, visible_line
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -5,9 +5,9 @@ import json
 import pytest
 from called import Command
 
-from autotune import engines
-from autotune.engines import CAPABILITIES
-from autotune.reference import engines_page_markdown
+from autotune.cli.engine_reference import engines_page_markdown
+from autotune.request import engines
+from autotune.request.engines import CAPABILITIES
 from search_spaces.knobs import KNOBS
 
 

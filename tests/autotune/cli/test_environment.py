@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from called import Command
 
-from autotune.best_config_file import SCHEMA_PATH
-from autotune.jobs.book import read_book
+from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.outcome.job_snapshot import read_book
 from search_spaces.outcome import Outcome, Purpose
 from storage.sql import open_store
 

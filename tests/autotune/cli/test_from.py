@@ -9,14 +9,14 @@ import pytest
 import table
 from called import Command
 
-from autotune.best_config import build_best_config
-from autotune.best_config_file import best_config_text
 from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
-from autotune.jobs.book import read_book
-from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, prepare, resolve
-from autotune.loop import run_job
+from autotune.exports.best_config_file import best_config_text
+from autotune.loop.loop import run_job
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.request import request_from_fields, request_to_row
+from autotune.session.session import Session, prepare, resolve
 from storage.sql import open_store
 from tests.autotune.cli.test_bad_input import refused
 

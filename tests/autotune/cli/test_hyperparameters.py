@@ -10,9 +10,9 @@ from called import Command
 
 from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
-from autotune.jobs.config_file import read_config_file
-from autotune.jobs.request import JobRequest, request_from_fields, request_from_row, request_to_row
-from autotune.jobs.session import Session, prepare, resolve
+from autotune.request.config_file import read_config_file
+from autotune.request.request import JobRequest, request_from_fields, request_from_row, request_to_row
+from autotune.session.session import Session, prepare, resolve
 from autotune.tuning import tune
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

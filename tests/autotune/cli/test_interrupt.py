@@ -13,7 +13,7 @@ from called import Command
 from ranks import a_trial_runs, ranks_are_gone
 
 from autotune.cli import sweep
-from autotune.jobs.book import read_book
+from autotune.outcome.job_snapshot import read_book
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
 from storage.sql import open_store
@@ -93,7 +93,7 @@ def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command
 
 
 def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.jobs.request import request_to_row
+    from autotune.request.request import request_to_row
 
     with open_store(str(folder / "jobs.db")) as store:
         job = store.create_job(request_to_row(table.session(folder).request))

@@ -16,8 +16,8 @@ import served
 import table
 from called import Answer, Command
 
-from autotune.jobs.stop import StopSignal
-from autotune.jobs.worker import Worker
+from autotune.loop.stop import StopSignal
+from autotune.loop.worker import Worker
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Event, Handle, Runner
 from search_spaces.outcome import JobState, Outcome

@@ -15,11 +15,11 @@ from rich.text import Text
 from autotune.cli.canvas import Canvas
 from autotune.cli.live import LiveTable
 from autotune.cli.live_charts import LiveCharts, charts
-from autotune.jobs.book import Book, read_book
-from autotune.jobs.request import Objective, request_to_row
-from autotune.jobs.session import Session
-from autotune.loop import run_job
-from autotune.verdict import decide
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.verdict import decide
+from autotune.request.request import Objective, request_to_row
+from autotune.session.session import Session
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -27,7 +27,7 @@ from storage.store import Store
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT = 6_000_000
-Made = Callable[..., tuple[Session, Book]]
+Made = Callable[..., tuple[Session, JobSnapshot]]
 
 
 def answer(config: TrialConfig) -> TrialResult:
@@ -45,7 +45,7 @@ def answer(config: TrialConfig) -> TrialResult:
 def made(tmp_path: Path, store: Store) -> Made:
     """A job that has run."""
 
-    def run(result: Any = answer, **changes: Any) -> tuple[Session, Book]:
+    def run(result: Any = answer, **changes: Any) -> tuple[Session, JobSnapshot]:
         session = table.session(tmp_path, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, table.runner(result))
@@ -54,11 +54,11 @@ def made(tmp_path: Path, store: Store) -> Made:
     return run
 
 
-def lines_of(session: Session, book: Book, width: int, height: int) -> list[Text]:
+def lines_of(session: Session, book: JobSnapshot, width: int, height: int) -> list[Text]:
     return charts(session, book, decide(book, session.ranking, session.prior, session.baselines), width, height)
 
 
-def drawn(session: Session, book: Book, width: int, height: int) -> str:
+def drawn(session: Session, book: JobSnapshot, width: int, height: int) -> str:
     return "\n".join(line.plain.rstrip() for line in lines_of(session, book, width, height)) + "\n"
 
 

@@ -18,11 +18,11 @@ from called import Command
 from ranks import ranks_are_gone
 from rich.console import Console
 
-from autotune.cli.desk import Desk, open_desk
+from autotune.cli.backend import JobBackend, open_backend
 from autotune.cli.watch import Watch
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import session_of
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.request.request import request_to_row
+from autotune.session.session import session_of
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
@@ -77,7 +77,7 @@ def test_lines_and_progress_are_seen_before_the_trial_ends(
     with (
         running(store, job_id, ranks, stage, "little") as let_go,
         served.service(database) if on_service else nullcontext() as url,
-        open_desk(url, None if on_service else database) as desk,
+        open_backend(url, None if on_service else database) as desk,
     ):
         served.until(lambda: store.progress([job_id])[job_id], 180)
         seen = _followed(desk, job_id, let_go)
@@ -86,7 +86,7 @@ def test_lines_and_progress_are_seen_before_the_trial_ends(
     assert store.trials(job_id)[0].outcome is Outcome.OK
 
 
-def _followed(desk: Desk, job_id: str, let_go: Callable[[], None]) -> list[LogRecord]:
+def _followed(desk: JobBackend, job_id: str, let_go: Callable[[], None]) -> list[LogRecord]:
     """Follow the trial; it does not end before what it printed, and what it does, was seen."""
     (sign,) = desk.progress(job_id)
     assert (sign.trial_number, sign.attempt, sign.phase, sign.step, sign.samples_per_second) == (0, 1, "measure", 5, 80.0)
@@ -202,7 +202,7 @@ def test_show_and_watch_tell_what_runs(on_service: bool, job_id: str, command: C
     database = str(folder / "jobs.db")
     with (
         served.service(database) if on_service else nullcontext() as url,
-        open_desk(url, None if on_service else database) as desk,
+        open_backend(url, None if on_service else database) as desk,
     ):
         assert "measure 7, 12.5/s" in command("show", job_id, *(("--url", url) if url else ())).out
         line = EndingLine(lambda: store.release(lease, JobState.CANCELLED, "cancelled", ""))

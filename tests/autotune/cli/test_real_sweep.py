@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from called import Answer, Command
 
-from autotune.best_config_file import SCHEMA_PATH
+from autotune.exports.best_config_file import SCHEMA_PATH
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 

@@ -11,7 +11,7 @@ import pytest
 import table
 from called import Command
 
-from autotune.engines import CAPABILITIES
+from autotune.request.engines import CAPABILITIES
 from executor.runners import probe, rank_process
 from search_spaces.rules import RULES
 

@@ -8,7 +8,7 @@ import table
 from called import Command
 
 from autotune.cli import sweep
-from autotune.jobs.session import Session
+from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 
 SWEEP = ("sweep", "config.json", "--trials", 1, "--strategy", "random", "--confirm-repeats", 0, "--sequence-length", 64)

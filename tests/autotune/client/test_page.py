@@ -12,8 +12,8 @@ import pytest
 import served
 import table
 
-from autotune.jobs.stop import StopSignal
-from autotune.jobs.worker import Worker
+from autotune.loop.stop import StopSignal
+from autotune.loop.worker import Worker
 from storage.store import Store
 
 PAGE = (served.ROOT / "docs" / "client.md").read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ import pytest
 
 from autotune.errors import ExportRefusedError
 from autotune.exports import exporter
-from autotune.jobs.request import request_from_fields
-from autotune.jobs.session import resolve
+from autotune.request.request import request_from_fields
+from autotune.session.session import resolve
 from tests.ports import free_port
 
 STEPS = 3

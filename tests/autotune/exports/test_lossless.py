@@ -5,10 +5,10 @@ import pytest
 from autotune.errors import RequestError
 from autotune.exports import MAKERS
 from autotune.exports.winner import Stated, Winner
-from autotune.jobs.request import SIMPLE_TARGETS, request_from_fields
-from autotune.jobs.session import resolve
-from autotune.prediction.plan import PlanOptions, plan
-from autotune.prediction.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.plan import PlanOptions, plan
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.request.request import SIMPLE_TARGETS, request_from_fields
+from autotune.session.session import resolve
 
 
 def asked(simple: str | None, **pins: object) -> Question:

@@ -12,10 +12,10 @@ from autotune.cli.history import with_history
 from autotune.errors import RequestError
 from autotune.exports.optuna_study import write_study
 from autotune.imports.history import read_history
-from autotune.jobs.history import admit
-from autotune.jobs.request import request_from_row, request_to_row
-from autotune.jobs.session import Session
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.request.request import request_from_row, request_to_row
+from autotune.session.history import admit
+from autotune.session.session import Session
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store

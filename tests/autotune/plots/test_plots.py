@@ -9,9 +9,9 @@ import pytest
 from swept import swept, waiting
 
 from autotune import plots
-from autotune.figures.all_figures import NAMES
-from autotune.figures.figure import Figure, Unit, column, table
-from autotune.figures.palette import DARK, LIGHT
+from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures.figure import Figure, Unit, column, table
+from autotune.explain.figures.palette import DARK, LIGHT
 from autotune.plots.drawing import drawn, thinning
 from autotune.plots.look import MOST
 from storage.errors import UnknownJobError

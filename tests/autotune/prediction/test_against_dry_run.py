@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.step import predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model

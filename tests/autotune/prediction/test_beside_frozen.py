@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.step import Prediction, predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.adapters import adapted, layer_adapter_elements
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model

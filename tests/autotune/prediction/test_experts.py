@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autotune.prediction.cases import Cases
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.step import Prediction, predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Cases
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import Prediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model

@@ -6,19 +6,19 @@ import math
 import numpy as np
 import pytest
 
-from autotune.asked_of_job import question_of_session
-from autotune.expected import expected
-from autotune.foreseen import foresight_of
-from autotune.jobs.request import request_from_fields, request_to_row
-from autotune.jobs.session import Session, resolve, with_prior
-from autotune.prediction.calibrated import asked_here
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.estimate import estimates
-from autotune.prediction.plan import PlanOptions, plan
-from autotune.prediction.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.rates import rates_for
-from autotune.prediction.scan import Bounds
-from autotune.prediction.step import seconds_of
+from autotune.forecast.initial_forecast import foresight_of
+from autotune.forecast.job_forecast import expected
+from autotune.forecast.job_question import question_of_session
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.planning.calibrated import asked_here
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.plan import PlanOptions, plan
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.scan import Bounds
+from autotune.request.request import request_from_fields, request_to_row
+from autotune.session.session import Session, resolve, with_prior
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from storage.owners import current_owner

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.late_gather import gathers_late
-from autotune.prediction.memory import kept_layer_bytes
-from autotune.prediction.step import Prediction, predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.memory import kept_layer_bytes
+from autotune.prediction.equations.overlap_param_gather import gathers_late
+from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.trial import Workload

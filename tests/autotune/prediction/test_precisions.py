@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.memory import memory
-from autotune.prediction.rates import rates_for
-from autotune.prediction.step import predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.step import predict
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.model import ModelSpec

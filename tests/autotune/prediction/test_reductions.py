@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autotune.prediction.bench_cases import predicted_rows
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.step import predict
+from autotune.prediction.cases.bench_cases import predicted_rows
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import predict
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import resolve_model

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.prediction.row_cases import case_of, described, refusal
-from autotune.prediction.row_hardware import find_device, row_hardware
-from autotune.prediction.software import profile
-from autotune.prediction.table_predictor import TablePredictor
-from autotune.validation.row import Row, RowOutcome
+from autotune.evaluation.row_cases import case_of, described, refusal
+from autotune.evaluation.row_hardware import find_device, row_hardware
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.row import Row, RowOutcome
+from autotune.prediction.equations.software import profile
 
 ROW = Row(
     line=2, row_id="a", source="s", model_name="m", num_layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=11008,

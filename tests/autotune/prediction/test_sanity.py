@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.engines import CAPABILITIES
-from autotune.prediction.cases import SCHEDULES, Array, Cases
-from autotune.prediction.grid import Grid, Rows
-from autotune.prediction.grid_cases import GridCases
-from autotune.prediction.memory import TAGS, rank_memory
-from autotune.prediction.pipeline import split_layers
-from autotune.prediction.rates import rates_for
-from autotune.prediction.step import PARTS, Prediction, predict
+from autotune.prediction.cases.grid import Grid, Rows
+from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.equations.cases import SCHEDULES, Array, Cases
+from autotune.prediction.equations.memory import TAGS, rank_memory
+from autotune.prediction.equations.pipeline import split_layers
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.step import PARTS, Prediction, predict
+from autotune.request.engines import CAPABILITIES
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.spaces import resolve_space

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.config_cases import cases_of
-from autotune.prediction.pipeline import idle_micro_batches
-from autotune.prediction.step import predict
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.pipeline import idle_micro_batches
+from autotune.prediction.equations.step import predict
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.huggingface import resolve_model
 from search_spaces.trial import Workload

@@ -9,11 +9,11 @@ from pathlib import Path
 import table
 from few_candidates import FewCandidates
 
-from autotune.objective import Ranking
-from autotune.strategies.deepspeed import DeepSpeedStrategy
-from autotune.strategies.expert import ExpertStrategy
-from autotune.strategies.paddle import PaddleStrategy
-from autotune.strategies.replay import NONEXISTENT, ReplayStrategy, start_of
+from autotune.evaluation.tuners.deepspeed import DeepSpeedStrategy
+from autotune.evaluation.tuners.expert import ExpertStrategy
+from autotune.evaluation.tuners.paddle import PaddleStrategy
+from autotune.evaluation.tuners.replay import NONEXISTENT, ReplayStrategy, start_of
+from autotune.objective.ranking import Ranking
 from search_spaces.context import SpaceContext
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult

@@ -13,15 +13,15 @@ from few_candidates import FewCandidates
 from flat_forecaster import FlatForecaster
 
 from autotune.errors import RequestError
-from autotune.jobs.session import Session
-from autotune.objective import Ranking, rate
+from autotune.objective.ranking import Ranking, rate
+from autotune.request.strategy_names import STRATEGIES
+from autotune.session.session import Session
 from autotune.strategies.adviser import Told
 from autotune.strategies.axes import Axes
 from autotune.strategies.guided.described import Forecaster
 from autotune.strategies.guided.prior import shipped_prior
 from autotune.strategies.guided.setting import setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.names import STRATEGIES
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Guide, Strategy, make_strategy
 from search_spaces.outcome import Outcome, Purpose

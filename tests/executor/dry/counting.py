@@ -1,13 +1,13 @@
 """The real trial, whose result also tells the FLOPs that each rank counted (`flops`).
 
-Rank processes import it by name from this folder, as they import `executor.trial` otherwise.
+Rank processes import it by name from this folder, as they import `executor.trial.run` otherwise.
 """
 
 import dataclasses
 
-from executor import trial
 from executor.measurement.agreement import gather_plain
 from executor.measurement.flop_counter import FlopCounter
+from executor.trial import run as trial
 
 TOTALS = []
 

@@ -18,19 +18,19 @@ from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
 from benchmarks.parity_rank import compare
 from executor.engine import HOST, RankContext
-from executor.engines.compiling import compile_blocks, compile_seconds, forget_compiled
-from executor.engines.native.activation_offload import ActivationOffload
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.collectives import Group
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.layout import Layout, make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
-from executor.engines.native.overlapped import multiply_columns
 from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.zero import ShardedModel
 from executor.engines.torch_versions import release
+from executor.parallel.activation_offload import ActivationOffload
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.collectives import Group
+from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.parallel.overlapped import multiply_columns
 from search_spaces.capability import Combination
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES

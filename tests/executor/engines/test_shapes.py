@@ -8,7 +8,7 @@ import torch
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.errors import EngineRefusalError
-from executor.trial import ENGINES
+from executor.trial.run import ENGINES
 from search_spaces.model import ModelSpec
 from search_spaces.rules import RULES, SHAPES
 from search_spaces.trial import Workload

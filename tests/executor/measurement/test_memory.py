@@ -7,9 +7,9 @@ import sys
 import torch
 
 from executor.engine import HOST, TAGS, RankContext
-from executor.engines.native.collectives import mark
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
+from executor.parallel.collectives import mark
 from search_spaces.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

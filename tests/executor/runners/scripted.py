@@ -1,4 +1,4 @@
-"""A stand-in for `executor.trial.run_trial`: does what the request's `engine` says, as `WHAT`, `WHAT@RANK` or `WHAT:PATH`.
+"""A stand-in for `executor.trial.run.run_trial`: does what the request's `engine` says, as `WHAT`, `WHAT@RANK` or `WHAT:PATH`.
 
 Rank processes import it by name from this folder; everything that it uses is imported at its top, as in the real one.
 """

@@ -30,7 +30,9 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture(scope="module")
 def runner(nodes: RayNodes) -> Iterator[RayRunner]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("executor.runners.ray.ground.RESERVE_SECONDS", 60.0)  # else a node that is slow to answer counts as full
+        patch.setattr(
+            "executor.runners.ray.node_pool.RESERVE_SECONDS", 60.0
+        )  # else a node that is slow to answer counts as full
         with RayRunner(
             SEATS, address=nodes.address, device="cpu", gpus_per_rank=DEVICES / SEATS, environment=ENVIRONMENT,
             trial_function=TRIAL_FUNCTION, placement_seconds=180.0,

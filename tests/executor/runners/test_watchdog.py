@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from runner_contract import request_for
 
-from executor.runners import pulse as pulse_module
+from executor.runners import rank_heartbeat as pulse_module
 from executor.runners.messages import Message
-from executor.runners.pulse import Pulse, Standing
+from executor.runners.rank_heartbeat import RankHeartbeat, Standing
 from executor.runners.watchdog import COMPILE_SECONDS, FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
 from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, Rest, Wear, rest
 from search_spaces.command import CommandModel
@@ -116,7 +116,7 @@ def test_a_pulse_goes_on_while_the_main_thread_waits() -> None:
         if message["kind"] == "beat" and message["standing"]["step"] == 4:
             beaten.set()
 
-    pulse = Pulse(send)
+    pulse = RankHeartbeat(send)
     pulse.begin("a", reports=False)
     pulse.tell(Progress(attempt="a", phase="measure", step=4))
     assert beaten.wait(60.0)
@@ -130,7 +130,7 @@ def test_a_pulse_goes_on_while_the_main_thread_waits() -> None:
 def test_progress_is_told_as_often_as_it_can_be_read_and_every_new_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=time.sleep))
     sent: list[Message] = []
-    pulse = Pulse(lambda message: sent.append(message))
+    pulse = RankHeartbeat(lambda message: sent.append(message))
     pulse.begin("a", reports=True)
     for step in range(5):
         pulse.tell(Progress(attempt="a", phase="warmup", step=step))

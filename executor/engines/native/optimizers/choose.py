@@ -9,8 +9,8 @@ from executor.engines.native.optimizers.lamb import Lamb
 from executor.engines.native.optimizers.muon import Muon
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.optimizers.sgd import Sgd
-from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError
+from executor.parallel.part import ModelPart
 from search_spaces.trial_config import TrialConfig
 
 

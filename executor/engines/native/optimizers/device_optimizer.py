@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.engines.native.collectives import Group
 from executor.engines.native.layout import Layout, Slot
 from executor.engines.native.offload import Hyperparameters, parts_of, update_groups
 from executor.engines.native.parameter_shard import ParameterShard
+from executor.parallel.collectives import Group
 from search_spaces.optimizers import BETAS, EPSILON
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from executor.engines.native.collectives import mark
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.engines.native.signs import pack, unpack
+from executor.parallel.collectives import mark
 from search_spaces.compression import sign_share
 from search_spaces.optimizers import BETAS, EPSILON, LEAST_ROOT
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from autotune.strategies.guided.described import Array, Described
-from autotune.strategies.guided.told import Told
+from autotune.strategies.guided.observations import Observations
 
 
 def described(rates: Sequence[float], features: Sequence[Sequence[float]] | None = None, **changes: Any) -> Described:
@@ -31,10 +31,10 @@ def described(rates: Sequence[float], features: Sequence[Sequence[float]] | None
 
 def told(
     pool: Described, places: Sequence[int], rates: Sequence[float | None], out_of_memory: bool = True, noise: float = 0.0
-) -> Told:
+) -> Observations:
     """Trials of these places: their rates, None where one failed."""
     ran = np.array([value is not None for value in rates], dtype=bool)
-    return Told(
+    return Observations(
         described=pool.take(np.array(places, dtype=np.int64)),
         log_rate=np.array([np.log(value) if value else np.nan for value in rates], dtype=np.float64),
         noise=np.full(len(places), noise),

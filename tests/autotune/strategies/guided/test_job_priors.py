@@ -4,10 +4,10 @@ from pathlib import Path
 
 import table
 
-from autotune.jobs.book import read_book
-from autotune.jobs.request import request_to_row
-from autotune.jobs.session import session_of
-from autotune.loop import run_job
+from autotune.loop.loop import run_job
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.request import request_to_row
+from autotune.session.session import session_of
 from search_spaces.outcome import Purpose
 from storage.sql import open_store
 from storage.store import Store

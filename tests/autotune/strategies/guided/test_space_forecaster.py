@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import table
 
-from autotune.jobs.request import Objective
-from autotune.objective import Ranking
-from autotune.prediction.coefficients import Coefficients
-from autotune.prediction.lessons import Lesson
-from autotune.prediction.scan import APART, without_buckets
+from autotune.objective.ranking import Ranking
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.planning.scan import APART, without_buckets
+from autotune.request.request import Objective
 from autotune.strategies.guided import space_pool
-from autotune.strategies.guided.belief import prior
 from autotune.strategies.guided.departures import DOUBT
 from autotune.strategies.guided.described import Described
 from autotune.strategies.guided.moves import ACTS_ON, moves
 from autotune.strategies.guided.prior import Prior, shipped_prior
 from autotune.strategies.guided.setting import Setting, setting_of, transformer_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
+from autotune.strategies.guided.surrogate import prior
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome, Purpose

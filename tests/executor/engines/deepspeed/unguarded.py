@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from executor.engine import RankContext
 from executor.engines.deepspeed import engine
-from executor.trial import run_trial
+from executor.trial.run import run_trial
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 

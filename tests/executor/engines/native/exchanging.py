@@ -1,6 +1,6 @@
 """The real trial, or, where the request's `engine` is `exchange@FOLDER`, a block that exchanges in the midst of what is kept.
 
-Rank processes import it by name from this folder, as they import `executor.trial` otherwise.
+Rank processes import it by name from this folder, as they import `executor.trial.run` otherwise.
 """
 
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executor import trial
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.selective import keep_collective
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.selective import keep_collective
+from executor.trial import run as trial
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -9,11 +9,11 @@ from refused_case import SCHEDULES, case, refused_alone
 
 from benchmarks.gang import Gang
 from benchmarks.static_buffers import ContractBreachError, StaticBuffers
-from executor.engines.compiling import compile_blocks, forget_compiled
-from executor.engines.native.activation_offload import LEAST_BYTES, ActivationOffload
-from executor.engines.native.checkpointing import checkpoint_blocks
-from executor.engines.native.collectives import Group
-from executor.engines.native.graphs import BlockGraphs
+from executor.parallel.activation_offload import LEAST_BYTES, ActivationOffload
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.collectives import Group
+from executor.parallel.compiling import compile_blocks, forget_compiled
+from executor.parallel.graphs import BlockGraphs
 from search_spaces.trial_config import TrialConfig, Value
 
 GRAPHED: dict[str, Value] = {"cuda_graphs": True, "micro_batch_size": 4}

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.engines.native import collectives, streams
-from executor.engines.native.host_pool import HostPool
-from executor.engines.native.rank_file import RankFile, Transfer
+from executor.files.rank_file import RankFile, Transfer
+from executor.parallel import collectives, streams
+from executor.parallel.host_pool import HostPool
 
 Clock = dict[str, int]
 """Stream -> its operations that are known to have ended, or to end before what comes next."""

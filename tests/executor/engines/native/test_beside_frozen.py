@@ -8,8 +8,8 @@ import pytest
 import torch
 from two_ranks import RANKS, Measure, measuring
 
-from executor.data import text_data
-from executor.engines.native.model import Transformer, build_transformer
+from executor.data.batches import text_data
+from executor.parallel.model import Transformer, build_transformer
 from search_spaces.adapters import adapted
 from search_spaces.model import ModelSpec, Position
 from search_spaces.trial import Workload

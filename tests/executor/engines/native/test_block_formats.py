@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.native import block_integers, signs
-from executor.engines.native.collectives import Group
+from executor.engines.native import signs
 from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from executor.parallel import block_integers
+from executor.parallel.collectives import Group
 from search_spaces.compression import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
 from search_spaces.optimizers import QUANTISED_BLOCK
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from benchmarks.compressed_forms import Forms
 from executor.engine import REFERENCE_STEPS, measured_config
-from executor.engines.native.collectives import Group
 from executor.engines.native.layout import Layout as Shares
 from executor.engines.native.layout import make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares as Holders
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.parameter_shard import MasterShard
+from executor.parallel.collectives import Group
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT
 from search_spaces.trial import TrialResult

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.native import rank_file
-from executor.engines.native.copies import CopyEngine, Staging
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import FileShare, records, share_in_files
-from executor.engines.native.host_pool import HostPool
-from executor.engines.native.initialization import Given
 from executor.engines.native.offload import Hyperparameters, Initial, Span, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard
-from executor.engines.native.rank_file import RankFile
 from executor.errors import EngineRefusalError
+from executor.files import rank_file
+from executor.files.rank_file import RankFile
+from executor.parallel.copies import CopyEngine, Staging
+from executor.parallel.host_pool import HostPool
+from executor.parallel.initialization import Given
 from search_spaces.offload_files import BUFFERS, UNITS
 from search_spaces.trial import Workload
 
@@ -127,7 +127,7 @@ def test_a_file_system_that_refuses_direct_io_is_told_and_read_the_other_way(
 
 def test_nothing_is_left_in_the_folder_by_a_process_that_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from executor.engines.native.rank_file import RankFile;"
+        "import sys, time; from pathlib import Path; from executor.files.rank_file import RankFile;"
         "file = RankFile(Path(sys.argv[1]), 1 << 20); print('open', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)

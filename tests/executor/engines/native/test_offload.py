@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from executor.engine import HOST
-from executor.engines.native.copies import CopyEngine, Staging
-from executor.engines.native.host_pool import HostPool
-from executor.engines.native.initialization import Given
 from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.measurement.memory import account_step
+from executor.parallel.copies import CopyEngine, Staging
+from executor.parallel.host_pool import HostPool
+from executor.parallel.initialization import Given
 
 DEVICE = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
 STEPS = 4

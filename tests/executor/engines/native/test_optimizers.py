@@ -20,9 +20,9 @@ from executor.engines.native.optimizers.choose import block_matrices
 from executor.engines.native.optimizers.muon import dealt
 from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
 from executor.engines.native.optimizers.quantised import QuantisedVector, codes
-from executor.engines.part import ModelPart
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
+from executor.parallel.part import ModelPart
 from search_spaces.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, OPTIMIZERS, QUANTISED_BLOCK
 from search_spaces.trial import TrialResult, Workload

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.update_counts_rank import Operations
-from executor.engines.native import collectives
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.collectives import Group, InFlight, group_options
 from executor.engines.native.layout import Layout, as_rows, make_layout
 from executor.engines.native.offload import step_scaled, update_groups
 from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.refill import fill
+from executor.parallel import collectives
+from executor.parallel.collectives import Group, InFlight, group_options
 from search_spaces.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 

@@ -1,0 +1,163 @@
+"""Jobs in a database, without a service."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.cli.backend import JobBackend, Standing, standing_of
+from autotune.cli.fields import with_import_folders
+from autotune.errors import RequestError
+from autotune.explain.explanation.explain import explain
+from autotune.explain.explanation.findings import Explanation
+from autotune.explain.reports.formats import report_text
+from autotune.exports import Export, exporter
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.labels import merged_labels
+from autotune.request.request import request_from_fields, request_to_row
+from autotune.session.session import resolve, session_of
+from search_spaces.outcome import JobState
+from storage.log_records import LogRecord, ProgressRecord
+from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
+from storage.sql import default_database_url, open_store
+
+POLL_SECONDS = 0.2
+PAGE = 500
+
+
+class DatabaseBackend(JobBackend):
+    """See `Desk`."""
+
+    runs_jobs = True
+
+    def __init__(self, database: str | None, words: tuple[str, ...] = ()) -> None:
+        self.words = words
+        self._store = open_store(database or default_database_url())
+
+    def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
+        """See `Desk.submit`. Whether this machine could run it does not matter: a worker does."""
+        given = with_import_folders({**fields})
+        for name in ("data_path", "nvme_path"):
+            if path := given.get(name):
+                given[name] = str(Path(path).expanduser().absolute())
+        session = resolve(request_from_fields(given))
+        return self._store.submit(request_to_row(session.request), Submission(priority=priority))[0]
+
+    def job(self, job: str | None) -> JobRecord:
+        """See `Desk.job`."""
+        return self._store.job(job)
+
+    def jobs(
+        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
+    ) -> Iterator[JobRecord]:
+        """See `Desk.jobs`."""
+        return iter(self._store.jobs(limit, states=states, submitter=submitter, tags=tags))
+
+    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+        """See `Desk.standings`."""
+        found = self._store.overviews([job.id for job in jobs])
+        return [standing_of(job, found[job.id].searched) for job in jobs]
+
+    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+        """See `Desk.ask`."""
+        return self._store.ask(self._store.job(job).id, wanted, budget)
+
+    def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
+        """See `Desk.label`."""
+        found = self._store.job(job)
+        return self._store.change_request(found.id, None, merged_labels(found.request, labels))
+
+    def clone(self, job: str) -> JobRecord:
+        """See `Desk.clone`."""
+        former = self._store.job(job)
+        return self._store.submit(former.request, Submission(priority=former.priority))[0]
+
+    def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
+        """See `Desk.extend`."""
+        found = self._store.job(job)
+        if found.state in ENDED:
+            raise RequestError("job", f"{found.id} has ended ({found.state})", "resume it with a larger budget, or clone it")
+        budget = {"trials": trials, "max_seconds": max_seconds}
+        changes = {name: value for name, value in budget.items() if value is not None}
+        return self._store.change_request(found.id, None, changes)
+
+    def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
+        """See `Desk.trials`."""
+        job_id = self._store.job(job).id
+        while page := self._store.trial_page(job_id, first, PAGE):
+            yield from page
+            first = page[-1].number + 1
+
+    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+        """See `Desk.events`."""
+        return (sign for sign in self._signs(job, after) if isinstance(sign, EventRecord))
+
+    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+        """See `Desk.live`."""
+        return self._signs(job, 0, progress=True)
+
+    def progress(self, job: str | None) -> list[ProgressRecord]:
+        """See `Desk.progress`."""
+        job_id = self._store.job(job).id
+        return self._store.progress([job_id])[job_id]
+
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+        """See `Desk.logs`."""
+        job_id, after = self._store.job(job).id, 0
+        while parts := self._store.logs(job_id, trial, after, PAGE, attempt, rank):
+            yield from parts
+            after = parts[-1].sequence
+
+    def follow_logs(
+        self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
+    ) -> Iterator[LogRecord]:
+        """See `Desk.follow_logs`."""
+        of = (self._store.job(job).id, trial)
+        while (news := self._store.log_news({of: after}, PAGE).get(of)) is not None:
+            yield from (part for part in news.parts if attempt in (None, part.attempt) and rank in (None, part.rank))
+            if news.over:
+                return
+            if news.parts:
+                after = news.parts[-1].sequence
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def best(self, job: str | None) -> dict[str, Any]:
+        """See `Desk.best`."""
+        book = read_book(self._store, self._store.job(job).id)
+        return build_best_config(session_of(book.job), book)
+
+    def export(self, job: str | None, format_name: str) -> Export:
+        """See `Desk.export`."""
+        make = exporter(format_name)
+        return make(self.best(job))
+
+    def explain(self, job: str | None) -> Explanation:
+        """See `Desk.explain`."""
+        return explain(self._store, self._store.job(job).id)
+
+    def report(self, job: str | None, format_name: str) -> str:
+        """See `Desk.report`."""
+        return report_text(self._store, job, format_name)
+
+    def close(self) -> None:
+        """See `Desk.close`."""
+        self._store.close()
+
+    def _signs(self, job: str | None, after: int, progress: bool = False) -> Iterator[EventRecord | ProgressRecord]:
+        job_id = self._store.job(job).id
+        known: Collection[ProgressRecord] = ()
+        while True:
+            events = self._store.events(job_id, after, PAGE)
+            yield from events
+            if events:
+                after = events[-1].sequence
+                continue
+            now = self._store.progress([job_id])[job_id] if progress else ()
+            yield from (sign for sign in now if sign not in known)
+            known = now
+            found = self._store.job(job_id)
+            if found.state in ENDED and found.version <= after:
+                return
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,108 @@
+"""The reference page of engines, generated from what they declare: docs/engines.md, `autotune engines`."""
+
+import itertools
+
+from autotune.request.engines import CAPABILITIES
+from search_spaces.capability import Capability, Combination
+from search_spaces.knobs import KNOBS, value_text
+from search_spaces.reference import markdown_table
+from search_spaces.trial_config import SCRIPT, TrialConfig, Value
+
+Row = tuple[str, ...]
+
+INTRODUCTION = """\
+# Engines
+
+Generated from `executor/engines/*/capability.py` by `autotune engines --markdown`.
+
+`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's own, for cross-checks, and
+`deepspeed` is [DeepSpeed itself](deepspeed.md); they are chosen with `--engine`. A cell lists the values of the knob that the
+engine honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` says that the engine does not turn it. What
+is not honoured is refused by the rule `engine-honours` before any process starts. The rules that hold for every engine are
+among the [knobs](knobs.md#rules).
+
+`command` runs a training script of yours: it honours what the script's [placeholders](bring-your-own-script.md) carry.
+"""
+SCHEDULES_INTRODUCTION = """\
+`yes` runs with all that the engine honours beside it; `unless` names the rule below that refuses it with some of that.
+"""
+REFUSED_INTRODUCTION = """\
+Values that an engine honours one by one and refuses together, by a rule of their own, before any process starts.
+"""
+_PROBED_RANKS = 8
+_PROBED_NUMBERS: tuple[Value, ...] = (1, 2)
+"""Ranks, and values of knobs without a list of choices, among which a combination is looked for: enough for two ranks along
+each of three dimensions."""
+
+
+def engines_page_markdown() -> str:
+    """The whole page."""
+    knobs = markdown_table(knob_head(), ((f"`{name}`", *cells) for name, *cells in knob_rows()))
+    schedules = markdown_table(schedule_head(), ((f"`{name}`", *cells) for name, *cells in schedule_rows()))
+    refused = markdown_table(refused_head(), ((engine, f"`{rule}`", *cells) for engine, rule, *cells in refused_rows()))
+    return (
+        f"{INTRODUCTION}\n{knobs}\n## Pipeline schedules\n\n{SCHEDULES_INTRODUCTION}\n{schedules}\n"
+        f"## Combinations that are refused\n\n{REFUSED_INTRODUCTION}\n{refused}"
+    )
+
+
+def knob_head() -> Row:
+    """Column names of `knob_rows`."""
+    return ("knob", *CAPABILITIES)
+
+
+def knob_rows() -> list[Row]:
+    """A row for each knob, a column for each engine: the values that it honours."""
+    ours = [name for name in KNOBS if name != SCRIPT]
+    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in ours]
+
+
+def schedule_head() -> Row:
+    """Column names of `schedule_rows`."""
+    return ("pipeline_schedule", *CAPABILITIES)
+
+
+def schedule_rows() -> list[Row]:
+    """A row for each pipeline schedule, a column for each engine: yes, no, or the rules that refuse it somewhere."""
+    schedules = [str(schedule) for schedule in KNOBS["pipeline_schedule"].choices]
+    return [(name, *(_schedule_text(engine, name) for engine in CAPABILITIES.values())) for name in schedules]
+
+
+def refused_head() -> Row:
+    """Column names of `refused_rows`."""
+    return ("engine", "rule", "knobs", "why", "remedy")
+
+
+def refused_rows() -> list[Row]:
+    """A row for each combination that an engine refuses."""
+    return [
+        (engine.engine, item.rule, ", ".join(item.reads), item.problem, item.remedy)
+        for engine in CAPABILITIES.values()
+        for item in engine.combinations
+    ]
+
+
+def _honoured_text(engine: Capability, name: str) -> str:
+    knob, honoured = KNOBS[name], engine.honoured(name)
+    if honoured is None:
+        return ", ".join(map(value_text, knob.choices)) or "any"
+    if honoured == (knob.default,):
+        return f"{value_text(knob.default)} only"
+    return ", ".join(map(value_text, honoured))
+
+
+def _schedule_text(engine: Capability, schedule: str) -> str:
+    if not engine.honours("pipeline_schedule", schedule) or not engine.honours("pipeline_parallel_size", 2):
+        return "no"
+    refusing = [item.rule for item in engine.combinations if _may_refuse(item, engine, schedule)]
+    return f"unless {', '.join(refusing)}" if refusing else "yes"
+
+
+def _may_refuse(combination: Combination, engine: Capability, schedule: str) -> bool:
+    """Whether the combination holds with this schedule for some honoured values of the knobs that it reads."""
+    if "pipeline_schedule" not in combination.reads:
+        return False
+    domains = {name: engine.honoured(name) or KNOBS[name].choices or _PROBED_NUMBERS for name in combination.reads}
+    domains |= {"pipeline_schedule": (schedule,), "pipeline_parallel_size": (2,)}
+    points = (dict(zip(domains, values, strict=True)) for values in itertools.product(*domains.values()))
+    return any(combination.holds(TrialConfig().replace(point), _PROBED_RANKS) for point in points)

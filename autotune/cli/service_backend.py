@@ -1,0 +1,257 @@
+"""Jobs of a service."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from autotune.cli.backend import JobBackend, Standing, standing_of
+from autotune.client import (
+    Client,
+    Event,
+    Job,
+    JobSummary,
+    LogPart,
+    NotFoundError,
+    Progress,
+    ServiceError,
+    SubmissionFields,
+    Trial,
+)
+from autotune.errors import NoBestError, RequestError, UnknownFormatError
+from autotune.explain.explanation.findings import Explanation
+from autotune.exports.export import Export
+from search_spaces.huggingface import is_factory_reference
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.preset_files import preset_tables
+from search_spaces.trial import TrialResult
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from storage.log_records import LogRecord, ProgressRecord
+from storage.records import LATEST, Ask, EventRecord, JobRecord, TrialRecord
+
+WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
+OVERVIEWS = 200
+"""Jobs that a service tells of at a time."""
+TIME_LENGTH = 15
+"""Characters of an id that are the time of its opening."""
+NEWER = "use the `autotune` of the service's version"
+
+
+class ServiceBackend(JobBackend):
+    """See `Desk`."""
+
+    def __init__(self, url: str, words: tuple[str, ...] = ()) -> None:
+        self.words = words
+        self._client = Client(url)
+
+    def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
+        """See `Desk.submit`. A model's file is sent along; no other file can be."""
+        further = dict(fields)
+        model = further.pop("model", None)
+        if model is None and "command" not in further:
+            raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
+        for name in further:
+            if name not in SubmissionFields.__annotations__:
+                raise RequestError(name, "is the service's own affair", "leave it out, or submit to a database (--db)")
+        submission = cast(SubmissionFields, {**further, "priority": priority})
+        return _job(self._client.submit(None if model is None else _named(model), **submission))
+
+    def job(self, job: str | None) -> JobRecord:
+        """See `Desk.job`."""
+        return _job(self._found(job))
+
+    def jobs(
+        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
+    ) -> Iterator[JobRecord]:
+        """See `Desk.jobs`."""
+        return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit, tag=[*tags]))
+
+    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+        """See `Desk.standings`."""
+        pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
+        searched = [one.searched for page in pages for one in self._client.overviews([job.id for job in page])]
+        return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
+
+    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+        """See `Desk.ask`."""
+        client = self._client
+        if wanted is Ask.RESUME:
+            return _job(client.resume(self._id(job), **(budget or {})))
+        calls = {Ask.PAUSE: client.pause, Ask.STOP: client.stop, Ask.CANCEL: client.cancel}
+        return _job(calls[wanted](self._id(job)))
+
+    def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
+        """See `Desk.label`."""
+        return _job(self._client.label(self._id(job), **labels))
+
+    def clone(self, job: str) -> JobRecord:
+        """See `Desk.clone`."""
+        return _job(self._client.clone(self._id(job)))
+
+    def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
+        """See `Desk.extend`."""
+        return _job(self._client.extend(self._id(job), trials=trials, max_seconds=max_seconds))
+
+    def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
+        """See `Desk.trials`."""
+        job_id = self._id(job)
+        return (_trial(job_id, trial) for trial in self._client.trials(job_id, first=first))
+
+    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+        """See `Desk.events`."""
+        job_id = self._id(job)
+        return (_event(job_id, event) for event in self._client.events(job_id, after))
+
+    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+        """See `Desk.live`."""
+        job_id = self._id(job)
+        for sign in self._client.live(job_id):
+            yield _event(job_id, sign) if isinstance(sign, Event) else _progress(sign)
+
+    def progress(self, job: str | None) -> list[ProgressRecord]:
+        """See `Desk.progress`."""
+        return [_progress(sign) for sign in self._client.progress(self._id(job))]
+
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+        """See `Desk.logs`."""
+        return map(_part, self._client.logs(self._id(job), trial, attempt=attempt, rank=rank))
+
+    def follow_logs(
+        self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
+    ) -> Iterator[LogRecord]:
+        """See `Desk.follow_logs`."""
+        parts = self._client.logs(self._id(job), trial, attempt=attempt, rank=rank, after=after, follow=True)
+        return map(_part, parts)
+
+    def best(self, job: str | None) -> dict[str, Any]:
+        """See `Desk.best`."""
+        try:
+            return self._client.best(self._id(job))
+        except NotFoundError as error:
+            raise _translated(error) from error
+
+    def export(self, job: str | None, format_name: str) -> Export:
+        """See `Desk.export`."""
+        try:
+            made = self._client.export(self._id(job), format_name)
+        except NotFoundError as error:
+            raise _translated(error) from error
+        return Export(text=made.text, notes=(made.note,) if made.note else ())
+
+    def explain(self, job: str | None) -> Explanation:
+        """See `Desk.explain`."""
+        job_id = self._id(job)
+        try:
+            return from_plain(Explanation, self._client.explanation(job_id))
+        except NotFoundError as error:
+            raise _translated(error) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ServiceError(f"explanation: of job {job_id} cannot be read ({error}); {NEWER}") from error
+
+    def report(self, job: str | None, format_name: str) -> str:
+        """See `Desk.report`."""
+        return self._client.report(self._id(job), format_name)
+
+    def close(self) -> None:
+        """See `Desk.close`."""
+        self._client.close()
+
+    def _id(self, job: str | None) -> str:
+        return job if job is not None and WHOLE_ID.fullmatch(job) else self._found(job).id
+
+    def _found(self, job: str | None) -> Job:
+        """The job; a service knows whole ids alone, so that the beginning of one is looked for among the jobs."""
+        if job in (None, LATEST):
+            newest = next(self._client.jobs(limit=1), None)
+            if newest is None:
+                raise NotFoundError(f"there is no job yet at {self._client.url}; submit one with `autotune submit`")
+            return self._client.job(newest.id)
+        if WHOLE_ID.fullmatch(job):
+            return self._client.job(job)
+        fitting = self._fitting(job) if job else []
+        if len(fitting) > 1:
+            raise NotFoundError(f"{job!r} begins several job ids ({fitting[0].id}, {fitting[1].id}, …); give more of it")
+        if not fitting:
+            raise NotFoundError(f"there is no job {job!r} at {self._client.url}; list them with `autotune jobs`")
+        return self._client.job(fitting[0].id)
+
+    def _fitting(self, beginning: str) -> list[JobSummary]:
+        """Up to two jobs whose ids begin so. Ids begin with the time of opening: older ones need not be looked at."""
+        found: list[JobSummary] = []
+        timed = min(len(beginning), TIME_LENGTH)
+        for job in self._client.jobs():
+            if job.id.startswith(beginning):
+                found.append(job)
+            if len(found) == 2 or job.id[:timed] < beginning[:timed]:
+                break
+        return found
+
+
+def _named(model: str) -> str | Path:
+    """The model as the client takes it: what is here and no preset is a path."""
+    if model in preset_tables("models") or is_factory_reference(model):
+        return model
+    return Path(model) if Path(model).expanduser().exists() else model
+
+
+def _translated(error: NotFoundError) -> Exception:
+    for problem in error.problems:
+        kind = {"job": NoBestError, "format": UnknownFormatError}.get(problem.field)
+        if kind is not None:
+            return kind(problem.field, problem.message, problem.remedy)
+    return error
+
+
+def _job(job: JobSummary) -> JobRecord:
+    try:
+        state = JobState(job.state)
+    except ValueError:
+        raise ServiceError(f"state: {job.state!r} of job {job.id} is not known here; {NEWER}") from None
+    return JobRecord(
+        id=job.id, created=job.created, updated=job.updated, state=state, reason=job.reason, message=job.message,
+        request=job.request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
+        priority=job.priority, version=job.version, answer=None if job.answer is None else to_plain(job.answer),
+    )  # fmt: skip
+
+
+def _trial(job_id: str, trial: Trial) -> TrialRecord:
+    try:
+        known = KNOB_NAMES
+        config = TrialConfig().replace({name: value for name, value in trial.config.items() if name in known})
+        return TrialRecord(
+            job_id=job_id,
+            number=trial.number,
+            config=config,
+            config_hash=config.hash,
+            purpose=Purpose(trial.purpose),
+            fidelity=trial.fidelity,
+            repeat=trial.repeat,
+            counted=trial.counted,
+            outcome=None if trial.outcome is None else Outcome(trial.outcome),
+            result=None if trial.result is None else from_plain(TrialResult, {"attempt": "", **trial.result}),
+            attempts=trial.attempts,
+            created=trial.created,
+            started=trial.started,
+            finished=trial.finished,
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ServiceError(f"trial: {trial.number} of job {job_id} cannot be read ({error}); {NEWER}") from error
+
+
+def _event(job_id: str, event: Event) -> EventRecord:
+    return EventRecord(job_id=job_id, sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)
+
+
+def _progress(sign: Progress) -> ProgressRecord:
+    return ProgressRecord(
+        trial_number=sign.trial, attempt=sign.attempt, phase=sign.phase, step=sign.step,
+        samples_per_second=sign.samples_per_second, message=sign.message, time=sign.time,
+    )  # fmt: skip
+
+
+def _part(part: LogPart) -> LogRecord:
+    return LogRecord(
+        sequence=part.sequence, attempt=part.attempt, rank=part.rank, time=part.time, start=part.start, size=part.size,
+        text=part.text,
+    )  # fmt: skip

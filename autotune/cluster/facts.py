@@ -1,0 +1,105 @@
+"""What is known of a Ray cluster: what Ray reports, what its description states, what a calibration measured."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.prediction.cases.bench_cases import link_volume
+from autotune.prediction.planning.calibrated import fingerprint
+from executor.errors import RunnerError
+from executor.runners.ray.describe import RayNode, cluster_of
+from search_spaces.cluster import ClusterSpec
+from search_spaces.microbenchmark import Measured, Operation
+from storage.records import CalibrationRecord, QuarantineRecord
+from storage.store import Store
+
+_MESSAGES = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A figure of the cluster's description beside what its ranks reached."""
+
+    what: str
+    unit: str
+    """FLOP/s or bytes/s."""
+    stated: float | None
+    """None: the description does not say."""
+    measured: float
+
+    @property
+    def share(self) -> float | None:
+        """Measured as a share of stated."""
+        return self.measured / self.stated if self.stated else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTruth:
+    """A Ray cluster from all sides."""
+
+    nodes: tuple[RayNode, ...]
+    """Alive ones first."""
+    cluster: ClusterSpec | None
+    """What sweeps with `--cluster ray` run on; None: it cannot be described."""
+    problem: str
+    """Why it cannot be described; empty: it can."""
+    calibration: CalibrationRecord | None
+    """The newest of just this hardware."""
+    claims: tuple[Claim, ...]
+    """Empty without a calibration."""
+    unmeasured: tuple[str, ...]
+    """Hosts that are alive and took no part in the calibration."""
+    quarantine: tuple[QuarantineRecord, ...]
+    """Nodes that no trial is given, whether or not they are here."""
+
+
+def cluster_truth(nodes: Sequence[RayNode], store: Store) -> ClusterTruth:
+    """Put together what Ray reports of its nodes and what the database knows of such hardware."""
+    cluster, problem = _described([node for node in nodes if node.alive])
+    found = store.calibrations(fingerprint(cluster), limit=1) if cluster is not None else []
+    record = found[0] if found else None
+    here = sorted({node.host for node in nodes if node.alive})
+    return ClusterTruth(
+        nodes=tuple(nodes),
+        cluster=cluster,
+        problem=problem,
+        calibration=record,
+        claims=claims_of(cluster, record.rows) if cluster is not None and record is not None else (),
+        unmeasured=tuple(host for host in here if host not in record.hosts) if record is not None else (),
+        quarantine=tuple(store.quarantined_nodes()),
+    )
+
+
+def claims_of(cluster: ClusterSpec, rows: Sequence[Measured]) -> tuple[Claim, ...]:
+    """The best that the rows reached of each figure that the description states."""
+    return tuple(_claims(cluster, rows))
+
+
+def _described(living: Sequence[RayNode]) -> tuple[ClusterSpec | None, str]:
+    try:
+        return cluster_of([node.resources for node in living]), ""
+    except RunnerError as error:
+        return None, str(error)
+
+
+def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
+    products = [row for row in rows if row.operation is Operation.PRODUCT]
+    for precision in dict.fromkeys(row.precision for row in products):
+        speeds = [_flops(row) for row in products if row.precision == precision]
+        stated = cluster.device.peak_flops.get(precision)
+        yield Claim(what=f"{precision} products of a device", unit="FLOP/s", stated=stated, measured=max(speeds))
+    copies = [8 * row.shape[0] / row.seconds for row in rows if row.operation is Operation.COPY]
+    if copies:
+        stated = cluster.device.memory_bandwidth
+        yield Claim(what="memory of a device", unit="bytes/s", stated=stated, measured=max(copies))
+    grouped = [row for row in rows if row.operation in _MESSAGES and row.group.ranks > 1]
+    inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == row.group.in_node]
+    if inside:
+        yield Claim(what="links in a node", unit="bytes/s", stated=cluster.intra_node_bandwidth, measured=max(inside))
+    # Groups that share a node's network each carry their own volume over it at the same time.
+    across = [link_volume(row) * row.group.sharing / row.seconds for row in grouped if row.group.ranks > row.group.in_node]
+    if across:
+        yield Claim(what="network of a node", unit="bytes/s", stated=cluster.inter_node_bandwidth, measured=max(across))
+
+
+def _flops(row: Measured) -> float:
+    return 2.0 * row.shape[0] * row.shape[1] * row.shape[2] / row.seconds

@@ -1,0 +1,212 @@
+"""A row of a table of measurements as a case: what it leaves out is taken from the model's size and the device's name."""
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from autotune.evaluation.row_hardware import RowHardware, row_hardware
+from autotune.evaluation.validation.row import Row
+from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
+from autotune.prediction.equations.mixed import FP8_GAIN
+from autotune.prediction.equations.software import profile, software_named
+
+_TRAINABLE = re.compile(r"trainable=([\d,]+)")
+_LORA = re.compile(r"=\s*q?lora\b", re.IGNORECASE)
+_LORA_RANK = 16
+_EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
+_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
+"""Parts of notes that tell of the software; the others may tell how the run ended, which must not be looked at."""
+FP4_GAIN = 2.1
+"""The same of 4 bits, whose products are four times as fast."""
+HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
+HOST_BANDWIDTH = 300e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What a row's parameter count tells of its model."""
+
+    gated: bool
+    tied: bool
+
+
+def refusal(row: Row) -> str | None:
+    """Why a row cannot be represented; None: it can."""
+    for name in ("num_layers", "hidden", "heads", "seq_len", "num_gpus", "gpu_type", "micro_batch"):
+        if getattr(row, name) in (None, 0):
+            return f"has no {name}"
+    if row_hardware(row.gpu_type or "", None, 1, None, None) is None:
+        return f"device {row.gpu_type!r} is not known"
+    if row.recompute and _recompute(row) is None:
+        return f"recompute {row.recompute!r} is none of {', '.join(RECOMPUTE)}"
+    if (row.num_layers or 0) < (row.pp or 1):
+        return f"{row.num_layers} layers do not fill {row.pp} pipeline stages"
+    if (row.seq_len or 0) < 2:
+        return f"seq_len {row.seq_len} is no training run of a language model"
+    return None
+
+
+def _recompute(row: Row) -> str | None:
+    """The kind of recomputation that the cell names, in whatever words are around it; None: none that is known."""
+    words = re.findall(r"[a-z]+", (row.recompute or "none").lower())
+    return next((kind for kind in RECOMPUTE if kind in words), None)
+
+
+def described(row: Row) -> str:
+    """What a row says of its software."""
+    return " ".join(str(part) for part in (row.framework, row.precision, *_CONFIGURES.findall(row.notes)) if part)
+
+
+def adapts(row: Row) -> bool:
+    """Whether a row's software recomputes and shards as memory asks for, where the row leaves it open."""
+    return bool(profile(described(row).lower())["adapts"])
+
+
+def case_of(row: Row) -> Cases:
+    """The case of a row that `refusal` does not refuse."""
+    text = described(row)
+    hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
+    assert hardware is not None  # refusal() asked
+    family = _family(row)
+    kind = row.mem_kind or ""
+    software, values = software_named(text, gated=family.gated, first_rank="rank 0" in kind)
+    return Cases(
+        shapes=_shapes(row, family, values),
+        hardware=_hardware(row, hardware),
+        layouts=_layouts(row, values),
+        software=software,
+    )
+
+
+def _family(row: Row) -> _Family:
+    """Gated or not, tied or not: as the notes say, else as fits the stated number of parameters best."""
+    noted = re.search(r"tied_embeddings=(True|False)", row.notes, re.IGNORECASE)
+    hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
+    query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
+    ffn = row.ffn_hidden or 4 * hidden
+    best, choice = np.inf, _Family(gated=ffn % hidden != 0, tied=False)
+    if row.params_b is None:
+        return choice
+    for gated, tied in product((False, True), (False, True)):
+        if noted and tied != (noted[1].lower() == "true"):
+            continue
+        count = layers * (query_key + (3 if gated else 2) * hidden * ffn) + (1 if tied else 2) * vocabulary * hidden
+        error = abs(np.log(count / (row.params_b * 1e9)))
+        if error < best - 0.01:
+            best, choice = error, _Family(gated=gated, tied=tied)
+    return choice
+
+
+def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
+    hidden, heads = row.hidden or 1, row.heads or 1
+    adapter, frozen = _adapter(row)
+    return Shapes(
+        layers=scalar(row.num_layers or 1),
+        hidden=scalar(hidden),
+        heads=scalar(heads),
+        query=scalar(hidden),
+        key_value=scalar(hidden * (row.kv_heads or heads) / heads),
+        ffn=scalar(row.ffn_hidden or 4 * hidden),
+        matrices=scalar(3 if family.gated else 2),
+        vocabulary=scalar(row.vocab or 50_000),
+        positions=scalar(0),
+        sequence=scalar(row.seq_len or 1),
+        window=scalar(row.seq_len or 1),
+        tied=scalar(float(family.tied)),
+        experts=scalar(0),
+        experts_per_token=scalar(0),
+        adapter=scalar(adapter),
+        adapter_divided=scalar(0.0),
+        frozen_bytes=scalar(frozen),
+        dropout=scalar(values["dropout"]),
+    )
+
+
+def _adapter(row: Row) -> tuple[float, float]:
+    """Trainable parameters of a layer and bytes of a frozen one; nothing where all is trained.
+
+    Four bits with a scale for each 64 values take 0.57 bytes, with scales quantised again 0.52 [Dettmers 2023, QLoRA, 3].
+    """
+    noted = _TRAINABLE.search(row.notes)
+    if not noted and not _LORA.search(row.notes):
+        return 0.0, 0.0
+    precision = row.precision or ""
+    frozen = 0.52 if "nf4-dq" in precision else 0.57 if "nf4" in precision else 2.0
+    hidden, layers = row.hidden or 1, row.num_layers or 1
+    trained = (
+        float(noted[1].replace(",", "")) if noted else _LORA_RANK * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
+    )
+    return trained / layers, frozen
+
+
+def _hardware(row: Row, found: RowHardware) -> Hardware:
+    precision = (row.precision or "bf16").lower()
+    peaks = found.device.peak_flops
+    base = peaks.get("fp16" if "fp16" in precision else "bf16", peaks.get("fp16", peaks.get("fp32", 1e13)))
+    gain = FP4_GAIN if "fp4" in precision else FP8_GAIN if "fp8" in precision else 1.0
+    if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
+        base = peaks.get("tf32", peaks.get("fp32", base))
+    return Hardware(
+        peak=scalar(base * gain),
+        bandwidth=scalar(found.device.memory_bandwidth or 1e12),
+        capacity=scalar(found.device.memory_bytes),
+        devices_per_node=scalar(found.devices_per_node),
+        intra=scalar(found.intra),
+        inter=scalar(found.inter),
+        host_link=scalar(HOST_LINK.get(found.family, 50e9)),
+        host_bandwidth=scalar(HOST_BANDWIDTH),
+        scatter_volume=scalar(1.0),
+        idle_cost=scalar(1.0),
+    )
+
+
+def _layouts(row: Row, values: dict[str, float]) -> Layouts:
+    world, tp, pp, cp = row.num_gpus or 1, row.tp or 1, row.pp or 1, row.cp or 1
+    dp = row.dp or max(world // (tp * pp * cp), 1)
+    virtual = row.vpp or 1
+    schedule = "interleaved_1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    sharding = _sequence_parallel(row, values)
+    return Layouts(
+        data=scalar(dp),
+        tensor=scalar(tp),
+        pipeline=scalar(pp),
+        context=scalar(cp),
+        expert=scalar(row.ep or 1),
+        shard=scalar(_shard(row, dp * cp)),
+        zero_stage=scalar(_stage(row)),
+        micro_batch=scalar(row.micro_batch or 1),
+        accumulation=scalar(row.gradient_accumulation_steps or 1),
+        sequence_parallel=scalar(sharding if tp > 1 else 0.0),
+        virtual=scalar(virtual if pp > 1 else 1),
+        schedule=scalar(SCHEDULES.index(schedule)),
+        recompute=scalar(RECOMPUTE.index(_recompute(row) or "none")),
+        recompute_every=scalar(2.0 if _recompute(row) == "selective" and _EVERY_LAYER.search(row.notes) else 1.0),
+        offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
+        offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
+        parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),
+        reduce_bytes=scalar(values["gradient_bytes"]),
+        reduce_bucket=scalar(2e8),
+        prefetch_bucket=scalar(5e7),
+        persistence=scalar(0),
+        max_live=scalar(1e9),
+        overlap=scalar(1),
+        defer=scalar(0),
+        reshard=scalar(1),
+        loss_chunk=scalar(0),
+        balanced=scalar(values["balanced"]),
+    )
+
+
+def _stage(row: Row) -> int:
+    return 1 if row.zero_stage is None else row.zero_stage
+
+
+def _sequence_parallel(row: Row, values: dict[str, float]) -> float:
+    return values["sequence_parallel"] if row.sequence_parallel is None else float(row.sequence_parallel)
+
+
+def _shard(row: Row, ranks: int) -> int:
+    """HSDP shards inside a node."""
+    return min(ranks, row.gpus_per_node or 8) if "HSDP" in row.notes else ranks

@@ -1,0 +1,170 @@
+"""Every strategy on every group: first what is predicted of the groups, then the games, both in several processes."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import active_children, get_context
+from typing import Protocol, TypeVar
+
+from autotune.errors import RequestError
+from autotune.evaluation.search_benchmark.contest import Played, play, score
+from autotune.evaluation.search_benchmark.groups import Gathered, Group
+from autotune.evaluation.search_benchmark.table_forecaster import Disturb, TableForecaster, forecasters
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.folds import Calibration
+from autotune.objective.ranking import rate
+from autotune.strategies.strategy import Guide, Strategy, make_strategy
+
+Progress = Callable[[str, int, int], None]
+"""Told what is counted, how many of them are done, and of how many."""
+Games = list[dict[str, list[Played]]]
+"""Of each group the games of each strategy: one for each seed, and one in all where seeds change nothing."""
+SLOW_GAMES = 1
+"""Games on each group of a strategy that takes seconds to decide."""
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """What is played."""
+
+    strategies: tuple[str, ...]
+    calibrate: Calibration = Calibration.LEAVE_GROUP_OUT
+    trials: int = 20
+    seeds: int = 20
+    """Games of a strategy on a group: it gets the seeds 0, 1, …"""
+    min_timed: int = 8
+    seed: int = 0
+    """Of intervals and of the oracle's noise."""
+    processes: int = 0
+    """0: as many as there are cores."""
+
+    def __post_init__(self) -> None:
+        if not self.strategies:
+            raise RequestError("strategies", "none is named", "name them, with commas between")
+        for name in self.strategies:
+            if self.strategies.count(name) > 1:
+                raise RequestError("strategies", f"{name} is named twice", "name each once")
+            make_strategy(name, score, _guide(_Nothing()))
+        if self.calibrate is Calibration.FEW_ROWS:
+            raise RequestError(
+                "calibrate", "few-rows draws rows anew each time", "use none, leave-group-out or leave-source-out"
+            )
+
+
+class Spread(Protocol):
+    """Calls a function for each item, in any process; answers come in the order of the items."""
+
+    def __call__(self, function: Callable[[Given], Found], items: Iterable[Given], /) -> Iterator[Found]: ...
+
+
+@contextmanager
+def workers(processes: int) -> Iterator[Spread]:
+    """Processes that are started anew: what this one has loaded, threads included, must not change what they do.
+
+    Raises:
+        RequestError: one of them died.
+    """
+    if processes == 1:
+        yield map
+        return
+    others = set(active_children())
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), _leave_interrupts_to_the_parent) as pool,
+    ):
+        try:
+            yield pool.map
+        except BrokenProcessPool as error:
+            remedy = "ask for fewer, or for 1: each needs memory"
+            raise RequestError("processes", "one of those that play has died", remedy) from error
+        except BaseException:
+            # Leaving the pool waits for what is running: minutes, where a strategy is slow.
+            for child in set(active_children()) - others:
+                child.terminate()
+            raise
+
+
+def predict_groups(
+    gathered: Gathered,
+    predictor: TablePredictor,
+    spread: Spread,
+    disturbs: Sequence[Disturb | None] = (None,),
+    progress: Progress | None = None,
+) -> list[list[TableForecaster]]:
+    """Of each disturbance what is predicted of each group, after the lesson that has none of its rows."""
+    found: list[list[TableForecaster | None]] = [[None] * len(gathered.groups) for _ in disturbs]
+    asked = [(lesson, [gathered.groups[place] for place in lesson.groups]) for lesson in gathered.lessons]
+    predict = partial(forecasters, predictor=predictor, disturbs=disturbs)
+    for done, (lesson, told) in enumerate(zip(gathered.lessons, spread(predict, asked), strict=True), 1):
+        for row, each in zip(found, told, strict=True):
+            for place, forecaster in zip(lesson.groups, each, strict=True):
+                row[place] = forecaster
+        if progress:
+            progress("calibrations", done, len(asked))
+    return [[forecaster for forecaster in row if forecaster is not None] for row in found]
+
+
+def play_all(
+    groups: Sequence[Group],
+    forecasters: Sequence[TableForecaster],
+    rounds: Rounds,
+    spread: Spread,
+    progress: Progress | None = None,
+) -> Games:
+    """All games. The order in which they end changes nothing."""
+    pairs = [(name, group, known) for group, known in zip(groups, forecasters, strict=True) for name in rounds.strategies]
+    found: Games = [{} for _ in groups]
+    for done, games in enumerate(spread(partial(_games, rounds=rounds), pairs)):
+        found[done // len(rounds.strategies)][rounds.strategies[done % len(rounds.strategies)]] = games
+        if progress:
+            progress("strategies on groups", done + 1, len(pairs))
+    return found
+
+
+def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Played]:
+    name, group, forecaster = pair
+    strategy = make_strategy(name, score, _guide(forecaster))
+    seeds = range(games_of(strategy, rounds))
+    # A new one for each game: what it kept of one must not serve another, in its time least of all.
+    return [play(group, make_strategy(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
+
+
+def _guide(forecaster: TableForecaster) -> Guide:
+    return Guide(forecaster=forecaster, value=rate)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are started inherit it: threads of linear algebra that wait for cores take ten times as long."""
+    ours = [name for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ]
+    os.environ.update(dict.fromkeys(ours, "1"))
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+def games_of(strategy: Strategy, rounds: Rounds) -> int:
+    """Games of a strategy on a group: one where seeds change nothing, `SLOW_GAMES` of those that take seconds to decide."""
+    if not strategy.seeded:
+        return 1
+    return min(rounds.seeds, SLOW_GAMES) if strategy.slow else rounds.seeds
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class _Nothing(TableForecaster):
+    """In place of predictions, to see whether a strategy has a name."""
+
+    def __init__(self) -> None:
+        pass

@@ -1,0 +1,272 @@
+"""The analytic model as a predictor of tables of measurements, and how it is calibrated on their rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.evaluation.row_cases import adapts, case_of, refusal
+from autotune.evaluation.validation.contract import Forecast
+from autotune.evaluation.validation.row import Row
+from autotune.evaluation.validation.truth import peak_bytes, step_seconds
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, stacked
+from autotune.prediction.equations.coefficients import Coefficients, names
+from autotune.prediction.equations.memory import Memory, memory
+from autotune.prediction.equations.rates import fitted_sources, shipped_rates
+from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
+from autotune.prediction.fitting.fitting import fitted
+from autotune.prediction.fitting.residual import FEWEST, Residual, learned
+
+_MOST = 400
+"""Rows that coefficients are fitted on; more tell next to nothing new of a score of them."""
+_EACH = {"time": 3.0, "memory": 3.0}
+"""Rows that a source weighs at most where several are fitted together: what they keep in memory is their software's own."""
+_TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
+_APART = 0.3
+"""Standard deviation of the logarithm by which sources differ in what no coefficient stands for."""
+_HALF = 4.0
+"""Rows at which the spread of a band is half the measured and half the prior one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """What is known of one source."""
+
+    rates: Coefficients
+    residual: Residual | None = None
+    memory_residual: Residual | None = None
+    offset: float = 0.0
+    """Logarithm of measured / predicted time that all rows of the source share, where there are too few for a residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Described:
+    """What is predicted of rows of one source, in parts; arrays over the rows."""
+
+    cases: Cases
+    prediction: Prediction
+    """By the equations alone."""
+    learned: Array
+    """Logarithm of what the rows that it was calibrated on make of the equations' seconds."""
+    fullest: Memory
+    """Of the fullest rank, whichever a table reads."""
+    beyond: Array
+    """What they make of its bytes, as a factor."""
+    rates: Coefficients
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePredictor:
+    """Predicts rows of tables. Rows of a source that it was calibrated on are predicted by what that source taught."""
+
+    known: tuple[Row, ...] | None = None
+    """Rows that it was calibrated on; None: the shipped coefficients."""
+    disturb: Callable[[Coefficients], Coefficients] | None = None
+    """What is done to the coefficients after they were fitted: to see what becomes of those who rely on wrong ones."""
+    _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
+
+    def in_sample(self, rows: Sequence[Row]) -> int:
+        """How many of the rows are of sources that the shipped coefficients were fitted on."""
+        return 0 if self.known is not None else sum(row.source in fitted_sources() for row in rows)
+
+    def refusals(self, rows: Sequence[Row]) -> list[str | None]:
+        """Why each row cannot be represented."""
+        return [refusal(row) for row in rows]
+
+    def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
+        """One that knows these rows and generic priors alone."""
+        return TablePredictor(known=tuple(rows), disturb=self.disturb)
+
+    def disturbed(self, disturb: Callable[[Coefficients], Coefficients] | None) -> "TablePredictor":
+        """The same with its coefficients changed so; what was fitted is not fitted anew."""
+        return replace(self, disturb=disturb)
+
+    def forecast(self, rows: Sequence[Row]) -> Forecast:
+        """Time, memory and verdict of each row, with bands that hold nine times out of ten."""
+        found: dict[str, list[int]] = {}
+        for index, row in enumerate(rows):
+            found.setdefault(row.source, []).append(index)
+        columns = {name: np.empty(len(rows)) for name in Forecast.__dataclass_fields__}
+        for indices in found.values():
+            for name, values in self._forecast([rows[index] for index in indices]).items():
+                columns[name][indices] = values
+        verdict = columns.pop("out_of_memory") > 0
+        return Forecast(out_of_memory=verdict, **columns)
+
+    def described(self, rows: Sequence[Row]) -> Described:
+        """What is predicted of rows that are of one source and not refused, in parts."""
+        fit = self._fit(rows[0].source)
+        cases = _settled(cases_of_rows(rows), rows, fit.rates)
+        return Described(
+            cases=cases,
+            prediction=predict(cases, fit.rates),
+            learned=fit.residual(cases) if fit.residual else np.full(len(rows), fit.offset),
+            fullest=memory(_anywhere(cases), fit.rates),
+            beyond=np.exp(fit.memory_residual(cases)) if fit.memory_residual else np.ones(len(rows)),
+            rates=fit.rates,
+        )
+
+    def _forecast(self, rows: Sequence[Row]) -> dict[str, Array]:
+        found = self.described(rows)
+        seconds = found.prediction.seconds * np.exp(found.learned)
+        read = as_read(found.prediction.memory, rows) * found.beyond
+        rates = found.rates
+        return {
+            "step_seconds": seconds,
+            "step_seconds_low": seconds * np.exp(-Z90 * rates.time_spread),
+            "step_seconds_high": seconds * np.exp(Z90 * rates.time_spread),
+            "memory_bytes": read,
+            "memory_bytes_low": read * np.exp(-Z90 * rates.memory_spread),
+            "memory_bytes_high": read * np.exp(Z90 * rates.memory_spread),
+            "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_anywhere(found.cases))),
+        }
+
+    def _fit(self, source: str) -> _Fit:
+        own = source if self.known is not None and source in self._sources else ""
+        if own not in self._fits:
+            self._fits[own] = self._fitted(own)
+        fit = self._fits[own]
+        return replace(fit, rates=self.disturb(fit.rates)) if self.disturb else fit
+
+    def _fitted(self, own: str) -> _Fit:
+        if self.known is None:
+            return _Fit(rates=shipped_rates())
+        return _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own))
+
+    @cached_property
+    def _sources(self) -> frozenset[str]:
+        return frozenset(row.source for row in self.known or ())
+
+
+def _anywhere(cases: Cases) -> Cases:
+    """With the memory of the fullest rank, whichever was read."""
+    return replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
+
+
+def _settled(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
+    """With the least recomputation that fits, else with divided parameters, where a row leaves these open."""
+    adapting = np.array([adapts(row) for row in rows])
+    recomputes = adapting & np.array([row.recompute is None for row in rows])
+    divides = adapting & np.array([row.zero_stage is None for row in rows])
+    if not (recomputes | divides).any():
+        return cases
+    for level in range(1, len(RECOMPUTE)):
+        cases = _raised(cases, "recompute", level, recomputes & ~_fits(cases, rates))
+    cases = _raised(cases, "zero_stage", 3, divides & ~_fits(cases, rates))
+    cases = _raised(cases, "recompute", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
+    return _raised(cases, "recompute", 2, recomputes & divides & ~_fits(cases, rates))
+
+
+def _fits(cases: Cases, rates: Coefficients) -> Flags:
+    return memory(_anywhere(cases), rates).fits(cases)
+
+
+def _raised(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
+    changed = np.where(chosen, value, getattr(cases.layouts, name))
+    return replace(cases, layouts=replace(cases.layouts, **{name: changed}))
+
+
+def as_read(held: Memory, rows: Sequence[Row]) -> Array:
+    """Of a memory prediction what each row's way of reading sees: the allocator's bytes, those reserved, or the device's."""
+    kinds = [(row.mem_kind or "").lower() for row in rows]
+    device = np.array(["smi" in kind for kind in kinds])
+    reserved = np.array(["reserved" in kind for kind in kinds]) | device
+    beyond = np.where(reserved, held.by_tag["reserved"], 0.0) + np.where(device, held.by_tag["context"], 0.0)
+    read: Array = held.allocated + beyond
+    return read
+
+
+def fitted_rates(rows: Sequence[Row], *, together: bool) -> Coefficients:
+    """Coefficients from rows; `together`: rows of several sources, each of which weighs the same."""
+    rates = _fit_memory(rows, Coefficients(), together)
+    return _fit_time(rows, rates, together)
+
+
+def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
+    """What the rows of one source teach: coefficients, and what these leave over. Of several: coefficients alone."""
+    rates = fitted_rates(rows, together=not own)
+    timed = [row for row in rows if step_seconds(row)]
+    held = [row for row in rows if peak_bytes(row)]
+    beyond = _memory_residual(held, rates) if own and len(held) >= FEWEST else None
+    if not own or not timed:
+        return _Fit(rates=rates, memory_residual=beyond)
+    cases = _settled(cases_of_rows(timed), timed, rates)
+    errors = np.log(_times(timed) / seconds_of(cases, rates))
+    if len(timed) < FEWEST:
+        return _Fit(rates=rates, memory_residual=beyond, offset=float(errors.sum() / (len(timed) + 1.0)))
+    return _Fit(rates=rates, memory_residual=beyond, residual=learned(cases, errors))
+
+
+def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
+    cases = _settled(cases_of_rows(held), held, rates)
+    read = as_read(memory(cases, rates), held)
+    return learned(cases, np.log(np.array([peak_bytes(row) or 0.0 for row in held]) / read))
+
+
+def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+    """Twice: the second time with the noise that the first one found."""
+    timed = _spread_out([row for row in rows if step_seconds(row)])
+    if not timed:
+        return before
+    cases, measured = _settled(cases_of_rows(timed), timed, before), _times(timed)
+    weights = _weights(timed, _EACH["time"] if together else None)
+    noise, rates = _APART if together else _TIME_NOISE, before
+    for _ in range(2):
+        rates = fitted(names("time", shared=together), before, lambda tried: seconds_of(cases, tried), measured, noise, weights)
+        left = np.log(measured / seconds_of(cases, rates))
+        spread = _spread(left, timed, before.time_spread)
+        if spread < 1.5 * noise:
+            break
+        noise = min(spread, 0.2)
+    return replace(rates, time_spread=spread)
+
+
+def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+    held = _spread_out([row for row in rows if peak_bytes(row)])
+    if not held:
+        return before
+    cases, measured = cases_of_rows(held), np.array([peak_bytes(row) or 0.0 for row in held])
+
+    def predicted(tried: Coefficients) -> Array:
+        return as_read(memory(cases, tried), held)
+
+    weights = _weights(held, _EACH["memory"] if together else None)
+    rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
+    left = np.log(measured / predicted(rates))
+    return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
+
+
+def _spread_out(rows: Sequence[Row]) -> list[Row]:
+    """At most `_MOST` of the rows, the same ones every time."""
+    if len(rows) <= _MOST:
+        return list(rows)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST]
+    return [rows[index] for index in sorted(chosen)]
+
+
+def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
+    if each is None:
+        return None
+    counts = {row.source: 0 for row in rows}
+    for row in rows:
+        counts[row.source] += 1
+    return np.array([min(1.0, each / counts[row.source]) for row in rows])
+
+
+def _times(rows: Sequence[Row]) -> Array:
+    return np.array([step_seconds(row) or 0.0 for row in rows])
+
+
+def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> float:
+    """Standard deviation by the median, that of the middle source, drawn to the prior where there are few rows."""
+    sources = {row.source for row in rows}
+    own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
+    found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
+    return float((len(left) * found + _HALF * before) / (len(left) + _HALF))
+
+
+def cases_of_rows(rows: Sequence[Row]) -> Cases:
+    """The cases of rows that are not refused."""
+    return stacked([case_of(row) for row in rows])

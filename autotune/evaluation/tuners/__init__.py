@@ -1,0 +1,1 @@
+"""The published procedures of other tuners, as strategies."""

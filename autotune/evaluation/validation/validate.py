@@ -1,0 +1,152 @@
+"""Scores a predictor on a table: calibrate, predict, score."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from autotune.evaluation.validation.contract import Flags, Forecast, Predictor
+from autotune.evaluation.validation.facts import Facts
+from autotune.evaluation.validation.folds import DRAWS, Calibration, Fold, TooFew, few_rows, leave_group_out, leave_source_out
+from autotune.evaluation.validation.row import Row, blinded
+from autotune.evaluation.validation.table import Skipped
+
+Progress = Callable[[int, int], None]
+"""Told after each fold how many are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a predictor is scored."""
+
+    calibrate: Calibration = Calibration.NONE
+    calibration_rows: int = 3
+    """Rows of each source that few-rows fits on."""
+    min_timed: int = 8
+    """Timed candidates that a group needs to be ranked."""
+    seed: int = 0
+    assumed_noise: float = 0.01
+    """Relative standard deviation of a source that repeats too little to tell its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """Forecasts over all rows of the table, and which rows they are scored on."""
+
+    forecast: Forecast
+    scored: Flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forecasts:
+    """What the predictor said: one draw, or as many as few-rows makes."""
+
+    draws: tuple[Draw, ...]
+    skipped: tuple[Skipped, ...]
+    in_sample: int
+    """Rows that the shipped coefficients were fitted on, where these were used."""
+    priors_alone: int
+    """Rows that were predicted without any row to fit on, where there should have been some."""
+
+
+def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progress: Progress | None = None) -> Forecasts:
+    """Calibrate as the protocol says and predict each row once in every draw."""
+    asked = [blinded(row) for row in facts.rows]
+    skipped, usable = _representable(facts, asked, predictor)
+    plan, more = _plan(facts, usable, protocol)
+    draws, done, total = [], 0, sum(len(folds) for folds in plan)
+    for folds in plan:
+        forecast = _blank(len(facts.rows))
+        scored = np.zeros(len(facts.rows), dtype=bool)
+        for fold in folds:
+            fitted = predictor
+            if protocol.calibrate is not Calibration.NONE:
+                fitted = predictor.calibrated([facts.rows[position] for position in fold.fitted])
+            _fill(forecast, fitted, asked, fold.predicted)
+            scored[list(fold.predicted)] = True
+            done += 1
+            if progress:
+                progress(done, total)
+        draws.append(Draw(forecast=_cleaned(forecast), scored=scored))
+    silent = _silent(facts, draws)
+    used = [row for row, use in zip(facts.rows, usable, strict=True) if use]
+    return Forecasts(
+        draws=tuple(draws),
+        skipped=(*skipped, *more, *silent),
+        in_sample=predictor.in_sample(used) if protocol.calibrate is Calibration.NONE else 0,
+        priors_alone=_priors_alone(plan, protocol),
+    )
+
+
+def _representable(facts: Facts, asked: Sequence[Row], predictor: Predictor) -> tuple[list[Skipped], Flags]:
+    refusals = list(predictor.refusals(asked))
+    skipped = [_skip(facts, position, why) for position, why in enumerate(refusals) if why is not None]
+    return skipped, np.array([why is None for why in refusals], dtype=bool)
+
+
+def _plan(facts: Facts, usable: Flags, protocol: Protocol) -> tuple[list[list[Fold]], list[Skipped]]:
+    """Folds of each draw, and rows that no draw predicts."""
+    if protocol.calibrate is Calibration.LEAVE_GROUP_OUT:
+        return [leave_group_out(facts, usable, protocol.min_timed)], []
+    if protocol.calibrate is Calibration.LEAVE_SOURCE_OUT:
+        return [leave_source_out(facts, usable)], []
+    if protocol.calibrate is Calibration.FEW_ROWS:
+        return _few_rows_plan(facts, usable, protocol)
+    everyone = tuple(int(position) for position in np.flatnonzero(usable))
+    return [[Fold(fitted=(), predicted=everyone)] if everyone else []], []
+
+
+def _few_rows_plan(facts: Facts, usable: Flags, protocol: Protocol) -> tuple[list[list[Fold]], list[Skipped]]:
+    plan: list[list[Fold]] = [[] for _ in range(DRAWS)]
+    skipped = []
+    for found in few_rows(facts, usable, protocol.calibration_rows, protocol.seed):
+        if isinstance(found, TooFew):
+            why = f"its source has {found.measured} measured configurations: too few to fit on {protocol.calibration_rows}"
+            skipped += [_skip(facts, position, f"{why} and score the rest") for position in found.rows]
+            continue
+        for folds, fold in zip(plan, found, strict=True):
+            folds.append(fold)
+    return plan, skipped
+
+
+def _blank(count: int) -> Forecast:
+    arrays = {field.name: np.full(count, np.nan) for field in fields(Forecast) if field.name != "out_of_memory"}
+    return Forecast(**arrays, out_of_memory=np.zeros(count, dtype=bool))
+
+
+def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positions: Sequence[int]) -> None:
+    if not positions:
+        return
+    part, at = predictor.forecast([asked[position] for position in positions]), list(positions)
+    for field in fields(Forecast):
+        getattr(forecast, field.name)[at] = getattr(part, field.name)
+
+
+def _cleaned(forecast: Forecast) -> Forecast:
+    """What is no positive number is no figure."""
+    for field in fields(Forecast):
+        if field.name != "out_of_memory":
+            values = getattr(forecast, field.name)
+            values[~(np.isfinite(values) & (values > 0))] = np.nan
+    return forecast
+
+
+def _silent(facts: Facts, draws: Sequence[Draw]) -> list[Skipped]:
+    """Rows that the predictor takes and says nothing of; they are not scored."""
+    found = np.zeros(len(facts.rows), dtype=bool)
+    for draw in draws:
+        silent = draw.scored & np.isnan(draw.forecast.step_seconds) & np.isnan(draw.forecast.memory_bytes)
+        draw.scored[silent] = False
+        found |= silent
+    return [_skip(facts, int(position), "the predictor gives neither time nor memory") for position in np.flatnonzero(found)]
+
+
+def _priors_alone(plan: Sequence[Sequence[Fold]], protocol: Protocol) -> int:
+    if protocol.calibrate is Calibration.NONE:
+        return 0
+    return sum(len(fold.predicted) for fold in plan[0] if not fold.fitted) if plan else 0
+
+
+def _skip(facts: Facts, position: int, reason: str) -> Skipped:
+    row = facts.rows[position]
+    return Skipped(row_id=row.row_id, line=row.line, reason=reason)

@@ -1,0 +1,1 @@
+"""What a job found, explained: findings, figures and reports."""

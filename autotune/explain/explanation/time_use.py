@@ -1,0 +1,54 @@
+"""Where the winner's step goes."""
+
+from autotune.explain.explanation.evidence import Evidence
+from autotune.explain.explanation.findings import Part, TimeUse
+from autotune.prediction.planning.estimate import Estimate, estimates
+from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
+
+UNEXPLAINED = "unexplained"
+ROUNDING = 1e-9
+"""Share of a step that is left by rounding alone."""
+
+
+def time_use(evidence: Evidence) -> TimeUse:
+    """The measured step, divided by the equations; what ranks counted stands beside it."""
+    rate, batch = evidence.rate, evidence.session.request.global_batch_size
+    predicted = None if evidence.question is None else estimates(evidence.question, [evidence.config])[0]
+    ranks = evidence.winner.result.ranks if evidence.winner.result else ()
+    seconds = evidence.step_seconds
+    return TimeUse(
+        step_seconds=_inverse(rate, batch),
+        samples_per_second=rate,
+        repeats=evidence.verdict.standings.repeats_of(evidence.winner),
+        parts=() if predicted is None else parts_of(predicted, seconds),
+        predicted_seconds=None if predicted is None else predicted.step_seconds,
+        measured_over_predicted=None if predicted is None else seconds / predicted.step_seconds.mean,
+        collectives=_collectives(ranks),
+        cpu_seconds=max((rank.cpu_seconds_per_step for rank in ranks), default=None),
+    )
+
+
+def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
+    """Parts that sum to the measured step: as predicted, or all scaled down to it; what they leave is a part of its own."""
+    scale = min(1.0, measured / predicted.step_seconds.mean)
+    parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
+    left = measured - sum(parts.values())
+    parts[UNEXPLAINED] = left if left > ROUNDING * measured else 0.0
+    return tuple(Part(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
+
+
+def _inverse(rate: Interval, batch: int) -> Interval:
+    """Seconds of a step; an interval of the rate that reaches down to 0 has no upper end, and ends at ten times the mean."""
+    longest = 10.0 * batch / rate.mean
+    high = min(batch / rate.low, longest) if rate.low > 0 else longest
+    return Interval(mean=batch / rate.mean, low=batch / rate.high, high=high)
+
+
+def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, ...]:
+    """Of each operation and dimension the count of the rank that moves most, most bytes first."""
+    most: dict[tuple[str, str], CollectiveCount] = {}
+    for found in (collective for rank in ranks for collective in rank.collectives):
+        key = (found.mesh_dimension, found.operation)
+        if key not in most or (found.bytes, found.count) > (most[key].bytes, most[key].count):
+            most[key] = found
+    return tuple(sorted(most.values(), key=lambda item: (-item.bytes, item.mesh_dimension, item.operation)))

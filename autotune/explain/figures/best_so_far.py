@@ -1,0 +1,104 @@
+"""The best so far: over the trials, and over the time since the first one started."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import counted
+from autotune.explain.figures.units import cell_text
+from autotune.objective.ranking import Ranking, peak_bytes
+from autotune.request.request import Objective
+from storage.records import TrialRecord
+
+NAME, TITLE = "best_so_far", "Best so far"
+
+
+def best_so_far(source: Source) -> Figure:
+    """Search trials in the order of their numbers, and in the order in which they ended."""
+    searched = source.book.searched
+    if not searched or source.session is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+    ranking = source.session.ranking
+    least = ranking.objective is Objective.MEMORY
+    unit = Unit.BYTES if least else Unit.RATE
+    values = [_value(source, ranking, trial) for trial in searched]
+    best = _running(values, least)
+    if best[-1] is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking("trial that may win"))
+    began = min((trial.started for trial in searched if trial.started), default=None)
+    trials = table(
+        "trials",
+        "a search trial, in the order in which they were chosen",
+        [
+            column("trial", "trial", [trial.number for trial in searched]),
+            column("outcome", "outcome", [trial.outcome for trial in searched]),
+            column("seconds", "ended after", [_after(trial, began) for trial in searched], Unit.SECONDS),
+            column("value", "its own", values, unit),
+            column("best", "best so far", best, unit),
+        ],
+    )
+    ran = [trial for trial in searched if trial.started and trial.finished]
+    ended = sorted(ran, key=lambda trial: _after(trial, began) or 0.0)
+    lasting = _running([_value(source, ranking, trial) for trial in ended], least)
+    over_time = table(
+        "over_time",
+        "a search trial that ran, in the order in which they ended",
+        [
+            column("trial", "trial", [trial.number for trial in ended]),
+            column("seconds", "ended after", [_after(trial, began) for trial in ended], Unit.SECONDS),
+            column("best", "best so far", lasting, unit),
+        ],
+    )
+    return Figure(
+        name=NAME,
+        title=TITLE,
+        summary=_summary(searched, values, best, unit),
+        x=Axis(title="trial", column="trial"),
+        y=Axis(title="least peak of a rank" if least else "throughput", unit=unit, column="best"),
+        tables=(trials, over_time),
+        marks=_baseline(source, ranking, unit),
+    )
+
+
+def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None:
+    """What is made the most of; None: the trial may not win."""
+    if not ranking.may_win(trial):
+        return None
+    if ranking.objective is Objective.MEMORY:
+        return float(peak_bytes(trial))
+    return ranking.rate(trial) if source.evidence is None else source.evidence.verdict.standings.ranked_rate(trial)
+
+
+def _running(values: Iterable[float | None], least: bool) -> list[float | None]:
+    """After each value, the best one until then."""
+    found: list[float | None] = []
+    best: float | None = None
+    for value in values:
+        if value is not None and (best is None or (value < best if least else value > best)):
+            best = value
+        found.append(best)
+    return found
+
+
+def _after(trial: TrialRecord, began: datetime | None) -> float | None:
+    if trial.finished is None or trial.started is None or began is None:
+        return None
+    return (trial.finished - began).total_seconds()
+
+
+def _baseline(source: Source, ranking: Ranking, unit: Unit) -> tuple[Mark, ...]:
+    baseline = source.evidence.verdict.baseline if source.evidence is not None else None
+    value = _value(source, ranking, baseline) if baseline is not None else None
+    if value is None:
+        return ()
+    return (Mark(axis="y", name="baseline", title=f"baseline {cell_text(value, unit)}", value=value),)
+
+
+def _summary(searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: Unit) -> str:
+    place = next(place for place, value in enumerate(best) if value == best[-1])
+    winning = sum(value is not None for value in values)
+    since = len(searched) - 1 - place
+    reached = f"Trial {searched[place].number} reached {cell_text(best[-1], unit)}{' samples/s' * (unit is Unit.RATE)}"
+    after = f"; the {counted(since, 'trial')} after it found nothing better" if since else ", the last one so far"
+    return f"{reached}, the best of {counted(len(searched), 'trial')} ({winning:,} may win){after}."

@@ -1,0 +1,42 @@
+"""Every search trial as a line through the values of the knobs that vary, to its samples/s."""
+
+from autotune.explain.figures.figure import Column, Figure, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import counted, varying
+from autotune.objective.ranking import peak_bytes
+from search_spaces.knobs import value_text
+
+NAME, TITLE = "parallel_coordinates", "Knobs of every trial"
+
+
+def parallel_coordinates(source: Source) -> Figure:
+    """Search trials that have ended; a column for each knob in which they differ, in the order in which knobs are shown."""
+    searched = source.book.searched
+    knobs = varying(searched)
+    if not searched or source.session is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+    if not knobs:
+        summary = f"There is {counted(len(searched), 'trial')}, and so no knob has two values yet."
+        return Figure(name=NAME, title=TITLE, summary=summary)
+    rates = [source.rate_of(trial) for trial in searched]
+    trials = table(
+        "trials",
+        "a search trial",
+        [
+            column("trial", "trial", [trial.number for trial in searched]),
+            column("outcome", "outcome", [trial.outcome for trial in searched]),
+            *(Column(name=name, title=name, values=tuple(getattr(trial.config, name) for trial in searched)) for name in knobs),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
+            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in searched], Unit.BYTES),
+        ],
+    )
+    summary = f"{counted(len(searched), 'trial')} over {counted(len(knobs), 'knob')} that {_vary(len(knobs))}"
+    best = source.evidence.config if source.evidence is not None else None
+    if best is not None:
+        summary += f"; the best has {', '.join(f'{name}={value_text(getattr(best, name))}' for name in knobs[:4])}"
+        summary += " and more" if len(knobs) > 4 else ""
+    return Figure(name=NAME, title=TITLE, summary=f"{summary}.", tables=(trials,))
+
+
+def _vary(count: int) -> str:
+    return "varies" if count == 1 else "vary"

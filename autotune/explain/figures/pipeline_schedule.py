@@ -1,0 +1,187 @@
+"""The order in which the winner's pipeline runs a step: the engine's own, with the durations that are predicted."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.explain.explanation.evidence import Evidence
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import counted
+from autotune.explain.figures.units import percent, seconds_text
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.compute import micro_batch
+from autotune.prediction.equations.step import hop_seconds
+from autotune.prediction.planning.question import Question
+from executor.parallel.schedule import Action, ActionKind, actions_of
+from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.trial_config import TrialConfig
+
+NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
+MOST_ACTIONS = 1_500
+"""That are drawn: of the first micro-batches, where there are more."""
+AGAIN = {"none": 0.0, "selective": 0.25, "full": 1.0}
+"""Of a forward, what backward computes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Predicted seconds of each stage for one micro-batch."""
+
+    seconds: Mapping[ActionKind, Sequence[float]]
+    hop: float
+    """Until what a stage made is on the next one of another rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An action with its times, in seconds from the start of the step."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+def pipeline_schedule(source: Source) -> Figure:
+    """Of a winner with a pipeline; data-parallel traffic, the update and offloading come after it and are not drawn."""
+    evidence = source.evidence
+    if evidence is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+    config, question = evidence.config, evidence.question
+    if config.pipeline_parallel_size == 1:
+        return Figure(name=NAME, title=TITLE, summary="The best has no pipeline: every rank holds all layers.")
+    if question is None:
+        return Figure(name=NAME, title=TITLE, summary=source.shapeless)
+    if question.engine != "native":
+        told = f"The order in which the engine {question.engine} runs a pipeline is its own, and not known here."
+        return Figure(name=NAME, title=TITLE, summary=told)
+    return _drawn(evidence, config, question)
+
+
+def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figure:
+    request = evidence.session.request
+    batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
+    layers = split_layers(question.model, config, question.sequence_length)
+    placed = place(actions_of(config, batches), durations_of(config, question, [len(held) for held in layers]))
+    stages = {rank: list(stages_of_rank(config, rank)) for rank in range(config.pipeline_parallel_size)}
+    whole = max(one.end for one in placed)
+    busy = {rank: math.fsum(one.end - one.start for one in placed if one.rank == rank) for rank in stages}
+    shown = max(MOST_ACTIONS * batches // len(placed), 1)
+    drawn = [one for one in placed if one.action.micro_batch < shown]
+    actions = table(
+        "actions",
+        "what a rank computes",
+        [
+            column("rank", "pipeline rank", [one.rank for one in drawn]),
+            column("stage", "stage", [one.action.stage for one in drawn]),
+            column("micro_batch", "micro-batch", [one.action.micro_batch for one in drawn]),
+            column("kind", "what", [one.action.kind for one in drawn]),
+            column("start", "from", [one.start for one in drawn], Unit.SECONDS),
+            column("end", "to", [one.end for one in drawn], Unit.SECONDS),
+        ],
+    )
+    ranks = table(
+        "ranks",
+        "a rank of the pipeline",
+        [
+            column("rank", "pipeline rank", stages),
+            column("stages", "stages", [", ".join(map(str, own)) for own in stages.values()]),
+            column("layers", "layers", [sum(len(layers[stage]) for stage in own) for own in stages.values()]),
+            column("busy", "computes", busy.values(), Unit.SECONDS),
+            column("idle", "waits", [whole - seconds for seconds in busy.values()], Unit.SECONDS),
+            column("idle_share", "waits", [1 - seconds / whole for seconds in busy.values()], Unit.SHARE),
+        ],
+    )
+    idle = 1 - math.fsum(busy.values()) / (whole * len(busy))
+    summary = (
+        f"{config.pipeline_schedule} over {counted(len(layers), 'stage')} on {counted(len(stages), 'rank')} with "
+        f"{counted(batches, 'micro-batch').replace('batchs', 'batches')}: {seconds_text(whole)} predicted, of which ranks wait "
+        f"{percent(idle)} on average."
+    )
+    notes = [f"The order is the engine's own; durations are predicted by {question.rests_on}."]
+    if shown < batches:
+        notes.append(f"The first {shown:,} of {batches:,} micro-batches are drawn; what ranks compute and wait is of all.")
+    return Figure(
+        name=NAME,
+        title=TITLE,
+        summary=summary,
+        x=Axis(title="since the step began", unit=Unit.SECONDS, column="start"),
+        y=Axis(title="pipeline rank", column="rank"),
+        tables=(actions, ranks),
+        notes=tuple(notes),
+    )
+
+
+def durations_of(config: TrialConfig, question: Question, layers: Sequence[int]) -> Durations:
+    """By the equations of a step: forward, and backward as many times as long, with what is computed again.
+
+    Where a schedule makes the gradients of inputs and of weights apart, each takes half of backward; what is computed again
+    comes before the first of them.
+    """
+    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
+    batch, ratio = micro_batch(cases, question.rates), question.rates.backward_ratio
+    again = AGAIN[config.activation_checkpointing] / config.checkpoint_every_k
+    layer = float((batch.layer + batch.layer_communication)[0]) / (1 + ratio + again)
+    head = float(batch.head[0]) / (1 + ratio)
+    last = len(layers) - 1
+    forward = [count * layer + head * (stage == last) for stage, count in enumerate(layers)]
+    rerun = [count * layer * again for count in layers]
+    halves = [seconds * ratio / 2 for seconds in forward]
+    return Durations(
+        {
+            ActionKind.FORWARD: forward,
+            ActionKind.BACKWARD: [2 * half + extra for half, extra in zip(halves, rerun, strict=True)],
+            ActionKind.INPUT_GRADIENT: [half + extra for half, extra in zip(halves, rerun, strict=True)],
+            ActionKind.WEIGHT_GRADIENT: halves,
+        },
+        float(hop_seconds(cases, question.rates)[0]),
+    )
+
+
+def place(orders: Sequence[Sequence[Action]], durations: Durations) -> list[Placed]:
+    """When each action runs: as soon as its rank is done with the one before, and what it needs is there.
+
+    Raises:
+        ValueError: the orders wait for each other for ever.
+    """
+    rank_of = {action.stage: rank for rank, order in enumerate(orders) for action in order}
+    ends: dict[tuple[int, str, int], float] = {}
+    clock, nexts = [0.0] * len(orders), [0] * len(orders)
+    placed: list[Placed] = []
+    left = sum(map(len, orders))
+    while left:
+        before = left
+        for rank, order in enumerate(orders):
+            while nexts[rank] < len(order) and (ready := _ready(order[nexts[rank]], ends, rank_of, durations.hop)) is not None:
+                action = order[nexts[rank]]
+                start = max(clock[rank], ready)
+                clock[rank] = start + durations.seconds[action.kind][action.stage]
+                ends[action.stage, _made(action.kind), action.micro_batch] = clock[rank]
+                placed.append(Placed(rank, action, start, clock[rank]))
+                nexts[rank] += 1
+                left -= 1
+        if left == before:
+            raise ValueError("the orders of the ranks wait for each other")
+    return placed
+
+
+def _ready(action: Action, ends: Mapping[tuple[int, str, int], float], rank_of: Mapping[int, int], hop: float) -> float | None:
+    """When what an action needs is there; None: not yet."""
+    stage, batch = action.stage, action.micro_batch
+    match action.kind:
+        case ActionKind.FORWARD:
+            needed = [(stage - 1, "forward")] if stage else []
+        case ActionKind.WEIGHT_GRADIENT:
+            needed = [(stage, "gradient")]
+        case _:
+            needed = [(stage, "forward"), *([(stage + 1, "gradient")] if stage + 1 in rank_of else [])]
+    found = [(ends.get((of, what, batch)), of) for of, what in needed]
+    if any(end is None for end, _ in found):
+        return None
+    return max((end + hop * (rank_of[of] != rank_of[stage]) for end, of in found if end is not None), default=0.0)
+
+
+def _made(kind: ActionKind) -> str:
+    """What others wait for: hidden states, gradients of inputs."""
+    return {ActionKind.FORWARD: "forward", ActionKind.WEIGHT_GRADIENT: "weights"}.get(kind, "gradient")

@@ -1,0 +1,73 @@
+"""Predicted against measured: how far the equations could be trusted before the job's first trial."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import counted
+from autotune.explain.figures.units import percent
+from autotune.objective.ranking import peak_bytes
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
+
+NAME, TITLE = "predicted_measured", "Predicted and measured"
+MOST_PAIRS = 1000
+"""Trials whose order is compared pair by pair: evenly chosen of more."""
+
+
+def predicted_measured(source: Source) -> Figure:
+    """Search trials that were measured in full, with what was predicted of each before any of them ran."""
+    if source.shapeless:
+        return Figure(name=NAME, title=TITLE, summary=f"{source.shapeless} Nothing was predicted.")
+    measured = [trial for trial in source.book.searched if trial.outcome is Outcome.OK and source.rate_of(trial)]
+    foresight = source.foresight
+    if not measured or foresight is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking("trial with a rate"))
+    foreseen = foresight.of([trial.config for trial in measured])
+    predicted = [told.samples_per_second for told in foreseen]
+    intervals = [source.rate_of(trial) for trial in measured]
+    rates = [interval.mean if interval else math.nan for interval in intervals]
+    trials = table(
+        "trials",
+        "a measured search trial",
+        [
+            column("trial", "trial", [trial.number for trial in measured]),
+            column("predicted", "predicted samples/s", predicted, Unit.RATE),
+            column("measured", "measured samples/s", rates, Unit.RATE),
+            column("measured_low", "from", [interval.low if interval else None for interval in intervals], Unit.RATE),
+            column("measured_high", "to", [interval.high if interval else None for interval in intervals], Unit.RATE),
+            column("predicted_peak_bytes", "predicted peak", [told.peak_memory_bytes for told in foreseen], Unit.BYTES),
+            column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], Unit.BYTES),
+        ],
+    )
+    return Figure(
+        name=NAME,
+        title=TITLE,
+        summary=_summary(measured, predicted, rates),
+        x=Axis(title="predicted", unit=Unit.RATE, column="predicted"),
+        y=Axis(title="measured", unit=Unit.RATE, column="measured"),
+        tables=(trials,),
+        notes=(f"As predicted before the job's first trial, by {foresight.rests_on}.",),
+    )
+
+
+def _summary(trials: Sequence[TrialRecord], predicted: Sequence[float], measured: Sequence[float]) -> str:
+    ratio = median(rate / guess for rate, guess in zip(measured, predicted, strict=True))
+    off = median(abs(math.log(rate / guess)) for rate, guess in zip(measured, predicted, strict=True))
+    told = f"{counted(len(trials), 'trial')}: measured samples/s are {ratio:.2f} times what was predicted, in the middle"
+    told += f"; half are off by less than a factor of {math.exp(off):.2f}"
+    agreeing = concordance(predicted, measured)
+    return f"{told}." if agreeing is None else f"{told}; {percent(agreeing)} of pairs are in the predicted order."
+
+
+def concordance(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """The share of pairs that both put in the same order; None: there is no pair that both tell apart."""
+    step = max(len(one) // MOST_PAIRS, 1)
+    first, second = np.array(one[::step]), np.array(other[::step])
+    signs = np.sign(first[:, None] - first) * np.sign(second[:, None] - second)
+    told = int((signs != 0).sum())
+    return float((signs > 0).sum() / told) if told else None

@@ -1,0 +1,70 @@
+"""What each knob does around the winner: every value with all else as in the winner, measured or predicted."""
+
+from autotune.explain.explanation.findings import KnobFinding, Point
+from autotune.explain.explanation.knob_findings import knob_findings
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import counted
+from search_spaces.knobs import value_text
+
+NAME, TITLE = "response_curves", "Around the best"
+
+
+def response_curves(source: Source) -> Figure:
+    """The curves of `autotune explain`, the most telling knob first."""
+    if source.evidence is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+    findings = [finding for finding in knob_findings(source.evidence) if any(_is_shown(point) for point in finding.curve)]
+    rows = [(finding, place, point) for finding in findings for place, point in enumerate(finding.curve)]
+    if not rows:
+        return Figure(name=NAME, title=TITLE, summary="No knob could have been otherwise.")
+    rates = [point.samples_per_second for _, _, point in rows]
+    points = table(
+        "points",
+        "a value of a knob, all else as in the best",
+        [
+            column("knob", "knob", [finding.knob for finding, _, _ in rows]),
+            column("value", "value", [value_text(point.value) for _, _, point in rows]),
+            column("place", "place", [place for _, place, _ in rows]),
+            column("source", "rests on", [point.source for _, _, point in rows]),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
+            column("low", "from", [rate.low if rate else None for rate in rates], Unit.RATE),
+            column("high", "to", [rate.high if rate else None for rate in rates], Unit.RATE),
+            column("speedup", "the best over it", [_speedup(point) for _, _, point in rows], Unit.RATIO),
+            column("peak_bytes", "peak a rank", [point.peak_bytes for _, _, point in rows], Unit.BYTES),
+            column("trial", "trial", [point.trial for _, _, point in rows]),
+            column("note", "note", [point.note for _, _, point in rows]),
+        ],
+    )
+    knobs = table(
+        "knobs",
+        "a knob",
+        [
+            column("knob", "knob", [finding.knob for finding in findings]),
+            column("best", "of the best", [value_text(finding.value) for finding in findings]),
+            column("verdict", "verdict", [finding.verdict for finding in findings]),
+            column("text", "in words", [finding.text for finding in findings]),
+        ],
+    )
+    return Figure(
+        name=NAME,
+        title=TITLE,
+        summary=_summary(findings),
+        x=Axis(title="value of the knob", column="value"),
+        y=Axis(title="throughput", unit=Unit.RATE, column="samples_per_second"),
+        tables=(points, knobs),
+        notes=("Values that were not measured with all else equal are predicted, as the job's trials correct predictions.",),
+    )
+
+
+def _is_shown(point: Point) -> bool:
+    return point.samples_per_second is not None
+
+
+def _speedup(point: Point) -> float | None:
+    return point.speedup.mean if point.speedup is not None else None
+
+
+def _summary(findings: list[KnobFinding]) -> str:
+    first = findings[0]
+    return f"{counted(len(findings), 'knob')} around the best; {first.knob}={value_text(first.value)}: {first.text}."

@@ -1,0 +1,116 @@
+"""What figures of a job are made from, each part read when the first figure asks for it."""
+
+from functools import cached_property
+
+from autotune.errors import AutotuneError, NoBestError
+from autotune.explain.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
+from autotune.explain.explanation.forecast import Forecast
+from autotune.forecast.initial_forecast import Foresight, foresight_of
+from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.prediction.equations.rates import rates_for
+from autotune.request.request import Objective
+from autotune.session.session import Session, session_of
+from autotune.strategies.guided.prior import Prior
+from executor.errors import ExecutorError
+from search_spaces.command import CommandModel
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model import FactoryModel
+from search_spaces.outcome import JobState
+from search_spaces.trial import Interval
+from storage.records import TrialRecord
+from storage.store import Store
+
+
+class Source:
+    """A job's rows as they were when the first figure asked. Where a part cannot be had it is None, and `lacking` says why."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        """`job_id` may be shortened, as far as it is unique.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        self.store = store
+        self.job = store.job(job_id)
+        self._problem = ""
+
+    @cached_property
+    def book(self) -> JobSnapshot:
+        """The job's trials, with the figures of their results alone."""
+        return read_book(self.store, self.job.id)
+
+    @cached_property
+    def session(self) -> Session | None:
+        """What the request names; None: this version cannot read it."""
+        try:
+            return session_of(self.job)
+        except (AutotuneError, SearchSpaceError, ExecutorError) as error:
+            self._problem = str(error)
+            return None
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What an explanation rests on; None: nothing has won yet."""
+        try:
+            return evidence_of(self.store, self.session, self.book) if self.session is not None else None
+        except NoBestError:
+            return None
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """What is predicted after the job's trials; None: the model has no shape."""
+        if self.evidence is not None:
+            return self.evidence.outlook
+        question = question_of_job(self.store, self.session) if self.session is not None else None
+        if question is None or self.session is None:
+            return None
+        return Forecast(self.session, self.book, Prior(rates=question.rates, source=question.rests_on))
+
+    @cached_property
+    def likeness(self) -> Forecast | None:
+        """What is predicted of a transformer of the model's size after the job's trials; None: the request cannot be read."""
+        if self.session is None:
+            return None
+        rates = rates_for(self.session.cluster, self.session.request.engine)
+        return Forecast(self.session, self.book, Prior(rates=rates))
+
+    @cached_property
+    def foresight(self) -> Foresight | None:
+        """What was predicted before the job's first trial; None: the model has no shape."""
+        return foresight_of(self.store, self.job.id, self.session) if self.session is not None else None
+
+    @property
+    def objective(self) -> Objective:
+        """What best means; throughput where the request cannot be read."""
+        return self.session.ranking.objective if self.session is not None else Objective.THROUGHPUT
+
+    @property
+    def shapeless(self) -> str:
+        """Why no equation knows the model; empty: they do."""
+        if self.session is None:
+            return self.lacking()
+        if isinstance(self.session.model, CommandModel):
+            return "The model is a script, whose shape no equation knows."
+        if isinstance(self.session.model, FactoryModel):
+            return "The model is a factory's, whose shape no equation knows."
+        return ""
+
+    def rate_of(self, trial: TrialRecord) -> Interval | None:
+        """Samples/s of a search trial's configuration by all that was measured of it; None: it was not measured."""
+        if self.evidence is not None:
+            return self.evidence.verdict.rate(trial)
+        return trial.result.samples_per_second if trial.result is not None else None
+
+    def lacking(self, wanted: str = "winner") -> str:
+        """Why there is nothing to show, in one sentence."""
+        if self.session is None:
+            return f"This version cannot read the job's request: {self._problem}."
+        if not self.book.searched:
+            return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
+        return f"There is no {wanted}: {trials_text(self.book)}."
+
+
+_WITHOUT_TRIALS = {
+    JobState.QUEUED: "The job waits for a worker: no trial has started.",
+    JobState.RUNNING: "The job has begun: no trial has ended yet.",
+}

@@ -1,0 +1,152 @@
+"""Samples/s against memory: measured trials, the limit, the front, and where predictions place what has no rate."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, table
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.texts import config_text, counted, varying
+from autotune.explain.figures.units import bytes_text, rate_text
+from autotune.objective.ranking import peak_bytes
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
+
+NAME, TITLE = "throughput_memory", "Throughput and memory"
+PLACED = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
+"""Outcomes whose trials predictions place, where they lack a rate or a peak of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Where a trial stands."""
+
+    trial: TrialRecord
+    placed: str
+    peak: float | None
+    rate: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def throughput_memory(source: Source) -> Figure:
+    """Search trials that have ended, each configuration once."""
+    searched = source.book.searched
+    if not searched or source.session is None:
+        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+    ranking, knobs = source.session.ranking, varying(searched)
+    predicted = _predicted(source, searched)
+    points = [_point(source, trial, predicted.get(trial.number)) for trial in searched]
+    best, baseline = _named(source)
+    shown = {trial.number: source.rate_of(trial) for trial in searched}
+    front = source.evidence.verdict.standings.front() if source.evidence is not None else []
+    on_front = {trial.number for trial in front}
+    numbers = [point.trial.number for point in points]
+    trials = table(
+        "trials",
+        "a search trial",
+        [
+            column("trial", "trial", numbers),
+            column("outcome", "outcome", [point.trial.outcome for point in points]),
+            column("placed", "placed by", [point.placed for point in points]),
+            column("peak_bytes", "peak a rank", [point.peak for point in points], Unit.BYTES),
+            column("samples_per_second", "samples/s", [point.rate for point in points], Unit.RATE),
+            column("low", "from", [point.low for point in points], Unit.RATE),
+            column("high", "to", [point.high for point in points], Unit.RATE),
+            column("best", "best", [number == best for number in numbers]),
+            column("baseline", "baseline", [number == baseline for number in numbers]),
+            column("front", "on the front", [number in on_front for number in numbers]),
+            column("config", "configuration", [config_text(point.trial.config, knobs) for point in points]),
+        ],
+    )
+    rates = [shown[trial.number] for trial in front]
+    edge = table(
+        "front",
+        "a trial that no other beats in both",
+        [
+            column("trial", "trial", [trial.number for trial in front]),
+            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in front], Unit.BYTES),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
+            column("config", "configuration", [config_text(trial.config, knobs) for trial in front]),
+        ],
+    )
+    return Figure(
+        name=NAME,
+        title=TITLE,
+        summary=_summary(source, points, best),
+        x=Axis(title="peak memory of a rank", unit=Unit.BYTES, column="peak_bytes"),
+        y=Axis(title="throughput", unit=Unit.RATE, column="samples_per_second"),
+        tables=(trials, edge),
+        marks=_marks(ranking.memory_limit_bytes, ranking.capacity_bytes),
+        notes=_notes(source, points),
+    )
+
+
+def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, tuple[float, float]]:
+    """Samples/s and peak bytes of the trials that need a place: the allocator's peak, which is what is measured of others."""
+    asked = [trial for trial in searched if trial.outcome in PLACED and not (_rate(trial) and peak_bytes(trial))]
+    if not asked or source.forecast is None:
+        return {}
+    described = source.forecast.describe([trial.config for trial in asked])
+    rates = np.exp(source.forecast.belief.mean(described))
+    peaks = described.needed - described.outside
+    return {trial.number: (float(rates[place]), float(peaks[place])) for place, trial in enumerate(asked)}
+
+
+def _point(source: Source, trial: TrialRecord, predicted: tuple[float, float] | None) -> _Point:
+    interval, peak = source.rate_of(trial), float(peak_bytes(trial)) or None
+    if trial.outcome is Outcome.PRUNED and interval is not None:
+        return _Point(trial, "bound", peak or (predicted[1] if predicted else None), interval.high, None, interval.high)
+    if interval is not None and math.isfinite(interval.mean):
+        return _Point(trial, "measured", peak, interval.mean, interval.low, interval.high)
+    if predicted is not None:
+        return _Point(trial, "predicted", peak or predicted[1], predicted[0])
+    return _Point(trial, "none", peak, None)
+
+
+def _rate(trial: TrialRecord) -> bool:
+    return trial.result is not None and trial.result.samples_per_second is not None
+
+
+def _named(source: Source) -> tuple[int | None, int | None]:
+    """Numbers of the best trial and of the baseline."""
+    if source.evidence is None:
+        return None, None
+    verdict = source.evidence.verdict
+    return verdict.best.number, verdict.baseline.number if verdict.baseline is not None else None
+
+
+def _marks(limit: int | None, capacity: float) -> tuple[Mark, ...]:
+    if limit is None:
+        return ()
+    marks = [Mark(axis="x", name="limit", title=f"limit {bytes_text(limit)}", value=float(limit))]
+    if capacity < limit:
+        kept = Mark(axis="x", name="capacity", title=f"less headroom {bytes_text(capacity)}", value=capacity)
+        marks.append(kept)
+    return tuple(marks)
+
+
+def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
+    measured = sum(point.placed == "measured" for point in points)
+    placed = sum(point.placed == "predicted" for point in points)
+    told = f"{counted(measured, 'trial')} measured"
+    if placed:
+        told += f", {placed:,} without a rate placed by prediction"
+    won = next((point for point in points if point.trial.number == best), None)
+    if won is None or won.rate is None:
+        return f"{told}; {source.lacking('winner yet')[:1].lower()}{source.lacking('winner yet')[1:]}"
+    peak = f" at {bytes_text(won.peak)} a rank" if won.peak else ""
+    return f"{told}; the best is trial {best} with {rate_text(won.rate)} samples/s{peak}."
+
+
+def _notes(source: Source, points: Sequence[_Point]) -> tuple[str, ...]:
+    notes = []
+    if any(point.placed == "predicted" for point in points):
+        notes.append("Hollow marks have no rate: they stand where predictions, corrected by the job's trials, place them.")
+    if any(point.placed == "bound" for point in points):
+        notes.append("Trials that were ended early stand at the most that they could have reached.")
+    if unplaced := sum(point.rate is None or point.peak is None for point in points):
+        notes.append(f"{counted(unplaced, 'trial')} without rate or peak: in the table alone. {source.shapeless}".strip())
+    return tuple(notes)

@@ -1,0 +1,98 @@
+"""A report as Markdown: tables, and bars of characters where shares are told."""
+
+import re
+from collections.abc import Sequence
+
+from autotune.cli.explain_sections import Rows, Section
+from autotune.cli.prediction_table import bar_text
+from autotune.explain.figures.figure import Figure, Table, Unit
+from autotune.explain.figures.units import cell_text
+from autotune.explain.reports.report import Pairs, Report
+
+MOST_ROWS = 50
+"""Of a table; the HTML report has more."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def markdown_of(report: Report) -> str:
+    """The whole report."""
+    parts = [f"# {escaped(report.title)}", f"Job {code(report.job)}. {escaped(report.headline)}", pairs(report.facts)]
+    if report.results:
+        parts += ["## The best", pairs(report.results)]
+    if report.knobs:
+        rows = [(knob.name, knob.best, knob.baseline, knob.default, knob.description) for knob in report.knobs]
+        parts.append(table(("knob", "best", "baseline", "default", ""), rows, numbers=()))
+    for figure in report.figures:
+        parts += _figure(figure)
+    for section in report.sections:
+        parts += _section(section)
+    if report.notes:
+        parts.append("\n".join(f"- {escaped(note)}" for note in report.notes))
+    parts += ["## Where it comes from", pairs(report.environment), "## How to measure it again", block(report.commands)]
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text in which nothing is markup and no line ends."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """A short piece of code, whatever is in it."""
+    fence = "`" * (max((len(found) for found in re.findall("`+", text)), default=0) + 1)
+    return f"{fence}{text}{fence}"
+
+
+def block(lines: Sequence[str]) -> str:
+    """Lines of code."""
+    text = "\n".join(lines)
+    fence = "`" * max(3, max((len(found) for found in re.findall("`+", text)), default=0) + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def pairs(found: Pairs) -> str:
+    """A list of names and values."""
+    return "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in found)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    """A table; columns of `numbers` stand on the right."""
+    rule = ["---:" if place in numbers else "---" for place in range(len(header))]
+    lines = [[escaped(cell) for cell in line] for line in (header, *rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
+
+
+def _figure(figure: Figure) -> list[str]:
+    parts = [f"## {escaped(figure.title)}", escaped(figure.summary)]
+    parts += [escaped(f"{mark.title}.") for mark in figure.marks]
+    for found in figure.tables:
+        parts += _rows(found)
+    return [*parts, *(f"*{escaped(note)}*" for note in figure.notes)]
+
+
+def _rows(found: Table) -> list[str]:
+    shares = next((column for column in found.columns if column.unit is Unit.SHARE), None)
+    drawn = [(column, place) for place, column in enumerate(found.columns) if any(value is not None for value in column.values)]
+    rows = []
+    for row in range(min(len(found), MOST_ROWS)):
+        cells = [cell_text(column.values[row], column.unit) for column, _ in drawn]
+        share = shares.values[row] if shares is not None else None
+        rows.append([*cells, bar_text(float(share))] if isinstance(share, int | float) else cells)
+    header = [column.title for column, _ in drawn] + ([""] if shares is not None else [])
+    rows = [[*row, *[""] * (len(header) - len(row))] for row in rows]
+    numbers = [place for place, (column, _) in enumerate(drawn) if not any(isinstance(value, str) for value in column.values)]
+    told = [f"{escaped(found.title[:1].upper() + found.title[1:])}:", table(header, rows, numbers)]
+    if len(found) > MOST_ROWS:
+        told.append(f"*The first {MOST_ROWS} of {len(found):,} rows.*")
+    return told
+
+
+def _section(section: Section) -> list[str]:
+    parts = [f"## {escaped(section.title)}, in detail"]
+    for item in section.content:
+        if isinstance(item, Rows):
+            numbers = [place for place in range(len(item.header)) if place not in item.left]
+            parts.append(table(item.header, item.rows, numbers))
+        else:
+            parts.append(escaped(item))
+    return parts

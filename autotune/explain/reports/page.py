@@ -1,0 +1,99 @@
+"""A report as one HTML file: plots, tables and the program that draws them, with nothing from anywhere else."""
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from autotune.cli.explain_sections import Rows
+from autotune.explain.figures.figure import Column, Table
+from autotune.explain.figures.palette import DARK, LIGHT
+from autotune.explain.figures.units import cell_text
+from autotune.explain.reports.report import Report
+from autotune.plots.drawing import drawn, thinning
+
+POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
+"""What the file may do besides running its two programs; plotly sets styles of its own."""
+MOST_ROWS = 150
+"""Of a table: a report of very many trials stays small enough to be sent."""
+
+
+def page_of(report: Report) -> str:
+    """The whole file. What comes from users is escaped by the template; the two programs are named by their hashes."""
+    plotly, own = plotly_source(), _text("report.js")
+    plots = {figure.name: drawn(figure) for figure in report.figures if figure}
+    tones = {LIGHT[name]: tone for name, tone in DARK.items()}
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            report=report,
+            rows_of=_rows,
+            coded=coded,
+            thinning=thinning,
+            is_text=_is_text,
+            is_table=lambda item: isinstance(item, Rows),
+            most_rows=MOST_ROWS,
+            light=LIGHT,
+            dark=DARK,
+            style=Markup(_text("report.css")),
+            plotly=Markup(plotly),
+            program=Markup(own),
+            policy=f"{POLICY}; script-src {_hash(plotly)} {_hash(own)}",
+            data=Markup(script_json({"plots": plots, "dark": tones})),
+        )
+    )
+
+
+@cache
+def plotly_source() -> str:
+    """plotly.js as it is in plotly's own package: read, not loaded, which would take a second."""
+    return files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a script element: nothing in it ends the element, or begins a comment."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def coded(text: str) -> Markup:
+    """What stands between backticks as code; all else as text."""
+    parts = text.split("`")
+    pairs = zip(parts[::2], [*parts[1::2], ""], strict=False)
+    return Markup("").join(Markup("{}<code>{}</code>" if code else "{}{}").format(plain, code) for plain, code in pairs)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("autotune.explain.reports", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def _rows(table: Table) -> list[list[tuple[str, bool]]]:
+    """Cells as text, and whether each is a number: as many rows as a page has."""
+    columns = [(column, _is_text(column)) for column in table.columns]
+    return [
+        [(cell_text(column.values[row], column.unit), not text) for column, text in columns]
+        for row in range(min(len(table), MOST_ROWS))
+    ]
+
+
+def _is_text(column: Column) -> bool:
+    return any(isinstance(value, str) for value in column.values)
+
+
+def _text(name: str) -> str:
+    return files("autotune.explain.reports").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -1,0 +1,189 @@
+"""What a report says, in the order in which it is read: the job, the answer, the figures, why, where it comes from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.cli.explain_sections import Section, sections_of
+from autotune.cli.show import place_text, state_text
+from autotune.errors import NoBestError
+from autotune.explain.explanation.explain import explained
+from autotune.explain.figures.all_figures import NAMES, figure_of
+from autotune.explain.figures.figure import Figure
+from autotune.explain.figures.source import Source
+from autotune.explain.figures.units import bytes_text, rate_text, seconds_text, share_text
+from autotune.objective.intervals import CONFIDENCE
+from autotune.outcome.best_config import build_best_config
+from autotune.session.placement import launch_line
+from search_spaces.knobs import KNOBS, value_text
+from search_spaces.trial_config import TrialConfig
+from storage.store import Store
+
+Pairs = tuple[tuple[str, str], ...]
+DEFAULTS = TrialConfig().values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobRow:
+    """A knob of the best configuration."""
+
+    name: str
+    best: str
+    baseline: str
+    default: str
+    moved: bool
+    """Whether it stands elsewhere than in the baseline."""
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything, as text; nothing in it is escaped."""
+
+    title: str
+    job: str
+    facts: Pairs
+    """The job: state, strategy, trials, time."""
+    headline: str
+    """The answer in one sentence."""
+    results: Pairs
+    """Figures of the best, a name and a value each; empty: there is none."""
+    knobs: tuple[KnobRow, ...]
+    """Those that differ from the baseline or from the defaults, and those that everybody asks for."""
+    figures: tuple[Figure, ...]
+    sections: tuple[Section, ...]
+    """Of the explanation."""
+    environment: Pairs
+    commands: tuple[str, ...]
+    """How to get the answer, and to measure it again."""
+    notes: tuple[str, ...]
+
+
+def report_of(store: Store, job: str | None) -> Report:
+    """The report of a job in any state.
+
+    Raises:
+        UnknownJobError: there is no such job.
+    """
+    source = Source(store, store.job(job).id)
+    document = _document(source)
+    told = explained(source.evidence) if source.evidence is not None else None
+    return Report(
+        title=place_text(source.job),
+        job=source.job.id,
+        facts=tuple(_facts(source)),
+        headline=_headline(source, document),
+        results=tuple(_results(document)) if document else (),
+        knobs=tuple(_knobs(document)) if document else (),
+        figures=tuple(figure_of(source, name) for name in NAMES),
+        sections=tuple(sections_of(told)) if told is not None else (),
+        environment=tuple(_environment(source, document)),
+        commands=_commands(source, document),
+        notes=told.notes if told is not None else (),
+    )
+
+
+def _document(source: Source) -> dict[str, Any] | None:
+    try:
+        return build_best_config(source.session, source.book) if source.session is not None else None
+    except NoBestError:
+        return None
+
+
+def _facts(source: Source) -> Iterator[tuple[str, str]]:
+    job, request = source.job, source.job.request
+    yield "state", state_text(job) + (f": {job.message}" if job.message else "")
+    yield "opened", f"{job.created:%Y-%m-%d %H:%M} UTC"
+    yield "took", seconds_text(job.active_seconds)
+    yield "trials", f"{source.book.spent:,} of {request.get('trials', 0):,}"
+    for name in ("strategy", "objective", "engine", "space"):
+        yield name, str(request.get(name, "default"))
+    yield "batch", f"{request.get('global_batch_size')} samples of {request.get('sequence_length')} tokens"
+
+
+def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
+    if document is None:
+        return source.lacking()
+    best, baseline = document["best"], document["baseline"]
+    rate = best["measured"]["samples_per_second"]
+    decision = document["decision"]
+    if decision["keeps_baseline"]:
+        told = f"Keep the baseline: {rate_text(rate['mean'])} samples/s, and nothing that was tried is known to be better"
+        other = decision["runner_up_ratio"]
+        if other is None:
+            return f"{told}."
+        return f"{told}. The runner-up has {_interval(other, lambda value: f'{value:.3f}')} times its rate."
+    told = f"Trial {best['trial']} is the best: {rate_text(rate['mean'])} samples/s"
+    if baseline is None:
+        return f"{told}; no baseline was measured: the gain is unknown."
+    gain = baseline["gain"]
+    what = "the baseline's samples/s" if gain["of"] == "samples_per_second" else "less peak memory than the baseline"
+    sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
+    tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
+    return f"{told}, {gain['mean']:.3f} times {what}{sure}{tie}."
+
+
+def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    best, baseline = document["best"]["measured"], document["baseline"]
+    rate = best["samples_per_second"]
+    yield f"samples/s, {CONFIDENCE:.0%} interval".replace("%", " %"), _interval(rate, rate_text)
+    if baseline is not None:
+        gain = baseline["gain"]
+        yield "over the baseline", _interval(gain, lambda value: f"{value:.3f}×")
+        yield "baseline's samples/s", rate_text(baseline["measured"]["samples_per_second"]["mean"])
+    decision = document["decision"]
+    yield "probability of being the best", share_text(decision["probability_best"])
+    yield "expected loss", share_text(decision["expected_loss"])
+    yield "a step", seconds_text(best["step_seconds"])
+    peak = max((rank["total"] for rank in best["peak_memory_bytes"]), default=None)
+    limit = document["objective"]["memory_limit"]
+    if peak is not None:
+        yield "peak of a rank", bytes_text(peak) + (f" of {bytes_text(limit)}" if limit else "")
+    if best["tflops_per_device"] is not None:
+        yield "a device", f"{best['tflops_per_device']:.3g} TFLOP/s"
+    if best["mfu"] is not None:
+        yield "MFU", share_text(best["mfu"])
+    if spent := document["job"].get("spent"):
+        yield "spent", f"{spent['device_hours']:.2g} device-hours"
+
+
+def _interval(interval: Mapping[str, float], text: Any) -> str:
+    return f"{text(interval['mean'])} [{text(interval['low'])}, {text(interval['high'])}]"
+
+
+def _knobs(document: Mapping[str, Any]) -> Iterator[KnobRow]:
+    best, baseline = document["best"]["config"], (document["baseline"] or {}).get("config", {})
+    for name, value in best.items():
+        stood, default = baseline.get(name), DEFAULTS.get(name, "")
+        if value != default or (baseline and value != stood) or name in ("zero_stage", "micro_batch_size"):
+            yield KnobRow(
+                name=name, best=value_text(value), baseline=value_text(stood) if name in baseline else "–",
+                default=value_text(default), moved=bool(baseline) and value != stood, description=KNOBS[name].description,
+            )  # fmt: skip
+
+
+def _environment(source: Source, document: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if source.session is not None:
+        cluster, model = source.session.cluster, source.session.model
+        yield "model", f"{model.name}, {model.parameter_count:,} parameters"
+        yield "cluster", f"{cluster.name}: {cluster.nodes} × {cluster.devices_per_node} {cluster.device.name}"
+    if document is None:
+        return
+    provenance = document["provenance"]
+    yield "hosts", ", ".join(provenance["topology"]["hosts"]) or "–"
+    yield "seed", str(provenance["seed"])
+    yield "trials' hash", provenance["history_hash"]
+    if provenance["git_commit"]:
+        yield "commit", provenance["git_commit"]
+    yield "versions", ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
+    for name, value in provenance["environment"].items():
+        yield name.replace("_", " "), str(value)
+
+
+def _commands(source: Source, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    job = source.job.id
+    if document is None:
+        return (f"autotune show {job}",)
+    started = launch_line(document)
+    again = "autotune reproduce best-config.json"
+    return (f"autotune export {job} --out best-config.json", again, *([started] if started != again else []))

@@ -1,0 +1,55 @@
+"""A best-config document as a file: its text, and what is read from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BestConfigError
+from autotune.request.request import JobRequest, request_from_row
+from search_spaces.file_kinds import BEST_CONFIG, mistaken
+
+SCHEMA_VERSION = 1
+GIVE = "give a best-config.json: a sweep writes one (--out), and so does `autotune export JOB`"
+SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "best-config.schema.json"
+
+
+def best_config_text(document: dict[str, Any]) -> str:
+    """The document as it is written: keys in their order, two spaces, one line end."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_best_config(path: Path) -> dict[str, Any]:
+    """Return the document in the file.
+
+    Raises:
+        BestConfigError: it cannot be read, is no best-config, or is of another schema version.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", GIVE) from error
+    except ValueError as error:
+        problem = mistaken(path, BEST_CONFIG) or f"is not JSON ({error})"
+        raise BestConfigError(str(path), problem, GIVE) from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version is None:
+        raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", GIVE)
+    if version != SCHEMA_VERSION:
+        problem = f"has schema version {version}, not {SCHEMA_VERSION}"
+        raise BestConfigError(str(path), problem, "write it again with `autotune export`")
+    for key in ("job", "best"):
+        if not isinstance(document.get(key), dict):
+            raise BestConfigError(str(path), f"lacks {key}", "write it again with `autotune export`")
+    return dict(document)
+
+
+def request_of(document: dict[str, Any]) -> JobRequest:
+    """The request that the document's job had, resolved: enough to run its best configuration again without a database.
+
+    Raises:
+        BestConfigError: this version cannot read it.
+    """
+    try:
+        return request_from_row(document["job"]["request"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise BestConfigError("job.request", str(error), "write the file again with `autotune export`") from error

@@ -1,0 +1,1 @@
+"""What a job is predicted to find, before its first trial."""

@@ -1,0 +1,88 @@
+"""What a job may be expected to find, and what it costs, before anything runs."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from autotune.errors import NothingFeasibleError
+from autotune.forecast.job_question import question_of_session
+from autotune.loop.job_cost import job_seconds, most_measurements, trial_seconds_band
+from autotune.prediction.planning.calibrated import asked_here
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.scan import Bounds
+from autotune.request.request import Objective
+from autotune.session.session import Session
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.spaces import Pin
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is predicted of a job."""
+
+    trials: int
+    """That may run on a device: of the search, controls between them, and confirmations."""
+    baseline: Estimate | None
+    """None: nothing is predicted of such a model."""
+    best: Estimate | None
+    """The best of the space, among those that probably fit; None: `note` says why."""
+    trial_seconds: tuple[float, float] | None
+    """Seconds of a trial on warm ranks: of the faster of best and baseline where its steps are steady, of the slower where they
+    are not."""
+    seconds: tuple[float, float] | None
+    """Of the whole job: search, controls, confirmations and the start of its ranks."""
+    rests_on: str
+    """In words, what the predictions rest on; empty: nothing is predicted."""
+    note: str
+    """Why nothing is predicted, or not the best; empty: everything is."""
+
+
+def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
+    """Predict what the session's job may find, and what its trials take. Nothing is run.
+
+    Args:
+        session: the job's.
+        store: what it knows of the cluster is used.
+        bounds: what looking through the space may take.
+    """
+    request = session.request
+    trials = most_measurements(request.trials, request.control_every, request.confirm_repeats).total
+    question = question_of_session(session)
+    if question is None:
+        note = "the model has no shape that the equations know: nothing is predicted before the first trial"
+        return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
+    question = asked_here(store, _narrowed(question, session))
+    (baseline,) = estimates(question, session.baselines[:1])
+    best, note = _best(question, session, bounds)
+    bands = [trial_seconds_band(one.step_seconds.mean, request.fidelity) for one in (best or baseline, baseline)]
+    each = min(low for low, _ in bands), max(high for _, high in bands)
+    return Expected(
+        trials=trials,
+        baseline=baseline,
+        best=best,
+        trial_seconds=each,
+        seconds=job_seconds(request, session.world_size, each),
+        rests_on=question.rests_on,
+        note=note,
+    )
+
+
+def _narrowed(question: Question, session: Session) -> Question:
+    """To the job's own space, and to the memory that its trials may take."""
+    cluster, limit = session.cluster, session.ranking.memory_limit_bytes
+    if limit is not None:
+        device = dataclasses.replace(cluster.device, memory_bytes=min(limit, cluster.device.memory_bytes))
+        cluster = dataclasses.replace(cluster, device=device)
+    pins: dict[str, Pin] = {name: list(values) for name, values in session.space.domains.items()}
+    return dataclasses.replace(question, cluster=cluster, pins=pins)
+
+
+def _best(question: Question, session: Session, bounds: Bounds) -> tuple[Estimate | None, str]:
+    objective = PlanObjective.MEMORY if session.request.objective is Objective.MEMORY else PlanObjective.THROUGHPUT
+    try:
+        found = plan(question, PlanOptions(objective=objective, top=1), bounds)
+    except (NothingFeasibleError, SpaceTooLargeError) as error:
+        return None, f"{error.problem}; {error.remedy}"
+    return found.plans[0].estimate, ""

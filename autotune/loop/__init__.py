@@ -1,0 +1,1 @@
+"""The tuning loop: recall, propose, check, run, record."""

@@ -1,0 +1,173 @@
+"""A worker: takes jobs from the queue, one after another, and runs them."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.errors import AutotuneError
+from autotune.loop.journal import Journal
+from autotune.loop.lease_heartbeat import LEASE_SECONDS, LeaseHeartbeat
+from autotune.loop.loop import run_held_job
+from autotune.loop.stop import StopSignal
+from autotune.loop.worker_heartbeat import WorkerHeartbeat
+from autotune.request.request import request_of
+from autotune.session.allowed import AllowList, is_from_outside
+from autotune.session.quick_calibration import calibrate_for
+from autotune.session.session import Session, on_ray, require_startable, session_of
+from executor.errors import ExecutorError, RunnerError
+from executor.runners.runner import Runner
+from search_spaces.errors import SearchSpaceError
+from search_spaces.outcome import JobState
+from storage.errors import DamagedRowError, DatabaseUnavailableError, LeaseLostError
+from storage.owners import current_owner
+from storage.records import JobRecord, Lease, QueueLimits
+from storage.store import Store
+
+POLL_SECONDS = 0.5
+"""How soon a job that comes into an empty queue is seen."""
+OUTAGE_SECONDS = 5.0
+"""How long a worker waits before it asks a database again that was away."""
+TRIES = 3
+"""How often a worker makes ranks for a job before it gives the job up."""
+
+MakeRunner = Callable[[Session], Runner]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A runner that stays warm, and what it can be used for."""
+
+    key: tuple[object, ...]
+    runner: Runner
+
+
+class Worker:
+    """Runs jobs until it is stopped. A job that is under way then goes back to the queue; so it does when the worker dies.
+
+    Ranks stay warm from job to job, as long as jobs need the same ones.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        make_runner: MakeRunner,
+        limits: QueueLimits | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        ray_address: str | None = None,
+        allowed: AllowList | None = None,
+    ) -> None:
+        """
+        Args:
+            store: the jobs.
+            make_runner: makes the ranks of a job.
+            limits: which jobs it takes.
+            poll_seconds: how soon a job that comes into an empty queue is seen.
+            ray_address: of the Ray that jobs run on which name none; None: one of their own.
+            allowed: what jobs from outside may run; None: no factory and no command.
+        """
+        self._allowed = allowed or AllowList()
+        self._store, self._make_runner, self._limits = store, make_runner, limits
+        self._ray_address = ray_address
+        self._poll_seconds = poll_seconds
+        self._kept: _Kept | None = None
+        self._beats = WorkerHeartbeat(store)
+        self.jobs_done = 0
+
+    def run(self, stop: StopSignal, most_jobs: int | None = None) -> None:
+        """Take and run jobs until `stop` is requested, or `most_jobs` were run. Outages of the database are waited for."""
+        with self._beats, contextlib.closing(self):
+            while not stop.requested and (most_jobs is None or self.jobs_done < most_jobs):
+                try:
+                    lease = self._store.claim(current_owner(), LEASE_SECONDS, self._limits)
+                    if lease is None:
+                        stop.wait(self._poll_seconds)
+                        continue
+                    self._run(lease, stop)
+                    self.jobs_done += 1
+                    self._beats.runs(None)
+                except LeaseLostError as error:
+                    log.warning("%s", error)
+                    self.close()  # its ranks may still run a trial of a job that is another's now
+                except DatabaseUnavailableError as error:
+                    log.error("%s", error)
+                    self.close()
+                    stop.wait(OUTAGE_SECONDS)
+
+    def close(self) -> None:
+        """End the ranks."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._beats.keeps("")
+            kept.runner.close()
+
+    def _run(self, lease: Lease, stop: StopSignal) -> None:
+        """Run a job to its end. What is wrong with it, or with its ranks, is its own end: the worker goes on."""
+        log.info("job %s: taken", lease.job_id, extra={"job": lease.job_id})
+        self._beats.runs(lease.job_id)
+        with LeaseHeartbeat(self._store, lease) as keeper:
+            try:
+                job = self._store.job(lease.job_id)
+                if is_from_outside(job):
+                    self._allowed.require(request_of(job))
+                session = on_ray(session_of(job), self._ray_address)
+                require_startable(session)
+                calibrate_for(self._store, session)
+            except (AutotuneError, SearchSpaceError, ExecutorError) as error:
+                self._fail(keeper, error)
+                log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
+                return
+            try:
+                ended = self._run_held(session, keeper, StopSignal(worker=stop))
+            except (LeaseLostError, DatabaseUnavailableError):
+                raise
+            except Exception as error:
+                # The job has been left FAILED with the reason; what its ranks do is not known.
+                ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError | DamagedRowError)
+                log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id}, exc_info=not ours)
+                self.close()
+                return
+        log.info("job %s: %s %s", ended.id, ended.state, ended.reason, extra={"job": ended.id})
+
+    def _run_held(self, session: Session, keeper: LeaseHeartbeat, stop: StopSignal) -> JobRecord:
+        """Run the job. Ranks that do not start, or break for good, as when Ray itself dies, are no fault of the job's: they are
+        made anew, up to `TRIES` times in all.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                runner = self._runner_for(session)
+            except Exception as error:
+                if not left or not isinstance(error, RunnerError):
+                    self._fail(keeper, error)
+                    raise
+                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                continue
+            try:
+                with Journal(keeper.lease.job_id) as journal:
+                    return run_held_job(session, self._store, keeper, runner, stop, journal, keeps_broken=left > 0)
+            except RunnerError as error:
+                if not left:
+                    raise
+                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                self.close()
+        raise AssertionError("unreachable")
+
+    def _fail(self, keeper: LeaseHeartbeat, error: Exception) -> None:
+        self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
+
+    def _runner_for(self, session: Session) -> Runner:
+        request = session.request
+        # Ranks that watch a user's script hold no device.
+        holds = request.command is None
+        where = (request.runner, request.ray_address)
+        key = (*where, session.world_size, session.cluster.device.kind, request.python_path, holds)
+        if self._kept is None or self._kept.key != key:
+            self.close()
+            try:
+                self._kept = _Kept(key, self._make_runner(session))
+            except ExecutorError as error:
+                self._beats.keeps(request.runner, str(error))
+                raise
+            self._beats.keeps(request.runner)
+        return self._kept.runner

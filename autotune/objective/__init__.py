@@ -1,0 +1,1 @@
+"""What best means: ranking, intervals, the front of throughput and memory."""

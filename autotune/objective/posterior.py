@@ -1,0 +1,231 @@
+"""What repeated, noisy measurements say of the rates of a job's configurations, as draws from one posterior distribution.
+
+Every statement about which configuration is fastest comes from these draws: rates, ratios, the probability to be the best, and
+what a wrong answer costs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.objective.intervals import Spread
+from search_spaces.trial import Interval
+
+Array = NDArray[np.float64]
+
+NOISE_WEIGHT = 0.75
+"""Degrees of freedom of the assumed noise beside repeats. Few, because machines differ by a factor of five: with more of them a
+noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats there is nothing else to go by, and
+the assumption has its own."""
+WELL_CHOSEN = 1 / 3
+"""Probability, before any measurement, that somebody has tuned the user's own configuration: no tried one is faster. Else it is
+one like the others, and the best with the probability of one in their number."""
+NOISE_LEVELS, DRAWS = 5, 400
+"""Levels of the noise at which draws are made, and how many at each."""
+GRID = 160
+DEVIATIONS = 4.0
+"""The grid reaches so many standard errors beyond the lowest and the highest mean."""
+ITERATIONS = 10
+"""Of the fit of the distribution of rates. Few on purpose: a converged fit of few configurations is a handful of points."""
+BROAD = 0.3
+"""Weight of the broad distribution that the fit starts from, in configurations."""
+LEAST_WIDTH = 0.05
+"""Least standard deviation of the broad distribution, in log rate."""
+BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
+"""Variances of the machine's speed between blocks, over that of the noise."""
+STEADY = 0.8
+"""Probability, before any repeats, that the machine has one speed in all blocks; the other variances share the rest."""
+DRIFTED_RATIOS = (1e4,)
+"""The same where the machine is known to have drifted: nothing is compared across blocks."""
+LEAST_WEIGHT = 0.02
+"""Likelihood, over that of the likeliest, below which a hypothesis is left out."""
+_UPPER = 0.975
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One measurement of a candidate."""
+
+    candidate: int
+    rate: float
+    """Samples/s, positive."""
+    within: float
+    """Standard error of the rate within the measurement, as a share of it."""
+    block: int
+    """Measurements of one block met the same state of the machine: a round of confirmation, or the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """Joint draws of the candidates' log rates, at the machine's mean speed in the rounds of confirmation."""
+
+    draws: Array
+    """Shape (candidates, draws)."""
+    weights: Array
+    """Shape (draws,); they sum to 1."""
+
+    def rate(self, candidate: int) -> Interval:
+        """Mean and central 95 % interval of the rate."""
+        return self._interval(self.draws[candidate])
+
+    def ratio(self, candidate: int, other: int) -> Interval:
+        """The candidate's rate over the other's, with its 95 % interval."""
+        return self._interval(self.draws[candidate] - self.draws[other])
+
+    def means(self) -> Array:
+        """Mean log rates, shape (candidates,)."""
+        means: Array = self.draws @ self.weights
+        return means
+
+    def upper(self) -> Array:
+        """97.5 % quantiles of log rates, shape (candidates,)."""
+        bounds: Array = np.quantile(self.draws, _UPPER, axis=1)
+        return bounds
+
+    def probability_best(self, candidate: int, margin: float = 0.0) -> float:
+        """Probability that no candidate is faster by more than the share `margin`."""
+        lag = self.draws.max(axis=0) - self.draws[candidate]
+        return min(float(self.weights @ (lag <= math.log1p(margin))), 1.0)
+
+    def probability_slower(self, candidate: int, other: int, margin: float = 0.0) -> float:
+        """Probability that the candidate is slower than the other by more than the share `margin`."""
+        lag = self.draws[other] - self.draws[candidate]
+        return float(self.weights @ (lag > math.log1p(margin)))
+
+    def expected_loss(self, candidate: int) -> float:
+        """Share of the best candidate's rate that is lost in the mean where this one is the answer."""
+        lag = self.draws.max(axis=0) - self.draws[candidate]
+        return float(self.weights @ -np.expm1(-lag))
+
+    def _interval(self, values: Array) -> Interval:
+        order = np.argsort(values)
+        reached = np.cumsum(self.weights[order])
+        low, high = (values[order[np.searchsorted(reached, q).clip(max=len(order) - 1)]] for q in (1 - _UPPER, _UPPER))
+        return Interval(mean=math.exp(float(values @ self.weights)), low=math.exp(float(low)), high=math.exp(float(high)))
+
+
+def posterior_of(
+    observations: Sequence[Observation], candidates: int, prior: Spread, baseline: int | None = None, drifted: bool = False
+) -> Posterior:
+    """Return the posterior of the candidates' rates. The same arguments give the same draws.
+
+    Args:
+        observations: at least one of each candidate.
+        candidates: how many there are.
+        prior: the spread between repeats that is assumed before there are any.
+        baseline: the user's own configuration; None: it is not among them.
+        drifted: whether the machine is known to have changed its speed.
+
+    1. A measurement's log rate is the candidate's, plus its block's, plus noise. The speed of a block is a random effect. Each
+       of `BLOCK_RATIOS` is a hypothesis of its variance, weighed by its restricted likelihood [Patterson and Thompson,
+       Biometrika 58 (1971)]: on a steady machine all blocks are compared, on one that drifts only measurements of one block.
+    2. The noise's variance has a scaled inverse-chi-squared posterior from the residuals and from what is assumed before, the
+       spread between repeats and the error within measurements [Gelman et al., Bayesian Data Analysis, 3rd edition, 2.6]. It is
+       integrated over at `NOISE_LEVELS` quantiles.
+    3. The candidates' rates are drawn from one distribution that is itself estimated from them on a grid, by a few steps of the
+       EM algorithm from a broad start [Laird, JASA 73 (1978); Efron, Statistical Science 29 (2014)]. It takes the luck out of
+       whatever came out first of many.
+    4. Draws from the posterior of each candidate are joined at random. Those in which the baseline is the best are weighed so
+       that it is, before any measurement, with the probability that `WELL_CHOSEN` says.
+    """
+    logs = np.log([one.rate for one in observations])
+    owner = np.array([one.candidate for one in observations])
+    counts = np.bincount(owner, minlength=candidates).astype(float)
+    random = np.random.default_rng(0)
+    parts, weights = [], []
+    ratios = DRIFTED_RATIOS if drifted else BLOCK_RATIOS
+    assumed = prior.relative**2 + float(np.mean([one.within**2 for one in observations]))
+    for fit in _fits(logs, owner, np.array([one.block for one in observations]), assumed, prior, ratios):
+        means = np.bincount(owner, logs - fit.effects, minlength=candidates) / counts
+        for quantile in _chi_squared(fit.freedom):
+            parts.append(_draws(means, fit.scale / quantile / counts, random))
+            weights.append(np.full(DRAWS, fit.weight))
+    draws, weight = np.hstack(parts), np.concatenate(weights)
+    if baseline is not None and candidates > 1:
+        best = WELL_CHOSEN + (1.0 - WELL_CHOSEN) / candidates
+        weight[draws[baseline] >= draws.max(axis=0)] *= best / (1.0 - best) * (candidates - 1)
+    return Posterior(draws, weight / weight.sum())
+
+
+def _chi_squared(freedom: float) -> list[float]:
+    """Chi-squared quantiles at the middles of `NOISE_LEVELS` equal shares [Wilson and Hilferty, PNAS 17 (1931)]."""
+    part = 2.0 / (9.0 * freedom)
+    normal = (NormalDist().inv_cdf((level + 0.5) / NOISE_LEVELS) for level in range(NOISE_LEVELS))
+    return [freedom * (1.0 - part + z * math.sqrt(part)) ** 3 for z in normal]
+
+
+def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array:
+    """Draws of log rates at one level of the noise, shape (candidates, DRAWS)."""
+    reach = DEVIATIONS * math.sqrt(float(variances.max()))
+    grid, step = np.linspace(means.min() - reach, means.max() + reach, GRID, retstep=True)
+    likelihood = np.exp(-0.5 * (means[:, None] - grid) ** 2 / variances[:, None])
+    width = 2.0 * max(float(means.std()), math.sqrt(float(variances.max())), LEAST_WIDTH)
+    start = np.exp(-0.5 * ((grid - means.mean()) / width) ** 2)
+    start /= start.sum()
+    density = start
+    for _ in range(ITERATIONS):
+        shares = likelihood * density
+        shares /= shares.sum(axis=1, keepdims=True)
+        density = (shares.sum(axis=0) + BROAD * start) / (len(means) + BROAD)
+    reached = np.cumsum(likelihood * density, axis=1)
+    ranks = (np.arange(DRAWS) + 0.5) / DRAWS
+    places = [np.searchsorted(one, one[-1] * random.permutation(ranks)) for one in reached]
+    return np.asarray(grid[np.array(places)] + (random.random((len(means), DRAWS)) - 0.5) * step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What measurements say of blocks and noise under one hypothesis of the blocks' variance."""
+
+    effects: Array
+    """Log speed of each measurement's block."""
+    scale: float
+    """Sum of squares of the noise, the prior's included: over a chi-squared variable of `freedom`, it is the variance."""
+    freedom: float
+    weight: float
+
+
+def _fits(
+    logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, prior: Spread, ratios: Sequence[float]
+) -> list[_Fit]:
+    """The hypotheses that are not out of the question. `assumed`: variance of the noise before there are repeats.
+
+    Only candidates that were measured more than once say something of blocks. Effects are relative to the mean of the rounds
+    of confirmation (blocks above 0), or of all blocks where there are none.
+    """
+    repeated = np.bincount(owner)[owner] > 1
+    names = np.unique(block)
+    if not repeated.any():
+        return [_Fit(np.zeros(len(logs)), prior.degrees_of_freedom * assumed, prior.degrees_of_freedom, 1.0)]
+    y = logs[repeated]
+    fixed = (owner[repeated][:, None] == np.unique(owner[repeated])).astype(float)
+    random = (block[repeated][:, None] == names).astype(float)
+    seen = random.any(axis=0)
+    reference = seen & (names > 0) if (seen & (names > 0)).any() else seen
+    found = []
+    for ratio in ratios if seen.sum() > 1 else BLOCK_RATIOS[:1]:
+        # What lies between blocks of any speed says nothing of the noise.
+        known = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
+        independent = len(y) - int(np.linalg.matrix_rank(known))
+        weight = NOISE_WEIGHT if independent else prior.degrees_of_freedom
+        freedom = independent + weight
+        covariance = np.eye(len(y)) + ratio * random @ random.T
+        inverse = np.linalg.inv(covariance)
+        information = fixed.T @ inverse @ fixed
+        error = y - fixed @ np.linalg.solve(information, fixed.T @ inverse @ y)
+        effects = ratio * random.T @ inverse @ error
+        effects = np.where(seen, effects - effects[reference].mean(), 0.0)
+        scale = weight * assumed + float(error @ inverse @ error)
+        size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
+        before = math.log(STEADY if ratio == 0.0 else (1.0 - STEADY) / max(len(ratios) - 1, 1))
+        fit = _Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
+        found.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
+    most = max(likelihood for _, likelihood in found)
+    likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in found]
+    return [dataclasses.replace(fit, weight=weight) for fit, weight in likely if weight >= LEAST_WEIGHT]

@@ -1,0 +1,1 @@
+"""For operators: logs, traces, output files, text for terminals."""

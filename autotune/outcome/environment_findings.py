@@ -1,0 +1,67 @@
+"""What came of the environments that were tried on the winner's layout."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.loop.environment_stage import is_of_stage
+from autotune.objective.ranking import rate
+from autotune.outcome.standings import Standings
+from autotune.session.session import Session
+from search_spaces.environment import ENVIRONMENT
+from search_spaces.outcome import Outcome
+from search_spaces.plain import to_plain
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFinding:
+    """An environment on the winner's layout."""
+
+    environment: str
+    trial: int
+    outcome: Outcome
+    over_layout: Interval | None
+    """Its samples/s over those of the layout without it; None: it was not measured to its end."""
+
+
+def environment_findings(session: Session, standings: Standings, winner: TrialConfig) -> list[EnvironmentFinding]:
+    """Each environment that was tried on the layout of the winner, in the order of the trials."""
+    layout = winner.replace({ENVIRONMENT: session.environment})
+    plain = standings.book.search_trial(layout)
+    tried = [trial for trial in standings.book.searched if is_of_stage(session, trial.config)]
+    same = [trial for trial in tried if trial.config.replace({ENVIRONMENT: session.environment}) == layout]
+    return [_finding(standings, trial, plain) for trial in same]
+
+
+def environment_document(findings: list[EnvironmentFinding], winner: TrialConfig) -> dict[str, Any]:
+    """The same as a best-config document has it."""
+    won = next((one.environment for one in findings if one.environment == winner.environment), None)
+    return {"won": won, "tried": [to_plain(one) for one in findings]}
+
+
+def environment_line(document: dict[str, Any]) -> str:
+    """What `environment_document` says, in one line."""
+    tried, won = document["tried"], document["won"]
+    measured = [one for one in tried if one["over_layout"] is not None]
+    if won is not None:
+        told = next(one for one in tried if one["environment"] == won)
+        return f"{won} is {_ratio_text(told['over_layout'])} the samples/s of its layout without it"
+    count = f"{len(tried)} environment{'s' if len(tried) != 1 else ''}"
+    if not measured:
+        return f"none of {count} was measured to its end: each was slower than the layout without it, or failed"
+    best = max(measured, key=lambda one: one["over_layout"]["mean"])
+    text = f"none of {count} is told to be faster than the layout without it"
+    return f"{text}; the fastest, {best['environment']}, is {_ratio_text(best['over_layout'])} as fast"
+
+
+def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
+    assert trial.outcome is not None  # it is among those that have ended
+    known = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
+    over = standings.ratio(trial, plain) if plain is not None and known else None
+    return EnvironmentFinding(environment=trial.config.environment, trial=trial.number, outcome=trial.outcome, over_layout=over)
+
+
+def _ratio_text(ratio: dict[str, float]) -> str:
+    return f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"

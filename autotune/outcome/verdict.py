@@ -1,0 +1,233 @@
+"""The answer of a job: which configuration to train with, how sure that is, and by how much it beats the baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.objective.intervals import Spread
+from autotune.objective.ranking import Ranking, peak_bytes
+from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.outcome.standings import Standings, standings_of
+from autotune.request.request import Objective
+from search_spaces.environment import ENVIRONMENT
+from search_spaces.outcome import Outcome, Purpose
+from search_spaces.plain import to_plain
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
+
+EQUAL = 0.01
+"""Share of a rate that nobody would trade memory, or another round of measurements, for."""
+RISK = 0.02
+"""Highest probability with which the answer may be slower than the baseline by more than `EQUAL`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a job has found so far."""
+
+    best: TrialRecord
+    """The answer's search trial: the baseline's where nothing is known to be better."""
+    keeps: bool
+    """Whether the answer is to keep the baseline."""
+    runner_up: TrialRecord | None
+    """Of the others, the one that is most likely the better answer."""
+    runner_up_ratio: Interval | None
+    """Its samples/s over the answer's; None: there is no runner-up."""
+    tie: bool
+    """Whether the interval of that ratio includes 1; where memory is the objective, nothing is a tie."""
+    baseline: TrialRecord | None
+    """The baseline's search trial; None: no baseline was measured."""
+    gain: Interval | None
+    """The answer over the baseline: the ratio of samples/s, or of peak bytes (baseline over answer) where memory is the
+    objective. None: no baseline was measured."""
+    probability_best: float
+    """That no configuration that was tried is better by the objective."""
+    expected_loss: float
+    """Share of the best tried configuration's rate that the answer is expected to lack."""
+    standings: Standings
+
+    def rate(self, trial: TrialRecord) -> Interval | None:
+        """Samples/s of a search trial's configuration by all that was measured of it; None: it was not measured."""
+        return self.standings.rate(trial)
+
+
+def decide(book: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+    """Return the answer that the job's rows support; None: nothing may win.
+
+    1. Candidates are the configurations that may win, once the confirmation has begun those that were measured again, and the
+       baseline.
+    2. Those that are slower than the baseline by more than `EQUAL` with a probability above `RISK`, or in the mean at all, are
+       out. What is left is the baseline alone: the answer is to keep it.
+    3. The fastest by the mean is the answer; of those within `EQUAL` that are not told apart from it, the one with the least
+       memory.
+    4. An environment is the answer only where its interval over the same layout without it is above 1: variables that make no
+       difference are not worth setting.
+
+    Where memory is the objective, the candidates are those with the lowest peak, which repeats exactly.
+    """
+    standings = standings_of(book, ranking, prior, baselines)
+    return None if standings is None else verdict_of(standings)
+
+
+def verdict_of(standings: Standings) -> Verdict | None:
+    """The same of standings that are known; None: nothing may be held against others yet."""
+    candidates = candidates_of(standings)
+    if not candidates:
+        return None
+    answer = _answer(standings, candidates)
+    by_memory = standings.ranking.objective is Objective.MEMORY
+    baseline, best = standings.baseline, standings.contenders[answer]
+    other = _runner_up(standings, answer)
+    ratio = None if other is None else standings.ranked_by.ratio(other, answer)
+    return Verdict(
+        best=best,
+        keeps=baseline is not None and best.config_hash == baseline.config_hash,
+        runner_up=None if other is None else standings.contenders[other],
+        runner_up_ratio=ratio,
+        tie=ratio is not None and not by_memory and ratio.low <= 1.0 <= ratio.high,
+        baseline=baseline,
+        gain=None if baseline is None else _gain(standings, answer, baseline),
+        probability_best=1.0 if by_memory else standings.ranked_by.probability_best(answer),
+        expected_loss=0.0 if by_memory else standings.ranked_by.expected_loss(answer),
+        standings=standings,
+    )
+
+
+def answer_document(verdict: Verdict) -> dict[str, Any]:
+    """The answer as plain data: what the job's row, its best-config document, the service and the page show of it.
+
+    Trials are given by number, rates in samples/s with their 95 % intervals. `standings` has every contender, the answer first
+    and then by rate, with the number of measurements that its rate rests on.
+    """
+    standings, best, baseline = verdict.standings, verdict.best, verdict.baseline
+    of = "peak_memory_bytes" if standings.ranking.objective is Objective.MEMORY else "samples_per_second"
+    places = sorted(standings.order, key=lambda place: standings.contenders[place].config_hash != best.config_hash)
+    return {
+        "keeps_baseline": verdict.keeps,
+        "trial": best.number,
+        "rate": to_plain(verdict.rate(best)),
+        "baseline": None if baseline is None else baseline.number,
+        "baseline_rate": None if baseline is None else to_plain(verdict.rate(baseline)),
+        "gain": None if verdict.gain is None else {"of": of, **to_plain(verdict.gain)},
+        "runner_up": None if verdict.runner_up is None else verdict.runner_up.number,
+        "runner_up_ratio": None if verdict.runner_up_ratio is None else to_plain(verdict.runner_up_ratio),
+        "tie": verdict.tie,
+        "probability_best": verdict.probability_best,
+        "expected_loss": verdict.expected_loss,
+        "standings": [
+            {
+                "trial": standings.contenders[place].number,
+                "rate": to_plain(standings.posterior.rate(place)),
+                "repeats": standings.repeats[place],
+            }
+            for place in places
+        ],
+    }
+
+
+def answer_summary(verdict: Verdict) -> dict[str, Any]:
+    """The same without the standings: what a job's row keeps, for lists of many jobs."""
+    return {name: value for name, value in answer_document(verdict).items() if name != "standings"}
+
+
+class Verdicts:
+    """The verdicts of one job, decided anew only where something was measured since the last one."""
+
+    def __init__(self) -> None:
+        self._measured: tuple[int, int] | None = None
+        self._verdict: Verdict | None = None
+
+    def of(self, book: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+        """What `decide` returns; the same object as long as nothing was measured."""
+        ended = [trial for trial in book.trials if trial.outcome is not None]
+        again = sum(trial.purpose is not Purpose.SEARCH for trial in ended)
+        measured = sum(trial.outcome is Outcome.OK for trial in ended), again
+        if self._measured != measured:
+            self._measured, self._verdict = measured, decide(book, ranking, prior, baselines)
+        return self._verdict
+
+
+def candidates_of(standings: Standings) -> list[int]:
+    """Places of the contenders that may be the answer now."""
+    places = [place for place in range(len(standings.contenders)) if standings.is_decidable(place)]
+    begun = [place for place in places if place in standings.confirmed and not is_baseline(standings, place)]
+    if begun:
+        places = [place for place in places if place in standings.confirmed or is_baseline(standings, place)]
+    if standings.ranking.objective is not Objective.MEMORY or not places:
+        return places
+    least = min(peak_bytes(standings.contenders[place]) for place in places)
+    return [place for place in places if peak_bytes(standings.contenders[place]) == least]
+
+
+def is_baseline(standings: Standings, place: int) -> bool:
+    """Whether the contender is the baseline."""
+    return standings.baseline is not None and standings.contenders[place].config_hash == standings.baseline.config_hash
+
+
+def is_safe(standings: Standings, place: int) -> bool:
+    """Whether the contender is known to be no worse than the baseline, where the baseline is a candidate."""
+    own = None if standings.baseline is None else standings.places[standings.baseline.config_hash]
+    if own is None or own == place:
+        return True
+    slower = standings.ranked_by.probability_slower(place, own, EQUAL)
+    return slower <= RISK and standings.means[place] >= standings.means[own]
+
+
+def is_separated(standings: Standings, place: int, confidence: float) -> bool:
+    """Whether it is sure that no contender is better than this one by more than `EQUAL`."""
+    return standings.ranked_by.probability_best(place, EQUAL) >= confidence
+
+
+def _answer(standings: Standings, candidates: list[int]) -> int:
+    own = next((place for place in candidates if is_baseline(standings, place)), None)
+    safe = [place for place in candidates if own is None or is_safe(standings, place)]
+    best = max(safe, key=lambda place: (standings.means[place], -place))
+    alike = [place for place in safe if _is_as_good(standings, place, best)]
+    if standings.ranking.objective is Objective.MEMORY:
+        best = min(alike)
+    else:
+        best = min(alike, key=lambda place: (peak_bytes(standings.contenders[place]), -standings.means[place]))
+    plain = layout_without_environment(standings, best)
+    return plain if plain in safe and standings.ranked_by.ratio(best, plain).low <= 1.0 else best
+
+
+def _is_as_good(standings: Standings, place: int, best: int) -> bool:
+    """Whether the contender is not told apart from the best, and its estimate as good as equal."""
+    if place == best:
+        return True
+    ratio = standings.ranked_by.ratio(best, place)
+    return ratio.low <= 1.0 and ratio.mean <= 1.0 + EQUAL
+
+
+def layout_without_environment(standings: Standings, place: int) -> int | None:
+    """The first contender of the layout of one with an environment; None: it is that itself."""
+    config = standings.contenders[place].config
+    if not config.environment:
+        return None
+    trials = enumerate(standings.contenders)
+    alike = [other for other, trial in trials if trial.config.replace({ENVIRONMENT: config.environment}) == config]
+    first = min(alike, key=lambda other: standings.contenders[other].number)
+    return None if first == place else first
+
+
+def _runner_up(standings: Standings, answer: int) -> int | None:
+    """Of the others the likeliest to be better; of an environment, its layout without it."""
+    plain = layout_without_environment(standings, answer)
+    if plain is not None:
+        return plain
+    others = [place for place in standings.order if place != answer]
+    if standings.ranking.objective is Objective.MEMORY:
+        return next(iter(others), None)
+    return min(others, key=lambda place: standings.ranked_by.probability_slower(place, answer), default=None)
+
+
+def _gain(standings: Standings, answer: int, baseline: TrialRecord) -> Interval:
+    best = standings.contenders[answer]
+    if best.config_hash == baseline.config_hash:
+        return Interval(mean=1.0, low=1.0, high=1.0)
+    if standings.ranking.objective is Objective.MEMORY:
+        # Allocator peaks repeat exactly, so that the ratio has no spread.
+        ratio = peak_bytes(baseline) / max(peak_bytes(best), 1)
+        return Interval(mean=ratio, low=ratio, high=ratio)
+    return standings.posterior.ratio(answer, standings.places[baseline.config_hash])

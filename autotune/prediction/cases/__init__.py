@@ -1,0 +1,1 @@
+"""Builders of the arrays that the equations read: from configurations, from a space, from a micro-benchmark."""

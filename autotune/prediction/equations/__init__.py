@@ -1,0 +1,1 @@
+"""The equations: seconds and bytes of a training step, over arrays of configurations."""

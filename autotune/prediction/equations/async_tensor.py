@@ -1,0 +1,42 @@
+"""Tensor-parallel sums that travel beside products (`async_tensor_parallel`): what hides, and what more messages cost."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.communication import collective_seconds, tensor_group
+from search_spaces.overlap import ROW_PARTS
+
+
+def saved_seconds(
+    cases: Cases, rates: Coefficients, message: Array, rows: Sequence[tuple[Array, Array]], weights: Sequence[Array]
+) -> Array:
+    """Seconds of a layer's tensor communication that a micro-batch is spared; below 0 where more messages cost more.
+
+    1. A row product is made in p parts, whose sums are p messages; all but the last one travel beside later parts, and at most
+       (p - 1) / p of the product is beside them.
+    2. The sum of a column product's input gradient travels beside the weights' gradients.
+    3. What runs beside communication is slowed by it.
+    4. Under sequence parallelism that is half of what is sent: gathers are waited for.
+
+    Args:
+        cases: the configurations.
+        rates: coefficients.
+        message: bytes of a micro-batch's hidden state.
+        rows: of each row product its seconds, and how often it is made.
+        weights: seconds of each gradient of columns' weights.
+    """
+    layouts, group, behind = cases.layouts, tensor_group(cases), (ROW_PARTS - 1) / ROW_PARTS
+    share = np.where(layouts.sequence_parallel > 0, 0.5, 1.0)
+    volume = 2 * (group.ranks - 1) / group.ranks * message
+    whole = collective_seconds(cases, group, volume, np.ones(1), rates) * share
+    parted = collective_seconds(cases, group, volume, np.full(1, float(ROW_PARTS)), rates) * share
+    saved = np.zeros(1)
+    for seconds, times in rows:
+        hidden = np.minimum(parted, seconds) * behind * (1 - rates.overlap_slowdown)
+        saved = saved + times * (hidden - (parted - whole))
+    for seconds in weights:
+        saved = saved + np.minimum(whole, seconds) * (1 - rates.overlap_slowdown)
+    return np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), saved, 0.0)

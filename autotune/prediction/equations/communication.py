@@ -1,0 +1,102 @@
+"""Seconds of collectives: latency by the doublings of a group, volume over the bandwidth that the group gets."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases, Flags
+from autotune.prediction.equations.coefficients import Coefficients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that talk: how many, how many of them in a node, and how many such groups share a node's network."""
+
+    ranks: Array
+    in_node: Array
+    sharing: Array
+
+
+def group_of(cases: Cases, ranks: Array, stride: Array) -> Group:
+    """The group of `ranks` ranks that lie `stride` apart, ranks of a node numbered one after the other."""
+    per_node = cases.hardware.devices_per_node
+    in_node = np.clip(np.floor(per_node / np.minimum(stride, per_node)), 1, ranks)
+    in_node = np.where(stride >= per_node, 1.0, in_node)
+    sharing = np.maximum(per_node / in_node, 1.0)
+    return Group(ranks=ranks, in_node=in_node, sharing=sharing)
+
+
+def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients) -> Array:
+    """Seconds of `count` collectives that together move `volume` bytes through each rank.
+
+    `volume` is what passes a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
+    all-reduce. Across nodes the ring is bound by a node's network share; small messages reach less of it.
+    """
+    hardware = cases.hardware
+    crosses = group.ranks > group.in_node
+    nodes = np.maximum(group.ranks / group.in_node, 1.0)
+    message = volume / np.maximum(count, 1e-9)
+    reached = message / (message + rates.half_message)
+    inside = volume / (hardware.intra * rates.link_efficiency)
+    share = np.minimum(hardware.inter / group.sharing, hardware.intra)
+    across = volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0)
+    latency = np.where(
+        crosses,
+        rates.network_seconds * np.log2(1 + nodes) + rates.link_seconds,
+        rates.link_seconds * np.log2(1 + group.in_node),
+    )
+    seconds = count * latency + np.where(crosses, np.maximum(across, inside), inside)
+    return np.where(group.ranks > 1, seconds, 0.0)
+
+
+def tensor_group(cases: Cases) -> Group:
+    """Tensor-parallel ranks: neighbours."""
+    return group_of(cases, cases.layouts.tensor, np.ones(1))
+
+
+def context_group(cases: Cases) -> Group:
+    """Context-parallel ranks: next to tensor."""
+    return group_of(cases, cases.layouts.context, cases.layouts.tensor)
+
+
+def shard_group(cases: Cases) -> Group:
+    """The ranks that divide the states: data x context, or the shard group of hybrid sharding."""
+    return group_of(cases, cases.layouts.shard, cases.layouts.tensor)
+
+
+def expert_group(cases: Cases) -> Group:
+    """The data-parallel ranks that divide the experts: neighbours along data."""
+    return group_of(cases, cases.layouts.expert, cases.layouts.tensor * cases.layouts.context)
+
+
+def expert_data_group(cases: Cases) -> Group:
+    """The ranks that hold the same experts and divide their states."""
+    layouts = cases.layouts
+    return group_of(cases, np.maximum(layouts.shard / layouts.expert, 1.0), layouts.tensor * layouts.expert)
+
+
+def replica_group(cases: Cases) -> Group:
+    """With hybrid sharding, the ranks that hold the same share."""
+    layouts = cases.layouts
+    copies = layouts.data * layouts.context / layouts.shard
+    return group_of(cases, copies, layouts.tensor * layouts.shard)
+
+
+def crosses_nodes(cases: Cases) -> Flags:
+    """Whether a stage of the pipeline and the next are on different nodes."""
+    layouts = cases.layouts
+    return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.devices_per_node)
+
+
+def _replica(cases: Cases) -> Array:
+    """Ranks of one stage."""
+    return cases.layouts.tensor * cases.layouts.context * cases.layouts.data
+
+
+def boundary_bandwidth(cases: Cases, rates: Coefficients) -> Array:
+    """Bytes/s between two neighbouring pipeline ranks: across nodes each rank has its share of the node's network."""
+    hardware = cases.hardware
+    per_stage = _replica(cases)
+    across = crosses_nodes(cases)
+    own = np.minimum(hardware.inter / np.minimum(hardware.devices_per_node, per_stage), hardware.intra)
+    return np.where(across, own * rates.network_efficiency, hardware.intra * rates.link_efficiency)

@@ -1,0 +1,232 @@
+"""Seconds of computation and tensor-parallel communication of one layer and of the output projection, a micro-batch."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.prediction.equations.async_tensor import saved_seconds
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, gathered_kept
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.communication import (
+    collective_seconds,
+    context_group,
+    crosses_nodes,
+    expert_group,
+    tensor_group,
+)
+from autotune.prediction.equations.float8 import rounding_seconds
+from autotune.prediction.equations.frozen import unpacking_seconds
+from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
+from autotune.prediction.equations.graphs import copy_seconds, launches
+from autotune.prediction.equations.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
+from search_spaces.overlap import ROW_PARTS
+
+_SHARP = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Seconds that one micro-batch takes, forward and backward and what is computed again."""
+
+    layer: Array
+    """Computation of a layer, recomputation included."""
+    layer_communication: Array
+    """Tensor, context and expert communication of a layer."""
+    head: Array
+    """Output projection and loss: the last stage alone."""
+    embedding: Array
+
+
+def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+    """Of a mean layer, where middle layers see a part of the tokens: these are picked out and put back, a pass each."""
+    whole = _micro_batch(cases, rates)
+    if not drops_tokens(cases):
+        return whole
+    middle, share = _micro_batch(of_kept(cases), rates), middle_share(cases)
+    moved = 4 * _tokens(cases) * cases.shapes.hidden * cases.layouts.parameter_bytes
+    bypass = 2 * moved * rates.traffic / cases.hardware.bandwidth
+    return replace(
+        whole,
+        layer=whole.layer + share * (middle.layer + bypass - whole.layer),
+        layer_communication=whole.layer_communication + share * (middle.layer_communication - whole.layer_communication),
+    )
+
+
+def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+    """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
+    layouts = cases.layouts
+    forward, trained = _layer_forward(cases, rates), _bottlenecks(cases, rates)
+    again = _recomputed(cases, rates, forward + trained)
+    backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
+    communication = _layer_communication(cases, rates)
+    each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
+    launched = each * (
+        launches(cases, rates.backward_ratio) + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0)
+    )
+    parts = np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
+    launched = launched + parts * rates.collective_launch
+    computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
+    computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
+    layer = _longer(computed + communication, launched) - communication
+    head_forward = _head_forward(cases, rates)
+    width = cases.shapes.hidden
+    embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
+    return MicroBatch(
+        layer=layer,
+        layer_communication=communication,
+        head=head_forward * (1 + rates.backward_ratio),
+        embedding=embedding * 2,
+    )
+
+
+def _longer(one: Array, other: Array) -> Array:
+    """The longer of two times that run beside each other; where they are alike they hold each other up."""
+    return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)
+
+
+def _tokens(cases: Cases) -> Array:
+    return cases.layouts.micro_batch * trained_tokens(cases) / cases.layouts.context
+
+
+def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
+    """Seconds of a product of (rows, inner) and (inner, outer): by FLOPs at the efficiency of its shape, or by its bytes."""
+    hardware = cases.hardware
+    shape = rows / (rows + rates.rows_half) * outer / (outer + rates.width_half) * inner / (inner + rates.width_half)
+    flops = 2 * rows * inner * outer / (hardware.peak * rates.matrix_efficiency * shape)
+    moved = (rows * inner + inner * outer + rows * outer) * cases.layouts.parameter_bytes
+    return np.maximum(flops, moved / hardware.bandwidth)
+
+
+def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
+    return _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
+
+
+def _products(cases: Cases, rates: Coefficients) -> Array:
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
+    routed = np.maximum(shapes.experts_per_token, 1)
+    mlp_rows = tokens * routed
+    fan_in = shapes.matrices - 1
+    return (
+        _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor)
+        + _product(cases, rates, tokens, shapes.query / tensor, shapes.hidden)
+        + _product(cases, rates, mlp_rows, shapes.hidden, fan_in * shapes.ffn / tensor)
+        + _product(cases, rates, mlp_rows, shapes.ffn / tensor, shapes.hidden)
+    )
+
+
+def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
+    """Of a layer's two bottlenecks, which every tensor rank computes whole, or for its share of the tokens."""
+    shapes, layouts = cases.shapes, cases.layouts
+    rows = _tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    columns = np.maximum(shapes.bottleneck, 1.0)
+    sides = _product(cases, rates, rows, shapes.hidden, columns) + _product(cases, rates, rows, columns, shapes.hidden)
+    return np.where(shapes.bottleneck > 0, 2 * sides, 0.0)
+
+
+def attention_forward(cases: Cases, rates: Coefficients) -> Array:
+    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept.
+    With a window those of the blocks that are visited, in either.
+    """
+    shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
+    looked = looked_at(cases)
+    causal = looked * np.where(shapes.window < trained_tokens(cases), 1.0, 0.5) + shapes.prefix
+    looked = looked + shapes.prefix
+    products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
+    elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
+    kept = cases.software.scores > 0
+    speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
+    narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
+    fused = products * causal / looked / speed * np.where(narrow > 1, narrow**0.25, 1.0)
+    passes = 2 + cases.software.scores
+    whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
+    return np.where(kept, whole, fused)
+
+
+def _elementwise(cases: Cases, rates: Coefficients) -> Array:
+    """Norms, residuals and dropout over the hidden width, divided under sequence parallelism alone; the MLP's activations."""
+    shapes, layouts = cases.shapes, cases.layouts
+    divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    wide = (shapes.matrices + 0.0) * shapes.ffn * np.maximum(shapes.experts_per_token, 1) / layouts.tensor
+    norms, rotations = (
+        (8 + 2 * shapes.dropout) * shapes.hidden / divided,
+        4 * (shapes.query + shapes.key_value) / layouts.tensor,
+    )
+    moved = _tokens(cases) * moved_elements(cases, wide, norms, rotations) * layouts.parameter_bytes
+    return moved * rates.traffic / cases.hardware.bandwidth
+
+
+def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
+    """Seconds of what backward computes again: the whole layer, or what is cheap and large (attention with its inputs)."""
+    layouts = cases.layouts
+    kept = cases.software.scores > 0
+    selective = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
+    again = np.select([layouts.recompute == 2, layouts.recompute == 1], [forward, selective], default=0.0 * forward)
+    return again / layouts.recompute_every
+
+
+def _head_forward(cases: Cases, rates: Coefficients) -> Array:
+    """Virtual tokens have no logits. A kernel of the loss makes them some rows at a time, and has moved all in forward."""
+    shapes, layouts = cases.shapes, cases.layouts
+    tokens = _tokens(cases) - layouts.micro_batch * shapes.prompt / layouts.context
+    divided = shapes.vocabulary / layouts.tensor
+    loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
+    whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
+    if not np.any(fused := loss_fused(cases)):
+        return whole
+    cut, moved = pieces(cases, tokens), loss_moved(cases, tokens) / (1 + rates.backward_ratio)
+    return np.where(
+        fused,
+        cut.times * _product(cases, rates, cut.rows, shapes.hidden, divided) + moved / cases.hardware.bandwidth,
+        whole,
+    )
+
+
+def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -> Array:
+    """What tensor ranks hide of a layer's sums; those of experts stay as they are, and frozen columns have no gradients."""
+    if not np.any(cases.layouts.async_tensor > 0):
+        return np.zeros(1)
+    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    again = np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    dense, trained = np.where(shapes.experts > 0, 0.0, 1.0), np.where(shapes.frozen_bytes > 0, 0.0, 1.0)
+    output = _product(cases, rates, tokens, shapes.query / layouts.tensor, shapes.hidden)
+    down = _product(cases, rates, tokens, shapes.ffn / layouts.tensor, shapes.hidden)
+    heads = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / layouts.tensor)
+    up = _product(cases, rates, tokens, shapes.hidden, (shapes.matrices - 1) * shapes.ffn / layouts.tensor)
+    return saved_seconds(cases, rates, message, [(output, 1 + again), (down, dense)], [trained * heads, trained * dense * up])
+
+
+def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
+    """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
+
+    Sequence parallelism that gathers its inputs again moves 10 units for 8. Full recomputation runs the forward ones again but
+    the last. Context: gathered keys and values forward, scattered backward; or queries, keys and values to the ranks of
+    their heads and results back, and their gradients the other way [Jacobs 2023]. Experts: tokens out and back, forward and
+    backward, and forward again where all is computed again.
+    """
+    shapes, layouts = cases.shapes, cases.layouts
+    n, width = layouts.tensor, layouts.parameter_bytes
+    message = _tokens(cases) * shapes.hidden * width
+    again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
+    units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
+    beyond = cases.hardware.scatter_volume - 1
+    scattered = np.where(
+        layouts.sequence_parallel > 0, 4.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every, 0.0
+    )
+    volume = (units + beyond * scattered) * (n - 1) / n * message
+    tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
+    tensor = tensor - _hidden_behind_products(cases, rates, message)
+    tensor = tensor * (1 - cases.software.tensor_hidden)
+    tensor = tensor + np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
+    keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
+    passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    share = (layouts.context - 1) / layouts.context
+    exchanged = layouts.context_method == CONTEXT_METHODS.index("ulysses")
+    heads = 2 * _tokens(cases) * (shapes.query + shapes.key_value) * width / n
+    sent, times = np.where(exchanged, heads, keys), np.where(exchanged, 2.0, 1.0)
+    once = passes + np.where(exchanged, 0.0, beyond)
+    context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
+    e = layouts.expert
+    routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
+    travels = 2 * (passes + 0 * e)
+    expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
+    return tensor + context + expert

@@ -1,0 +1,48 @@
+"""Frozen parameters that are quantised: what they take where they lie, and what it costs to make them whole."""
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases, Flags
+from autotune.prediction.equations.parameters import StageParameters, is_quantised, layer_parameters
+
+INDEX_BYTES = 2
+"""Of an element of four bits: an int32 for every two of them, by which their values are looked up."""
+
+
+def frozen_width(cases: Cases) -> Array:
+    """Bytes of an element of a layer's matrices: frozen ones in their bits and scales, trained ones in the precision."""
+    return np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, cases.layouts.parameter_bytes)
+
+
+def frozen_bytes(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of what a rank of a stage has frozen before anything is sharded. Tables are not quantised."""
+    width, whole = frozen_width(cases), cases.layouts.parameter_bytes
+    return (held.frozen - held.frozen_tables) * width + held.frozen_tables * whole
+
+
+def unpacked_bytes(cases: Cases) -> Array:
+    """Bytes that making the largest matrix of a layer whole takes for a while."""
+    shapes, layouts = cases.shapes, cases.layouts
+    largest = shapes.hidden * np.maximum(shapes.ffn, shapes.query) / layouts.tensor
+    return np.where(_unpacks(cases), largest * (layouts.parameter_bytes + _index_bytes(cases)), 0.0)
+
+
+def unpacking_seconds(cases: Cases) -> Array:
+    """Seconds in which one micro-batch's passes through a layer make its matrices whole: forward, backward, and forward again.
+
+    Codes are read; of four bits indices are written and read; values are written, read, scaled and written.
+    """
+    layouts, layer = cases.layouts, layer_parameters(cases)
+    elements = (layer.attention + np.where(cases.shapes.experts > 0, layer.experts, layer.dense)) / layouts.tensor
+    moved = cases.shapes.frozen_bytes + 2 * _index_bytes(cases) + 3 * layouts.parameter_bytes
+    passes = 2.0 + np.where(layouts.recompute > 0, 1.0, 0.0) / layouts.recompute_every
+    return np.where(_unpacks(cases), passes * elements * moved / cases.hardware.bandwidth, 0.0)
+
+
+def _unpacks(cases: Cases) -> Flags:
+    unpacks: Flags = is_quantised(cases) & (cases.software.unpacks > 0)
+    return unpacks
+
+
+def _index_bytes(cases: Cases) -> Array:
+    return np.where(cases.shapes.frozen_bytes < 1, float(INDEX_BYTES), 0.0)

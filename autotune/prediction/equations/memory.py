@@ -1,0 +1,506 @@
+"""Bytes that a rank holds at its fullest moment, by tag and by stage of the pipeline."""
+
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import numpy as np
+
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.compressed import frozen_share, gathered_share, near_bytes, sends_integers
+from autotune.prediction.equations.files import host_elements, host_parameter_bytes
+from autotune.prediction.equations.float8 import rounded_bytes
+from autotune.prediction.equations.frozen import frozen_bytes, frozen_width, unpacked_bytes
+from autotune.prediction.equations.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
+from autotune.prediction.equations.graphs import static_gradients, static_messages
+from autotune.prediction.equations.offloaded_activations import host_bytes, on_device
+from autotune.prediction.equations.overlap_param_gather import buffer_bytes, refill_bytes, standing_bytes
+from autotune.prediction.equations.parameters import (
+    StageParameters,
+    counted_elements,
+    divided,
+    gathered_units,
+    persistent_parameters,
+    stage_parameters,
+)
+from autotune.prediction.equations.pipeline import in_flight, losses_wait, split_layers
+from autotune.prediction.equations.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
+from autotune.prediction.equations.uneven import (
+    RankShare,
+    marked,
+    offloading,
+    overlaid,
+    recomputing,
+    roomier,
+    shares_of,
+    written_out,
+)
+from search_spaces.checkpoints import checkpoint
+
+TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
+"""As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
+SELECTIVE = 0.38
+"""Share of a layer's activations that torchtitan's per-operator policy keeps: outputs of every other product and of attention,
+and the input: 15.5 of the 41 h bytes of a token in a layer with grouped queries and an MLP of 3.5 h."""
+ADAM_BYTES = 8.0
+"""Of `Software.state_bytes`, those of two moments in fp32, which another optimizer has not."""
+USABLE = 0.988
+"""Share of a device's nominal memory that a process can have: 79.2 of 80 GiB [A100 and H100]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of the fullest rank."""
+
+    by_tag: dict[str, Array]
+    """Sums to the total."""
+    host: Array
+    """Bytes in the host's memory, of one rank."""
+    stage: Array
+    """Place along the pipeline of the fullest rank."""
+    roomier: Array = field(default_factory=lambda: np.ones(1))
+    """Memory of its device, as a multiple of the smallest's, where devices differ: the fullest is nearest to what it has."""
+
+    @property
+    def total(self) -> Array:
+        """Bytes on the device."""
+        return reduce(np.add, self.by_tag.values())
+
+    @property
+    def needed(self) -> Array:
+        """Bytes without which it does not run: what is reserved beyond use is given back when memory runs short.
+
+        Where devices differ, as many as would fill the smallest one as much as these fill the rank's own.
+        """
+        return (self.total - self.by_tag["reserved"]) / self.roomier
+
+    @property
+    def allocated(self) -> Array:
+        """Bytes that torch's allocator has given out at the peak."""
+        return self.total - self.by_tag["reserved"] - self.by_tag["context"]
+
+    def usable(self, cases: Cases) -> Array:
+        """Bytes of the device that can be used: what fragments of the allocator leave."""
+        return cases.hardware.capacity * USABLE / cases.software.fragments
+
+    def fits(self, cases: Cases) -> Flags:
+        """Whether it runs on the device, by the mean prediction."""
+        return self.needed <= self.usable(cases)
+
+
+def memory(cases: Cases, rates: Coefficients) -> Memory:
+    """Of the fullest rank: of all where layers are written out, else of those that can be it."""
+    checkpoint()
+    even = _even_memory(cases, rates)
+    if not written_out(cases):
+        return even
+
+    def own(laid_out: Cases) -> dict[str, Array]:
+        return _as_columns(_fullest_share(laid_out, rates))
+
+    found = overlaid(cases, _as_columns(even), own)
+    return Memory(by_tag={tag: found[tag] for tag in TAGS}, host=found["host"], stage=found["stage"], roomier=found["roomier"])
+
+
+def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
+    """The fullest of the ranks that can be it: the first, the first that holds a layer more, and the last."""
+    split, p = split_layers(cases), cases.layouts.pipeline
+    one = np.ones(1)
+    alone = np.where(p == 1, 1.0, 0.0)
+    stages = [rank_memory(cases, rates, split.first, 0 * p, one, np.maximum(alone, _folded(cases)))]
+    if np.all(cases.software.first_rank > 0) or np.all(p == 1):
+        return stages[0]
+    inner = np.where(split.place > 0, split.place, 1.0)
+    stages.append(rank_memory(cases, rates, split.most, np.minimum(inner, p - 1), alone, alone))
+    stages.append(rank_memory(cases, rates, split.last, p - 1, alone, np.maximum(alone, 1 - _folded(cases))))
+    fullest = stages[0]
+    for other in stages[1:]:
+        fuller = (other.total > fullest.total) & (cases.software.first_rank == 0) & (p > 1)
+        fullest = _where(fuller, other, fullest)
+    return fullest
+
+
+def share_memory(cases: Cases, rates: Coefficients, share: RankShare, marks: tuple[Array, Array]) -> Memory:
+    """Bytes by tag of a rank whose layers are written out; `marks` as `uneven.marked` gives them."""
+    whole = layer_bytes(cases)
+    kept = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
+    saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
+    most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
+    own = kept_layer_bytes(cases)
+    knobs = np.where(cases.layouts.recompute > 0, whole - own, 0.0)
+    again = Again(
+        kept=np.where(marks[0] > 0, share.layers * whole - saved, share.layers * own),
+        working=np.where(marks[0] > 0, most, knobs),
+    )
+    held = offloading(cases, share, marks[1])
+    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
+    return replace(found, roomier=roomier(cases, share))
+
+
+def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
+    """The host holds the states of whichever rank has most of them there."""
+    marks = marked(cases)
+    fullest, *others = (share_memory(cases, rates, share, marks) for share in shares_of(cases))
+    for other in others:
+        host = np.maximum(other.host, fullest.host)
+        fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)
+    return fullest
+
+
+def _as_columns(held: Memory) -> dict[str, Array]:
+    return {**held.by_tag, "host": held.host, "stage": held.stage, "roomier": held.roomier}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of a rank's activations."""
+
+    begins: Array
+    """When backward begins: what forward keeps for it, and what the layer that runs and the loss need besides."""
+    ends: Array
+    """When it ends: what the layer that runs needs."""
+    forward: Array
+    """In the first micro-batch's forward, before its loss."""
+    host: Array
+    """In host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """Bytes a token of a rank's layers, where they are not all computed again alike."""
+
+    kept: Array
+    """By all layers together, for backward."""
+    working: Array
+    """By the layer that runs again."""
+
+
+def rank_memory(
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None = None
+) -> Memory:
+    """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
+    held = stage_parameters(cases, layers, first, last)
+    kept = _activations(cases, rates, layers, place, first, last, again)
+    tags = _tags(cases, rates, held, layers, kept)
+    used = reduce(np.add, tags.values())
+    # Halfway to what it must have where it fragments most.
+    reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
+    tags["reserved"] = (reserved - 1) * used
+    tags["context"] = rates.context_bytes + 0 * used
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held) + kept.host, stage=place + 0 * used)
+
+
+def _tags(
+    cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations
+) -> dict[str, Array]:
+    """Bytes by tag at the fullest of four moments: in forward, when backward begins, when it ends, and after the update.
+
+    0. The first micro-batch's forward has the buffers of updated parameters that come beside it.
+    1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
+    2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
+    3. After the update gradients are gone, and updated parameters are gathered.
+    4. States and buffers are counted at their largest; activations are the rest of the peak, so that all sum to it.
+    """
+    parts = (activations.begins, activations.ends, activations.forward)
+    kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
+    tags = _states(cases, held, layers)
+    gathered, reducing = _gathered(cases, held), _reducing(cases, held)
+    before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
+    begins = _summed_gradients(cases, held) * before + gathered + kept
+    # A table's gradient and bucket: when backward begins without logits, and when it ends without a layer's activations.
+    table = _table_reducing(cases, held)
+    begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
+    # The gradients of matrices that one memory holds are there until the last of them has moved.
+    together = np.where(reducing > 0, _put_together(cases), 0.0)
+    ends = (
+        tags["gradients"]
+        + gathered
+        + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
+    )
+    late = buffer_bytes(cases, held)
+    # Two gathers are on their way before the last layer has run.
+    before_last = forward - (forward - working) / np.maximum(layers, 1.0)
+    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last, 0.0)
+    refills = refill_bytes(cases, held)
+    rest = np.maximum(np.maximum(begins, ends), np.maximum(runs, refills)) - tags["gradients"]
+    # What graphs leave their gradients in is theirs throughout.
+    tags["gradients"] = tags["gradients"] + static_gradients(cases, layers)
+    # Buffers of forward are not there with all gradients: of them as many are told as the peak has room for.
+    tags["buffers"] = np.minimum(np.maximum(gathered + reducing, np.maximum(late, refills)), rest)
+    tags["activations"] = rest - tags["buffers"]
+    return tags
+
+
+def shares(cases: Cases) -> tuple[Array, Array, Array]:
+    """What parameters, gradients and optimizer state are divided by: stages 3, 2 and 1 [Rajbhandari 2020].
+
+    Where buckets are sent as they fill, a step of one micro-batch leaves of its gradients at stage 1 what stage 2 leaves.
+    """
+    stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
+    at_once = (cases.software.waits_for_bucket > 0) & (stage == 1) & (cases.layouts.accumulation <= 1)
+    deferred = (cases.layouts.defer > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
+    return (
+        np.where(stage >= 3, ranks, 1.0),
+        np.where(((stage >= 2) & ~deferred) | at_once, ranks, 1.0),
+        np.where(stage >= 1, ranks, 1.0),
+    )
+
+
+def _folded(cases: Cases) -> Array:
+    """1 where the first rank holds the last stage, too."""
+    return np.where(cases.layouts.schedule >= 5, 1.0, 0.0)
+
+
+def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Array]:
+    layouts, software = cases.layouts, cases.software
+    by_parameter, _, by_state = shares(cases)
+    on_device = 1 - layouts.offload_parameters
+    frozen = frozen_bytes(cases, held) + software.quantised_extra * (held.frozen - held.frozen_tables)
+    persistent = np.minimum(persistent_parameters(cases, layers), held.trained + held.frozen)
+    whole = persistent * frozen_width(cases) * (1 - 1 / by_parameter)
+    # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
+    own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
+    state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
+    on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
+    own = divided(cases, held, by_state)
+    here = divided(cases, held, by_parameter) * layouts.parameter_bytes
+    return {
+        "parameters": on_device * (here + frozen / by_parameter + whole)
+        + standing_bytes(cases, own)
+        + _second_copy(cases, held, persistent, frozen),
+        "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
+        "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
+    }
+
+
+def _second_copy(cases: Cases, held: StageParameters, persistent: Array, frozen: Array) -> Array:
+    """Of what is gathered again within a step, as it was sent."""
+    across = np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)  # which have none
+    trained = (held.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
+    return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
+
+
+def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of gradients that stay from one micro-batch to the next, in the type in which these are summed."""
+    layouts, own = cases.layouts, cases.software.gradient_bytes
+    width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
+    return divided(cases, held, shares(cases)[1]) * width
+
+
+def _host(cases: Cases, held: StageParameters) -> Array:
+    layouts = cases.layouts
+    by_parameter, _, by_state = shares(cases)
+    state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
+    states = host_elements(cases, divided(cases, held, by_state) * layouts.offload_optimizer) * state
+    parameters = divided(cases, held, by_parameter) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
+    return states + host_parameter_bytes(cases, parameters * layouts.offload_parameters)
+
+
+def _gathered(cases: Cases, held: StageParameters) -> Array:
+    """At stage 3 what is gathered: the layer that runs and what is gathered ahead; experts by themselves where ranks divide
+    them.
+    """
+    layouts, width = cases.layouts, frozen_width(cases)
+    apart, (common, experts) = layouts.expert > 1, gathered_units(cases)
+    of_experts = np.where(apart, held.expert_trained, 0.0)
+    # In elements as wide as those of the layers' matrices.
+    table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width
+    whole = ((held.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, held)) / width
+    live = _live(cases, common, table, whole) * (1 - 1 / layouts.shard)
+    alike = np.maximum(layouts.shard / layouts.expert, 1.0)
+    live = live + np.where(apart, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
+    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * width)
+    return np.where(layouts.zero_stage >= 3, live, 0.0)
+
+
+def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
+    """Elements of `whole` that stand gathered: the unit that runs, or the table, and what is gathered ahead."""
+    layouts, counted = cases.layouts, counted_elements(cases)
+    ahead = np.minimum(layouts.prefetch_bucket / counted + unit, np.maximum(layouts.max_live / counted, unit))
+    kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
+    return np.minimum(kept, whole)
+
+
+def _reducing(cases: Cases, held: StageParameters) -> Array:
+    """Buckets that are filled and reduced, where gradients do not stay whole."""
+    layouts = cases.layouts
+    buckets = _filled(cases, held, cases.software.buckets)
+    own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
+    # The bucket that fills is there in full; what of others is on the way, and what comes for it, is packed.
+    one = _filled(cases, held, np.ones(1))
+    own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
+    own = np.where(layouts.data * layouts.context > 1, own, 0.0)
+    _, by_gradient, _ = shares(cases)
+    return np.where((layouts.zero_stage >= 1) & (by_gradient > 1), own, _sent_otherwise(cases, held))
+
+
+def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
+    """Elements of so many buckets of a rank's layers: a matrix that exceeds a bucket has one of its own."""
+    shapes, layouts = cases.shapes, cases.layouts
+    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
+    common = held.trained - of_experts
+    whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
+    mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
+    attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
+    each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
+    # Experts' are sent in between, so that one fewer is there.
+    apart = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
+    filled: Array = np.minimum(count * each, common) + np.minimum(apart, of_experts)
+    return filled
+
+
+def _table_reducing(cases: Cases, held: StageParameters) -> Array:
+    """Bytes of a table's gradient and of the bucket that it is moved to, where buckets are sent as they fill."""
+    shapes, layouts = cases.shapes, cases.layouts
+    _, by_gradient, _ = shares(cases)
+    sent = (cases.software.waits_for_bucket > 0) & (layouts.zero_stage >= 1) & (by_gradient > 1)
+    table = np.minimum(held.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor)
+    width = np.where(sends_integers(cases), 4.0, np.maximum(layouts.reduce_bytes, layouts.parameter_bytes))
+    return np.where(sent, table * (width + layouts.parameter_bytes), 0.0)
+
+
+def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
+    """Where whole gradients are summed in one type and shares reduced in another: the bucket that is cast, and what those
+    before it that are on the way take beyond the sums that they were. Where everyone keeps everything, what is cast is kept.
+    """
+    layouts = cases.layouts
+    casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
+    casts = casts & ~sends_integers(cases) & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
+    bucket = np.minimum(layouts.reduce_bucket, held.trained)
+    before = np.minimum(held.trained - bucket, layouts.reduce_bucket * np.where(layouts.overlap > 0, 2.0, 0.0))
+    wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
+    # What is sent and what comes for it: where gradients stay whole, beside them.
+    beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
+    packed = np.where(sends_integers(cases) & (layouts.data * layouts.context > 1), 2 * beside * layouts.reduce_bytes, 0.0)
+    return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
+
+
+def _activations(
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None
+) -> Activations:
+    """What forward keeps for backward, and what the layer that runs and the loss need besides."""
+    layouts, shapes = cases.layouts, cases.shapes
+    tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
+    told = tokens - layouts.micro_batch * shapes.prompt
+    whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
+    all_kept = layers * _mean_kept(cases, kept) if again is None else again.kept
+    ahead = in_flight(cases, place)
+    passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
+    embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
+    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk, told), told)
+    outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
+    logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
+    besides = rates.working_layers * whole
+    working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _put_together(cases)
+    # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
+    shared, static = 1 - layouts.graphs, static_messages(cases, layers)
+    pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)
+    loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
+    if np.any(fused := loss_fused(cases)):
+        loss = np.where(fused, last * loss_peak(cases, told), loss)
+        waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
+    if np.any(chunked := (layouts.loss_chunk > 0) & ~losses_wait(layouts)):
+        # Gradients that its forward makes are there beside the logits of a chunk.
+        gradients = layouts.parameter_bytes * shapes.hidden * (told + shapes.vocabulary / layouts.tensor * trained_head(cases))
+        # The logits, and their probabilities in at least fp32, which become the gradient.
+        made = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
+        loss = np.where(chunked, logits * made + last * gradients, loss)
+    peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
+    return Activations(
+        begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
+        ends=shared * (tokens * besides + unpacked) + pool,
+        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked + static,
+        host=host_bytes(cases, layers, all_kept, ahead),
+    )
+
+
+def _put_together(cases: Cases) -> Array:
+    """Bytes of a rank's experts' matrices of one name, which a grouped product of them has in one memory: in 16 bits."""
+    shapes, layouts = cases.shapes, cases.layouts
+    own = shapes.experts / layouts.expert
+    groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
+    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.tensor * layouts.parameter_bytes, 0.0)
+
+
+def _mean_kept(cases: Cases, kept: Array) -> Array:
+    """Bytes a token that a mean layer keeps, where middle layers see a part of the tokens; `kept`: of one that sees all."""
+    if not drops_tokens(cases):
+        return kept
+    middle = kept_layer_bytes(of_kept(cases)) * cases.layouts.kept / trained_tokens(cases)
+    return kept + middle_share(cases) * (middle - kept)
+
+
+def _divided(cases: Cases) -> Array:
+    return np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
+
+
+def layer_bytes(cases: Cases) -> Array:
+    """Bytes a token that a layer keeps without recomputation.
+
+    A frozen matrix keeps no input, so that the input of adapters and what is not linear remain. A bottleneck keeps what goes
+    in and both sides of what is not linear in it; a prefix is joined with the keys and values of each sample.
+    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values (of all context
+    ranks, where they are gathered), the output (twice, where it is put together or travels) and its log-sum-exp; the MLP's
+    hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
+    """
+    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
+    width, t = layouts.parameter_bytes, layouts.tensor
+    routed = np.maximum(shapes.experts_per_token, 1)
+    masks = shapes.dropout * 2 * shapes.hidden
+    norms = (2 * width + norm_extra(cases)) * shapes.hidden + masks
+    frozen = shapes.frozen_bytes > 0
+    inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
+    attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
+    hidden = mlp_bytes(cases)
+    least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
+    outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
+    attention = attention + software.frozen_outputs * outputs
+    mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
+    gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
+    attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
+    norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
+    return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+
+
+def _outputs(cases: Cases) -> Array:
+    """Queries, and the results of attention: once where its kernel gives them out as they go on, else twice."""
+    layouts, shapes = cases.layouts, cases.shapes
+    in_parts = (
+        (shapes.window < shapes.sequence) | (shapes.document > 0) | ((layouts.context > 1) & (layouts.context_method > 0))
+    )
+    return np.where(in_parts, 3.0, 2.0)
+
+
+def _keys_kept(cases: Cases) -> Array:
+    """Tokens whose keys are kept, copies counted, as a multiple of the rank's own."""
+    layouts = cases.layouts
+    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
+
+
+def _scores(cases: Cases) -> Array:
+    """Bytes a token of the attention matrix, where the kernel keeps it."""
+    shapes = cases.shapes
+    return cases.software.scores * shapes.heads * (looked_at(cases) + shapes.prefix)
+
+
+def kept_layer_bytes(cases: Cases) -> Array:
+    """Bytes a token that a layer keeps on average with the recomputation that is asked for.
+
+    Full: the layer's input. Selective: what is expensive to compute again stays, scores and cheap inputs go.
+    """
+    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
+    whole = layer_bytes(cases)
+    full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
+    selective = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
+    kept = np.select([layouts.recompute == 2, layouts.recompute == 1], [full, selective], default=whole)
+    return whole + (kept - whole) / layouts.recompute_every
+
+
+def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:
+    return Memory(
+        by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in TAGS},
+        host=np.where(chosen, one.host, other.host),
+        stage=np.where(chosen, one.stage, other.stage),
+        roomier=np.where(chosen, one.roomier, other.roomier),
+    )

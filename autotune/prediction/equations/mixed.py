@@ -1,0 +1,84 @@
+"""Clusters whose nodes differ: which devices the ranks of a pipeline run on, and what every one of these has.
+
+Ranks at one place along a pipeline do the same work and wait for each other, so that the least of their devices and links is
+what they have. A set of groups of nodes stands as the sum of 2^place of each.
+"""
+
+import dataclasses
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Hardware, scalar
+from search_spaces.cluster import ClusterSpec
+from search_spaces.mesh import PIPELINE, make_mesh
+from search_spaces.trial_config import TrialConfig
+
+HOST_LINK = 25e9
+"""Bytes/s between a device and its host: PCIe 4.0 x16, what copies reach of it."""
+FP8_GAIN = 1.6
+"""Speed of training in fp8 as a multiple of bf16's: its products are twice as fast, casts, scales and attention are not."""
+HOST_BANDWIDTH_PER_CORE = 2.5e9
+"""Bytes/s of a node's memory for each of its cores: eight channels feed some 64."""
+GLOO_SCATTER_VOLUME = 2.0
+"""gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted)."""
+FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
+
+
+def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
+    """The cluster at the precision that is computed in; of nodes that differ, the least of them."""
+    device = cluster.device
+    peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
+    if precision == "fp32":
+        peak = device.peak_flops.get("tf32", peak)
+    elif precision == "fp8":
+        peak = min(peak, device.peak_flops.get("bf16", peak) * FP8_GAIN)
+    return Hardware(
+        peak=scalar(peak),
+        bandwidth=scalar(device.memory_bandwidth or peak / 100),
+        capacity=scalar(device.memory_bytes),
+        devices_per_node=scalar(cluster.devices_per_node),
+        intra=scalar(cluster.intra_node_bandwidth),
+        inter=scalar(cluster.inter_node_bandwidth),
+        host_link=scalar(HOST_LINK),
+        host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
+        scatter_volume=scalar(GLOO_SCATTER_VOLUME if device.kind == "cpu" else 1.0),
+        idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),
+    )
+
+
+def _idle_cost(cluster: ClusterSpec) -> float:
+    """Where `k` ranks share a core, while a pipeline fills and drains, half of its ranks idle on average and the others run
+    min(k, 2) times as fast as when all do: of the time that they take, half is what the rank itself would have computed.
+    """
+    sharing = max(cluster.devices_per_node / cluster.cores_per_node, 1.0)
+    return max(2.0 / sharing - 1.0, 0.0)
+
+
+def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:
+    """Of every set of groups, from {0} on, what the least of them has; none where all nodes are alike."""
+    parts = ({name: getattr(group, name) for name in ("nodes", *FIELDS)} for group in cluster.groups)
+    alone = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
+    names = [field.name for field in dataclasses.fields(Hardware)]
+    sets = ([own for place, own in enumerate(alone) if chosen >> place & 1] for chosen in range(1, 1 << len(alone)))
+    return tuple(Hardware(**{name: scalar(min(getattr(own, name)[0] for own in some)) for name in names}) for some in sets)
+
+
+def devices_of_ranks(config: TrialConfig, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Of each rank along the pipeline, the place of its devices among `devices_of`; none where all nodes are alike."""
+    if not cluster.groups:
+        return ()
+    counts = tuple(group.nodes * cluster.devices_per_node for group in cluster.groups)
+    mesh = make_mesh(config, cluster.world_size)
+    return _groups_of_ranks(counts, mesh.tensor * mesh.context, mesh.data, mesh.pipeline, config.rank_order)
+
+
+@lru_cache(maxsize=4096)
+def _groups_of_ranks(counts: tuple[int, ...], replica: int, data: int, pipeline: int, order: str) -> tuple[int, ...]:
+    config = TrialConfig(tensor_parallel_size=replica, pipeline_parallel_size=pipeline, rank_order=order)
+    mesh = make_mesh(config, replica * data * pipeline)
+    ends = np.cumsum(counts)
+    found = [0] * pipeline
+    for rank in range(mesh.world_size):
+        found[mesh.coordinates(rank)[PIPELINE]] |= 1 << int(np.searchsorted(ends, rank, side="right"))
+    return tuple(chosen - 1 for chosen in found)

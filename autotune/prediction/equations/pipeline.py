@@ -1,0 +1,141 @@
+"""Pipelines over arrays: layers of a stage, micro-batches in flight, idle time of a schedule."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.equations.cases import SCHEDULES, Array, Cases, Flags, Layouts
+
+GPIPE, F1B1, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPEV = range(len(SCHEDULES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Layers of the ranks that matter: the first and the last of the pipeline, and the fullest between."""
+
+    first: Array
+    last: Array
+    most: Array
+    """Layers of the fullest rank but the last."""
+    place: Array
+    """Place along the pipeline of the first rank that holds `most`."""
+
+    @property
+    def before_last(self) -> Array:
+        """The more of `first` and `most`: layers of the rank that holds most of those that are not the last."""
+        return np.maximum(self.first, self.most)
+
+
+def head_in_layers(cases: Cases) -> Array:
+    """FLOPs of the output projection as a multiple of a layer's."""
+    shapes = cases.shapes
+    mlp = shapes.matrices * shapes.hidden * shapes.ffn * np.maximum(shapes.experts_per_token, 1)
+    layer = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value) + mlp + 2 * shapes.query * shapes.sequence
+    return shapes.vocabulary * shapes.hidden / layer
+
+
+def split_layers(cases: Cases) -> Split:
+    """How `search_spaces.pipeline.split_layers` shares out the layers, for every case at once.
+
+    A layer goes to the stage that has least to do, ties to the later one. So the last stage, which has the output projection
+    of `w` layers to do besides, gets its x-th layer where the others' least load, floor((L - x) / (S - 1)), is w + x - 1 or
+    more; the others share the rest as equally as can be.
+    """
+    layouts, layers = cases.layouts, cases.shapes.layers
+    stages = layouts.pipeline * layouts.virtual
+    others = np.maximum(stages - 1, 1)
+    head = np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)
+    last = np.floor((layers + others * (1 - head)) / (others + 1)) + 1
+    for _ in range(3):
+        last = np.where(np.floor((layers - last) / others) >= head + last - 1, last, last - 1)
+    last = np.clip(last, 1, np.maximum(layers - others, 1))
+    rest = layers - last
+    low, extra = np.floor(rest / others), np.mod(rest, others)
+    return _of_ranks(cases, last, low, extra)
+
+
+def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
+    """From layers a stage to layers a rank: each rank holds `virtual` stages.
+
+    The `extra` stages with a layer more are those before the last one. Software that is `first_heavy` gives each stage layers
+    until it has its share of the FLOPs or more, so that the first ones have more. Looped schedules
+    give stage i to rank i modulo p, so that ranks differ by one layer and the last has the last stage. Folded ones give stages
+    i and 2p - 1 - i to rank i, so that the first has the last stage too: `first` and `last` are the same rank then.
+    """
+    layouts, layers = cases.layouts, cases.shapes.layers
+    front, folded = cases.software.first_heavy > 0, layouts.schedule >= ZBV
+    p, v = np.maximum(layouts.pipeline, 1), layouts.virtual
+    alone = p * v == 1
+    filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / p - 1e-9)
+    most = v * low + np.ceil(extra / p)
+    most = np.where(front & (v == 1), np.clip(filled, most, layers), most)
+    first = np.where(front, most, v * low + np.floor((extra + 1) / p))
+    end = (v - 1) * low + np.floor(extra / p) + last
+    left = np.mod(extra, p)
+    place = np.where(front | (left == 0), 0.0, np.maximum(p - 1 - left, 0.0))
+    both = low + last
+    inner = 2 * low + np.where(extra > 0, 1.0, 0.0) + np.where(extra >= p, 1.0, 0.0)
+    fold = folded & (v > 1) & ~alone
+    return Split(
+        first=np.select([alone, fold], [layers + 0 * both, both], default=first),
+        last=np.select([alone, fold], [layers + 0 * both, both], default=end),
+        most=np.select([alone, fold], [layers + 0 * both, inner], default=np.maximum(most, first)),
+        place=np.select(
+            [alone, fold], [0.0 * both, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)], default=place
+        ),
+    )
+
+
+def in_flight(cases: Cases, place: Array) -> Array:
+    """Micro-batches of a whole rank whose activations are held at the fullest moment, at a place along the pipeline.
+
+    1F1B min(m, p - i) [Narayanan 2021]; interleaved (pv + p - 2i - 1) / v, zero-bubble and V-shaped p, DualPipeV p + 1/2
+    [counted on torch's schedules]; GPipe and LoopedBFS all m.
+    """
+    layouts = cases.layouts
+    p, v, m = layouts.pipeline, layouts.virtual, layouts.accumulation
+    held = np.select(
+        [
+            layouts.schedule == F1B1,
+            layouts.schedule == INTERLEAVED,
+            (layouts.schedule == ZERO_BUBBLE) | (layouts.schedule == ZBV),
+            layouts.schedule == DUALPIPEV,
+        ],
+        [p - place, (p * v + p - 2 * place - 1) / v, p + 0 * place, p + 0.5 + 0 * place],
+        default=m + 0 * p,
+    )
+    return np.where(p > 1, np.minimum(held, m), 1.0)
+
+
+def losses_wait(layouts: Layouts) -> Flags:
+    """Whether the last stage computes further losses before the backward of one (`search_spaces.pipeline.losses_wait`)."""
+    waits: Flags = (layouts.pipeline > 1) & (layouts.schedule != F1B1) & (layouts.schedule != INTERLEAVED)
+    return waits
+
+
+def idle_micro_batches(cases: Cases) -> Array:
+    """Idle time of the slowest rank in a step, in units of forward and backward of one micro-batch of a whole rank.
+
+    p - 1 for GPipe and 1F1B, divided by the stages a rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
+    (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth. Frozen
+    weights have no gradients that could fill it. Ranks that share cores idle while others compute there.
+    """
+    layouts, frozen = cases.layouts, cases.shapes.frozen_bytes > 0
+    p, v = layouts.pipeline, layouts.virtual
+    share = np.select(
+        [
+            (layouts.schedule == INTERLEAVED) | (layouts.schedule == LOOPED) | (frozen & (layouts.schedule > LOOPED)),
+            layouts.schedule == ZERO_BUBBLE,
+            (layouts.schedule == ZBV) | (layouts.schedule == DUALPIPEV),
+        ],
+        [1 / v, 1 / (3 * v), 1 / 6 + 0 * v],
+        default=1.0 + 0 * v,
+    )
+    idle: Array = (p - 1) * share * cases.hardware.idle_cost
+    return idle
+
+
+def boundaries(cases: Cases) -> Array:
+    """Stage boundaries that a micro-batch crosses on a rank, forward."""
+    layouts = cases.layouts
+    return np.where(layouts.pipeline > 1, layouts.virtual, 0.0)

@@ -1,0 +1,220 @@
+"""Pipelines whose layers are written out: what each rank holds, and how long it takes for a micro-batch.
+
+Layers that are computed again are counted, so that time and kept bytes are sums over a rank's layers: what the integer program
+of `stage_program` adds up is what is predicted.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.compute import MicroBatch, micro_batch
+from autotune.prediction.equations.mixed import devices_of_ranks
+from search_spaces.cluster import ClusterSpec
+from search_spaces.model import ModelSpec
+from search_spaces.pipeline import FOLDED_SCHEDULES, split_layers, stages_of_rank
+from search_spaces.stage_layout import Stage, layout_text, parse_layout
+from search_spaces.trial_config import TrialConfig
+
+LayoutKey = tuple[int, int, bool, str, tuple[int, ...]]
+"""Pipeline ranks, stages a rank, whether the schedule folds, layout, devices: what tells which rank holds what, and where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """What one rank of the pipeline holds, in every case."""
+
+    place: Array
+    layers: Array
+    selective: Array
+    """Of `layers`, those that the layout has computed again selectively."""
+    full: Array
+    """The same, in full."""
+    offloaded: Array
+    """Share of the optimizer state that the layout has in host memory."""
+    first: Array
+    """1 where it has the input table."""
+    last: Array
+    """1 where it has the output projection."""
+    device: Array
+    """Place in `Cases.devices` of what it runs on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """Seconds of a micro-batch by what its layers do: as the knobs say, nothing again, selectively and in full."""
+
+    knobs: MicroBatch
+    none: MicroBatch
+    selective: MicroBatch
+    full: MicroBatch
+
+
+def layout_key(config: TrialConfig, model: ModelSpec, cluster: ClusterSpec, sequence_length: int) -> LayoutKey | None:
+    """None: nothing is written out, and every rank runs on the same device."""
+    ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
+    if ranks == 1 or not (config.pipeline_layout or cluster.groups) or ranks * virtual > model.num_layers:
+        return None
+    folded, text = config.pipeline_schedule in FOLDED_SCHEDULES, config.pipeline_layout
+    if not text:
+        text = layout_text(Stage(layers=len(layers)) for layers in split_layers(model, config, sequence_length))
+    return ranks, virtual, folded, text, devices_of_ranks(config, cluster)
+
+
+def tabled(keys: Sequence[LayoutKey | None]) -> tuple[Array, RankTable | None]:
+    """What `Layouts.laid_out` says of each, and the table that it says it of."""
+    places = {key: place + 1 for place, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
+    laid_out = np.array([0 if key is None else places[key] for key in keys], dtype=np.float64)
+    return laid_out, _table([*places]) if places else None
+
+
+def _table(keys: Sequence[LayoutKey]) -> RankTable:
+    most = max(ranks for ranks, *_ in keys)
+    held = np.array([_shares(key, most) for key in keys], dtype=np.float64)
+    layouts = [parse_layout(text) for _, _, _, text, _ in keys]
+    recomputes = [any(stage.recomputed for stage in stages) for stages in layouts]
+    offloads = [any(stage.offloads for stage in stages) for stages in layouts]
+    return RankTable(
+        layers=held[:, :, 0], selective=held[:, :, 1], full=held[:, :, 2], offloaded=held[:, :, 3], first=held[:, :, 4],
+        last=held[:, :, 5], device=held[:, :, 6], recomputes=np.array(recomputes, dtype=np.float64),
+        offloads=np.array(offloads, dtype=np.float64),
+    )  # fmt: skip
+
+
+def _shares(key: LayoutKey, most: int) -> list[list[float]]:
+    """Of each rank the columns of the table: layers to device; zeros where there is none."""
+    ranks, virtual, folded, text, devices = key
+    stages = parse_layout(text)
+    config = TrialConfig(
+        pipeline_parallel_size=ranks, virtual_stages=virtual, pipeline_schedule="zbv" if folded else "interleaved_1f1b"
+    )
+    held = [stages_of_rank(config, rank) for rank in range(ranks)]
+    rows = [
+        [*_share([stages[place] for place in own], 0 in own, len(stages) - 1 in own), float(devices[rank] if devices else 0)]
+        for rank, own in enumerate(held)
+    ]
+    return rows + [[0.0] * 7] * (most - ranks)
+
+
+def _share(stages: Sequence[Stage], first: bool, last: bool) -> list[float]:
+    layers = sum(stage.layers for stage in stages)
+    selective = sum(stage.recomputed for stage in stages if stage.recompute == "selective")
+    full = sum(stage.recomputed for stage in stages if stage.recompute == "full")
+    offloaded = sum(stage.layers for stage in stages if stage.offloads) / layers
+    return [layers, selective, full, offloaded, first, last]
+
+
+def shares_of(cases: Cases) -> Iterable[RankShare]:
+    """What each rank holds, one after the other along the pipeline; nothing in cases that have fewer ranks."""
+    table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
+    assert table is not None
+    for place in range(table.layers.shape[1]):
+        yield RankShare(
+            place=scalar(place),
+            layers=table.layers[codes, place],
+            selective=table.selective[codes, place],
+            full=table.full[codes, place],
+            offloaded=table.offloaded[codes, place],
+            first=table.first[codes, place],
+            last=table.last[codes, place],
+            device=table.device[codes, place],
+        )
+
+
+def marked(cases: Cases) -> tuple[Array, Array]:
+    """Where the layout itself says what is computed again, and where it says what is offloaded."""
+    table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
+    assert table is not None
+    return table.recomputes[codes], table.offloads[codes]
+
+
+def on_devices(cases: Cases) -> list[Cases]:
+    """The cases on each of the devices that pipeline ranks run on."""
+    return [dataclasses.replace(cases, hardware=hardware) for hardware in cases.devices] or [cases]
+
+
+def where_it_runs(share: RankShare, values: Sequence[Array]) -> Array:
+    """Of the values on each device those on the rank's own."""
+    if len(values) == 1:
+        return values[0]
+    return np.select([share.device == place for place in range(len(values))], list(values))
+
+
+def paces_of(cases: Cases, rates: Coefficients) -> list[Paces]:
+    """How long a micro-batch takes in each of the ways, on each device."""
+    return [
+        Paces(
+            knobs=micro_batch(own, rates),
+            none=micro_batch(recomputing(own, 0), rates),
+            selective=micro_batch(recomputing(own, 1), rates),
+            full=micro_batch(recomputing(own, 2), rates),
+        )
+        for own in on_devices(cases)
+    ]
+
+
+def roomier(cases: Cases, share: RankShare) -> Array:
+    """Memory of the rank's device, as a multiple of the smallest's."""
+    if not cases.devices:
+        return scalar(1)
+    return where_it_runs(share, [own.capacity / cases.hardware.capacity for own in cases.devices])
+
+
+def recomputing(cases: Cases, policy: int) -> Cases:
+    """With every layer computed again by a policy of `RECOMPUTE`."""
+    return dataclasses.replace(
+        cases, layouts=dataclasses.replace(cases.layouts, recompute=scalar(policy), recompute_every=scalar(1))
+    )
+
+
+def rank_seconds(paces: Sequence[Paces], share: RankShare, marks: Array) -> tuple[Array, Array]:
+    """Of a micro-batch on a rank: computation with the output projection, and communication of its layers."""
+    told = [_seconds_on(own, share, marks) for own in paces]
+    return where_it_runs(share, [compute for compute, _ in told]), where_it_runs(share, [sent for _, sent in told])
+
+
+def _seconds_on(paces: Paces, share: RankShare, marks: Array) -> tuple[Array, Array]:
+
+    def summed(seconds: Callable[[MicroBatch], Array]) -> Array:
+        none = seconds(paces.none)
+        again = share.selective * (seconds(paces.selective) - none) + share.full * (seconds(paces.full) - none)
+        return np.where(marks > 0, share.layers * none + again, share.layers * seconds(paces.knobs))
+
+    compute = summed(lambda batch: batch.layer) + share.last * paces.knobs.head
+    return compute, summed(lambda batch: batch.layer_communication)
+
+
+def offloading(cases: Cases, share: RankShare, marks: Array) -> Cases:
+    """With the optimizer state that this rank offloads."""
+    offloaded = np.where(marks > 0, share.offloaded, cases.layouts.offload_optimizer)
+    return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, offload_optimizer=offloaded))
+
+
+def written_out(cases: Cases) -> bool:
+    """Whether the layers of any case are."""
+    return cases.ranks is not None and bool(np.any(cases.layouts.laid_out > 0))
+
+
+def overlaid(cases: Cases, even: dict[str, Array], own: Callable[[Cases], dict[str, Array]]) -> dict[str, Array]:
+    """The values of `even`, those of `own` in cases whose layers are written out.
+
+    `own` is asked for these alone where they are rows of their own, since it takes as many times as there are ranks.
+    """
+    codes = cases.layouts.laid_out
+    if len(codes) == 1 or codes.size > len(codes):
+        values = own(cases)
+        return {name: np.where(codes > 0, values[name], even[name]) for name in even}
+    rows = np.flatnonzero(codes.reshape(-1) > 0)
+    values = own(cases.take(rows))
+    return {name: _placed(even[name], values[name], rows, codes) for name in even}
+
+
+def _placed(even: Array, own: Array, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", codes: Array) -> Array:
+    beyond = np.broadcast_shapes(even.shape[1:], own.shape[1:], codes.shape[1:])
+    whole: Array = np.broadcast_to(even, (len(codes), *beyond)).copy()
+    whole[rows] = own
+    return whole

@@ -1,0 +1,1 @@
+"""Coefficients and residuals, fitted to measurements."""

@@ -1,0 +1,72 @@
+"""What earlier jobs' trials left over of predictions: added to every prediction for the same hardware and engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.fitting.knob_features import config_features
+from autotune.prediction.fitting.likeness import LENGTH, NOISE, matern
+from autotune.prediction.fitting.trial_history import Runs
+
+SIZE = 0.3
+"""Standard deviation of what one job's trials leave over."""
+SHARED = 1.0
+"""Standard deviation of what all trials of one model and workload share: it is learned, and says nothing of another."""
+MOST_LESSONS = 150
+"""Of the newest jobs; a job's row holds them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What one configuration of an earlier job taught."""
+
+    features: tuple[float, ...]
+    error: float
+    """Logarithm of predicted / measured step seconds, by the coefficients of the same prior: what to add to a rate's."""
+    noise: float
+    """Standard deviation of it."""
+    setting: int
+    """Lessons of one model and workload have the same."""
+
+
+class Lessons:
+    """Gaussian process over the lessons: what they add to predictions of other configurations."""
+
+    def __init__(self, lessons: Sequence[Lesson]) -> None:
+        self._features = np.array([lesson.features for lesson in lessons], dtype=np.float64)
+        if not lessons:
+            return
+        errors = np.array([lesson.error for lesson in lessons])
+        noise = np.hypot(np.array([lesson.noise for lesson in lessons]), NOISE)
+        settings = np.array([lesson.setting for lesson in lessons])
+        covariance = SIZE**2 * matern(self._features, self._features, LENGTH)
+        covariance += SHARED**2 * (settings[:, None] == settings[None]) + np.diag(noise**2)
+        self._weights: Array = np.linalg.solve(covariance, errors)
+
+    def added(self, features: Array) -> Array:
+        """(n,) What they add to the logarithm of a rate. Nothing far from all of them."""
+        if not len(self._features):
+            return np.zeros(len(features))
+        told: Array = SIZE**2 * matern(features, self._features, LENGTH) @ self._weights
+        return told
+
+
+def lessons_of(history: Sequence[Runs], rates: Coefficients) -> tuple[Lesson, ...]:
+    """What these trials taught beyond `rates`, the newest first."""
+    lessons: list[Lesson] = []
+    for setting, runs in enumerate(history):
+        lessons += _of_runs(runs, setting, rates)
+    return tuple(lessons[:MOST_LESSONS])
+
+
+def _of_runs(runs: Runs, setting: int, rates: Coefficients) -> list[Lesson]:
+    errors = np.log(seconds_of(runs.cases, rates) / runs.seconds)
+    described = config_features(runs.cases, runs.configs)
+    return [
+        Lesson(features=tuple(float(value) for value in row), error=float(error), noise=float(noise), setting=setting)
+        for row, error, noise in zip(described, errors, runs.noise, strict=True)
+    ]

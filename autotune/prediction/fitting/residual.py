@@ -1,0 +1,148 @@
+"""What the equations leave over of step times, learned from times of the same software and hardware."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.equations.cases import Array, Cases
+
+Matrix = NDArray[np.float64]
+FEWEST = 12
+"""Times from which a residual is learned; fewer set the coefficients alone."""
+_GROUP = 0.05
+"""Standard deviation of what all runs of one model on one cluster have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """A Gaussian process: how far its memory reaches, how large residuals are, and what is noise."""
+
+    length: float
+    """Distance, in features, over which residuals stay alike."""
+    size: float
+    slope: float
+    """Standard deviation of a linear part, for each feature."""
+    noise: float
+    rounds: int
+    """Times that outliers are weighed down anew; 1: not at all."""
+
+
+_STEADY = _Kernel(length=8.0, size=0.7, slope=0.02, noise=0.05, rounds=6)
+"""What runs that go well do."""
+_WARY = _Kernel(length=5.0, size=1.2, slope=0.0, noise=0.25, rounds=1)
+"""What runs do on average, those that go wrong among them: where many do, a plan should not go."""
+_TRUST = 0.7
+"""Share of the steady one in the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """A fitted Gaussian process."""
+
+    kernel: _Kernel
+    features: Matrix
+    weights: Array
+
+    def __call__(self, asked: Matrix) -> Array:
+        between = self.kernel.size**2 * _matern(asked, self.features, self.kernel.length)
+        told: Array = (between + self.kernel.slope**2 * asked @ self.features.T) @ self.weights
+        return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """Logarithm of measured / predicted time, for any case of the software that it was learned from."""
+
+    centre: Array
+    processes: tuple[tuple[float, _Process], ...]
+
+    def __call__(self, cases: Cases) -> Array:
+        asked = features(cases) - self.centre
+        total: Array = sum((share * process(asked) for share, process in self.processes), np.zeros(len(asked)))
+        return total
+
+
+def learned(cases: Cases, errors: Array) -> Residual:
+    """Learn from `errors`, the logarithms of measured / predicted time of `cases`.
+
+    Two Gaussian processes with a Matérn 3/2 kernel [Rasmussen and Williams 2006, 4.2.1] over the features, each with an
+    effect that the runs of one model on one cluster share, and which says nothing of another. One weighs outliers down by
+    its own leave-one-out errors, as a Student t with three degrees of freedom would; the other does not.
+    """
+    described = features(cases)
+    centre = described.mean(axis=0)
+    groups = _groups(cases)
+    fitted = [(share, _fit(described - centre, errors, groups, kernel)) for share, kernel in _PARTS]
+    return Residual(centre=centre, processes=tuple(fitted))
+
+
+_PARTS = ((_TRUST, _STEADY), (1 - _TRUST, _WARY))
+
+
+def _fit(described: Matrix, errors: Array, groups: NDArray[np.int64], kernel: _Kernel) -> _Process:
+    covariance = kernel.size**2 * _matern(described, described, kernel.length) + kernel.slope**2 * described @ described.T
+    covariance += _GROUP**2 * (groups[:, None] == groups[None])
+    noise, weights = np.ones(len(errors)), np.zeros(len(errors))
+    for _ in range(kernel.rounds):
+        inverse = np.linalg.inv(covariance + np.diag(kernel.noise**2 * noise))
+        weights = inverse @ errors
+        left_out = weights / np.diag(inverse)
+        noise = np.maximum((left_out**2 / kernel.noise**2 + 3) / 4, 1.0)
+    return _Process(kernel=kernel, features=described, weights=weights)
+
+
+def _matern(one: Matrix, other: Matrix, length: float) -> Matrix:
+    squared = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2 * one @ other.T
+    distance = np.sqrt(np.maximum(squared, 1e-12)) * np.sqrt(3) / length
+    alike: Matrix = (1 + distance) * np.exp(-distance)
+    return alike
+
+
+def features(cases: Cases) -> Matrix:
+    """What tells runs apart, one row a case: sizes and degrees in doublings, choices as steps."""
+    layouts, shapes, software = cases.layouts, cases.shapes, cases.software
+    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    nodes = np.maximum(world / cases.hardware.devices_per_node, 1.0)
+    piped, divided = layouts.pipeline > 1, layouts.tensor > 1
+    across = piped & (nodes > 1)
+    columns = (
+        np.log2(layouts.tensor),
+        np.log2(layouts.pipeline),
+        np.log2(layouts.data),
+        np.log2(layouts.micro_batch),
+        np.log2(layouts.accumulation),
+        np.log2(layouts.context),
+        np.log2(layouts.virtual),
+        np.log2(world),
+        np.log2(shapes.hidden),
+        np.log2(shapes.layers),
+        np.log2(shapes.sequence) / 2,
+        1.0 * (layouts.zero_stage > 0),
+        1.0 * (layouts.zero_stage > 2),
+        layouts.sequence_parallel,
+        layouts.recompute / layouts.recompute_every,
+        2 * np.log2(software.elementwise),
+        2 * np.log2(software.attention_speed),
+        1.0 * (software.scores > 0),
+        2.0 * piped,
+        2.0 * divided,
+        1.0 * (layouts.accumulation == 1),
+        piped * np.log2(nodes),
+        2.0 * (across & divided) * np.log2(layouts.tensor),
+        2.0 * (layouts.tensor > cases.hardware.devices_per_node),
+        1.0 * (across & (layouts.zero_stage == 0) & (layouts.data > 1)),
+    )
+    return np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)
+
+
+def _groups(cases: Cases) -> NDArray[np.int64]:
+    """Which cases are of one model with one software on one cluster."""
+    layouts, shapes, software = cases.layouts, cases.shapes, cases.software
+    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    columns = (
+        shapes.hidden, shapes.layers, shapes.ffn, shapes.sequence, world, cases.hardware.peak,
+        software.elementwise, software.attention_speed, software.scores, software.norm_extra,
+    )  # fmt: skip
+    rows = np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)

@@ -1,0 +1,198 @@
+"""Trials of the database that ran on the same hardware: what they were, and what they took."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autotune.errors import AutotuneError
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Array, Cases
+from autotune.request.earlier_trial import EarlierTrial
+from autotune.request.request import JobRequest, request_from_row
+from search_spaces.cluster import ClusterSpec
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.plain import to_plain
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+from storage.errors import DamagedRowError
+from storage.records import JobRecord, TrialRecord
+from storage.store import Store
+
+MOST_JOBS = 200
+MOST_CONFIGURATIONS = 400
+PAGE = 50
+MOST_NOISE = 1.0
+"""Of a trial that tells no interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Configurations of one model and workload that were measured, repeats as their mean."""
+
+    cases: Cases
+    configs: tuple[TrialConfig, ...]
+    keys: tuple[str, ...]
+    """What tells each configuration from the others."""
+    seconds: Array
+    """Of an optimizer step."""
+    peaks: Array
+    """Bytes that torch's allocator has given out at the peak of the fullest rank; NaN: not measured."""
+    repeats: Array
+    """Trials that each figure is of."""
+    noise: Array
+    """Standard deviation of the logarithm of each figure of seconds, as its trials tell it."""
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The trials of one model, workload, precision and kernel of attention."""
+
+    model: ModelSpec
+    workload: Workload
+    trials: dict[str, list[tuple[TrialConfig, float, float, float]]] = field(default_factory=dict)
+    """Configuration's hash -> (configuration, step seconds, peak, standard deviation of the logarithm of the seconds)."""
+
+
+def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
+    """What the newest jobs on the same hardware and engine measured: trials that are OK and settled."""
+    found: dict[tuple[object, ...], _Gathered] = {}
+    count = 0
+    for job, request in _jobs(store, cluster, engine):
+        if count >= MOST_CONFIGURATIONS:
+            break
+        model = request.resolved_model
+        assert isinstance(model, ModelSpec)
+        for trial in _trials(store, job.id):
+            if count >= MOST_CONFIGURATIONS:
+                break
+            figures = _figures(trial, request)
+            if figures is None or trial.config.environment in request.resolved_environments:
+                continue
+            config = trial.config
+            # What the seed and the text are changes no time.
+            workload = Workload(
+                global_batch_size=request.global_batch_size,
+                sequence_length=request.sequence_length,
+                training_steps=request.training_steps,
+                document_lengths=request.document_lengths,
+            )
+            key = (model, workload, config.precision, config.attention_backend == "math")
+            gathered = found.setdefault(key, _Gathered(model, workload))
+            count += config.hash not in gathered.trials
+            gathered.trials.setdefault(config.hash, []).append((config, *figures))
+    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+
+
+def earlier_runs(
+    trials: Sequence[EarlierTrial], model: ModelSpec, workload: Workload, cluster: ClusterSpec, engine: str
+) -> list[Runs]:
+    """Trials from outside of the database, of one model and workload."""
+    found: dict[tuple[object, ...], _Gathered] = {}
+    for trial in trials[:MOST_CONFIGURATIONS]:
+        config = trial.config
+        gathered = found.setdefault((config.precision, config.attention_backend == "math"), _Gathered(model, workload))
+        seconds, peak = workload.global_batch_size / trial.samples_per_second, float(trial.peak_memory_bytes or math.nan)
+        gathered.trials.setdefault(config.hash, []).append((config, seconds, peak, trial.noise))
+    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+
+
+def jobs_elsewhere(store: Store, cluster: ClusterSpec, engine: str) -> int:
+    """How many of the newest jobs of the engine ran on other hardware."""
+    return sum(not same_hardware(there, cluster) for _, _, there in _readable(store, engine))
+
+
+def same_hardware(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether trials on one tell of the other: all but the names and the limit of memory is the same."""
+    return hardware_key(one) == hardware_key(other)
+
+
+def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
+    """What a cluster's speed depends on, as plain data."""
+    return {
+        "device": cluster.device.name,
+        "kind": cluster.device.kind,
+        "peak_flops": dict(cluster.device.peak_flops),
+        "memory_bandwidth": cluster.device.memory_bandwidth,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "intra_node_bandwidth": cluster.intra_node_bandwidth,
+        "inter_node_bandwidth": cluster.inter_node_bandwidth,
+        "cores_per_node": cluster.cores_per_node,
+        **({"groups": to_plain(cluster.groups)} if cluster.groups else {}),
+    }
+
+
+def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
+    """A job's trials, a part at a time: of a long job the first ones are enough. A damaged one ends them."""
+    first = 0
+    with contextlib.suppress(DamagedRowError):
+        while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
+            yield from part
+            first = part[-1].number + 1
+
+
+def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
+    for job, request, there in _readable(store, engine):
+        if isinstance(request.resolved_model, ModelSpec) and same_hardware(there, cluster):
+            yield job, request
+
+
+def _readable(store: Store, engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
+    """The newest jobs of the engine that this version can read, with where they ran."""
+    before, seen = None, 0
+    while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+        before, seen = page[-1].id, seen + len(page)
+        for job in page:
+            request = _request(job)
+            if request is not None and request.resolved_cluster is not None and request.engine == engine:
+                yield job, request, request.resolved_cluster
+
+
+def _request(job: JobRecord) -> JobRequest | None:
+    """None where this version cannot read it: an old job must not stop a prediction."""
+    try:
+        return request_from_row(job.request)
+    except (AutotuneError, SearchSpaceError):
+        return None
+
+
+def _figures(trial: TrialRecord, request: JobRequest) -> tuple[float, float, float] | None:
+    result = trial.result
+    if trial.outcome is not Outcome.OK or result is None or result.unstable or result.samples_per_second is None:
+        return None
+    interval = result.samples_per_second
+    rate = interval.mean
+    if not (math.isfinite(rate) and rate > 0):
+        return None
+    noise = math.log(interval.high / interval.low) / (2 * 1.96) if 0 < interval.low <= interval.high < math.inf else MOST_NOISE
+    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan), min(noise, MOST_NOISE)
+
+
+def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
+    trials = list(gathered.trials.values())
+    return Runs(
+        cases=cases_of(gathered.model, cluster, gathered.workload, [same[0][0] for same in trials], engine),
+        configs=tuple(same[0][0] for same in trials),
+        keys=tuple(gathered.trials),
+        seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _, _ in same]))) for same in trials]),
+        peaks=np.array([float(np.nanmax([peak for _, _, peak, _ in same])) if _known(same) else math.nan for same in trials]),
+        repeats=np.array([float(len(same)) for same in trials]),
+        noise=np.array([_noise(same) for same in trials]),
+    )
+
+
+def _known(same: list[tuple[TrialConfig, float, float, float]]) -> bool:
+    return any(not math.isnan(peak) for _, _, peak, _ in same)
+
+
+def _noise(same: list[tuple[TrialConfig, float, float, float]]) -> float:
+    """Of the mean: what the trials say of themselves, or how they differ, where that is more."""
+    logs = [math.log(seconds) for _, seconds, _, _ in same]
+    between = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
+    within = math.sqrt(float(np.mean([noise**2 for _, _, _, noise in same])))
+    return max(between, within) / math.sqrt(len(same))

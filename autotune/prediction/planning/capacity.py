@@ -1,0 +1,178 @@
+"""What fits by data parallelism: the lowest ZeRO stage, offloading or none, the largest micro-batch, the longest samples."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.prediction.planning.ladder import Ladder, RungAnswer
+from autotune.prediction.planning.question import Question, with_adapters
+from autotune.prediction.planning.room import PROBABILITY
+from search_spaces.plain import to_plain
+from search_spaces.trial_config import TrialConfig
+
+ADAPTER_RANK = 16
+"""Of the adapters that are tried where a model cannot be trained whole."""
+QUANTISED_BITS = 4
+MOST_DOUBLINGS = 6
+"""Of the nodes that are tried."""
+
+
+class Remedy(StrEnum):
+    """What would make samples as long as was asked fit."""
+
+    SHORTER_SAMPLES = "shorter_samples"
+    """Tokens of the longest that fit as it is."""
+    CARD_MEMORY = "card_memory"
+    """Bytes that each card would have to have."""
+    HOST_MEMORY = "host_memory"
+    """Bytes of main memory that each node would have to have."""
+    NODES = "nodes"
+    """So many nodes like these."""
+    ADAPTERS = "adapters"
+    """Low-rank adapters of this rank, all else frozen."""
+    FROZEN_BITS = "frozen_bits"
+    """So many bits of a frozen parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A remedy, and how much of it."""
+
+    remedy: Remedy
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What fits on every rung that there is."""
+
+    question: Question
+    """With the global batch of one step."""
+    micro_batch_size: int
+    """Samples at which the stage and the longest samples were looked for: 1, or what is pinned."""
+    probability: float
+    """How probable it must be that something fits."""
+    rungs: tuple[RungAnswer, ...]
+    """What costs the least time first."""
+    ways_out: tuple[Way, ...] = ()
+    """Where samples as long as was asked fit on no rung: each of these alone would do, by prediction."""
+
+    @property
+    def needed(self) -> RungAnswer | None:
+        """The first rung on which samples as long as was asked fit; None: they fit on none."""
+        return next((answer for answer in self.rungs if answer.fits), None)
+
+    @property
+    def most_samples(self) -> RungAnswer | None:
+        """The rung of the largest micro-batch that offloads no more than is needed."""
+        return max(self._alike(), key=lambda answer: answer.micro_batch_size, default=None)
+
+    @property
+    def longest(self) -> RungAnswer | None:
+        """The rung of the longest samples that offloads no more than is needed."""
+        return max(self._alike(), key=lambda answer: answer.sequence_length, default=None)
+
+    @property
+    def nearest(self) -> RungAnswer:
+        """The rung that lacks the least on a card, and of those the one that lacks the least main memory."""
+        return min(self.rungs, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        most, longest = self.most_samples, self.longest
+        return {
+            "sequence_length": self.question.sequence_length,
+            "micro_batch_size": self.micro_batch_size,
+            "fit_probability": self.probability,
+            "needed": _rung_document(self.needed) if self.needed else None,
+            "largest_micro_batch": None
+            if most is None
+            else {"micro_batch_size": most.micro_batch_size, "config": _config_document(most.micro_batch)},
+            "longest_samples": None
+            if longest is None
+            else {"sequence_length": longest.sequence_length, "config": _config_document(longest.sequence_config)},
+            "nearest": _rung_document(self.nearest),
+            "ways_out": [to_plain(way) for way in self.ways_out],
+            "rungs": [_rung_document(answer) for answer in self.rungs],
+        }
+
+    def _alike(self) -> list[RungAnswer]:
+        most = self.needed.rung.offloaded if self.needed else -1
+        return [answer for answer in self.rungs if answer.rung.offloaded <= most]
+
+
+def capacity(question: Question, probability: float = PROBABILITY) -> Capacity:
+    """What fits on each rung of the ladder, and what would make something fit where nothing does.
+
+    Raises:
+        RequestError: the probability is none, or a pin has several values.
+        IllegalConfigError: the rules, the engine or the pins leave no rung.
+    """
+    ladder = Ladder(question, probability)
+    rungs, size = ladder.rungs(), ladder.micro_batch_size
+    asked = ladder.asked(ladder.ways(rungs[0], size)[0], question.sequence_length)
+    found = Capacity(
+        question=asked, micro_batch_size=size, probability=probability, rungs=tuple(ladder.answer(rung) for rung in rungs)
+    )
+    return found if found.needed else dataclasses.replace(found, ways_out=tuple(_ways_out(question, found)))
+
+
+def fits(question: Question, probability: float) -> bool:
+    """Whether samples as long as was asked fit on any rung. Raises what `capacity` raises."""
+    ladder = Ladder(question, probability)
+    size, tokens = ladder.micro_batch_size, question.sequence_length
+    return any(ladder.first_way(rung, size, tokens) is not None for rung in ladder.rungs())
+
+
+def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
+    """Each alone, predicted as the rungs were."""
+    shorter = max(answer.sequence_length for answer in found.rungs)
+    if shorter:
+        yield Way(remedy=Remedy.SHORTER_SAMPLES, value=shorter)
+    cluster = question.cluster
+    yield from _least(Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in found.rungs if not a.lacks_host])
+    yield from _least(Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in found.rungs if not a.lacks_card])
+    for doubling in range(1, 1 if cluster.groups else MOST_DOUBLINGS + 1):
+        nodes = cluster.nodes * 2**doubling
+        if fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), found.probability):
+            yield Way(remedy=Remedy.NODES, value=nodes)
+            break
+    yield from _smaller(question, found.probability)
+
+
+def _smaller(question: Question, probability: float) -> Iterator[Way]:
+    """Fewer parameters that are trained, or fewer bits of those that are not."""
+    model = question.model
+    if not model.adapts:
+        way, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
+    elif model.frozen_bits > QUANTISED_BITS:
+        way = Way(remedy=Remedy.FROZEN_BITS, value=QUANTISED_BITS)
+        smaller = dataclasses.replace(model, frozen_bits=QUANTISED_BITS)
+    else:
+        return
+    if fits(dataclasses.replace(question, model=smaller), probability):
+        yield way
+
+
+def _least(remedy: Remedy, has: int, lacks: Sequence[float]) -> Iterator[Way]:
+    if lacks:
+        yield Way(remedy=remedy, value=int(has + min(lacks)))
+
+
+def _rung_document(answer: RungAnswer) -> dict[str, Any]:
+    return {
+        **to_plain(answer.rung),
+        "fits": answer.fits,
+        "needed_bytes": answer.needed,
+        "lacks_card_bytes": answer.lacks_card,
+        "lacks_host_bytes": answer.lacks_host,
+        "largest_micro_batch_size": answer.micro_batch_size,
+        "longest_sequence_length": answer.sequence_length,
+        **answer.estimate.document(every_rank=False),
+    }
+
+
+def _config_document(config: TrialConfig | None) -> dict[str, Any] | None:
+    return config.values() if config else None

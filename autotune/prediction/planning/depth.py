@@ -1,0 +1,78 @@
+"""Whether models of fewer layers rank configurations as the whole model does, by the equations."""
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from autotune.errors import RequestError
+from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.question import Question
+from search_spaces.fewer import at_full, fewer_layers
+from search_spaces.model import ModelSpec
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+FIELD = "fidelity.most_layers"
+LEAST_CORRELATION = 0.95
+"""Rank correlation of predicted step times, extrapolated and whole, below which the ranking does not carry over."""
+DRAWS = 200
+"""Configurations of the space that are asked about."""
+
+
+def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
+    """Refuse fewer layers where they save nothing, or where the prediction says that their ranking is another.
+
+    Raises:
+        RequestError: it is a module of the user's own, no configuration has two smaller depths, or the ranking does not carry
+            over.
+    """
+    model = space.model
+    if not isinstance(model, ModelSpec):
+        raise RequestError(FIELD, "a module of one's own has no layers that could be left out", "leave it out")
+    configs = [config for config in _drawn(space) if fewer_layers(config, model, most)]
+    if not configs:
+        problem = f"no two depths of at most {most} layers are fewer together than the {model.num_layers} of {model.name}"
+        raise RequestError(FIELD, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
+    found = correlation(space, configs, most, engine)
+    if found is not None and found < LEAST_CORRELATION:
+        problem = f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {found:.2f})"
+        raise RequestError(FIELD, problem, "give more, or leave it out")
+
+
+def correlation(space: SearchSpace, configs: Sequence[TrialConfig], most: int, engine: str) -> float | None:
+    """Spearman's between predicted seconds of a step: of the whole model, and extrapolated from predictions of fewer layers.
+
+    None where all are predicted alike.
+    """
+    model = space.model
+    assert isinstance(model, ModelSpec)
+    whole = _seconds(space, model, configs, engine)
+    by_depths: dict[tuple[int, int], list[int]] = {}
+    for place, config in enumerate(configs):
+        depths = fewer_layers(config, model, most)
+        assert depths is not None
+        by_depths.setdefault(depths, []).append(place)
+    extrapolated = np.empty(len(configs))
+    for (first, second), places in by_depths.items():
+        own = [configs[place] for place in places]
+        few, more = (_seconds(space, dataclasses.replace(model, num_layers=depth), own, engine) for depth in (first, second))
+        extrapolated[places] = [at_full(model.num_layers, (first, second), *pair) for pair in zip(few, more, strict=True)]
+    return spearman(extrapolated, np.array(whole))
+
+
+def _drawn(space: SearchSpace) -> list[TrialConfig]:
+    draw = Random(0)
+    return list(dict.fromkeys(space.sample(draw) for _ in range(DRAWS)))
+
+
+def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig], engine: str) -> list[float]:
+    work = space.workload
+    question = Question(
+        model=model, cluster=space.cluster, engine=engine, global_batch_size=work.global_batch_size,
+        sequence_length=work.sequence_length, training_steps=work.training_steps,
+        document_lengths=work.document_lengths,
+    )  # fmt: skip
+    return [found.step_seconds.mean for found in estimates(question, configs)]

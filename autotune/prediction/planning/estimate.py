@@ -1,0 +1,244 @@
+"""What is predicted of one configuration, as values: step time and its parts, memory of every pipeline rank, how sure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Array, Cases, scalar
+from autotune.prediction.equations.memory import rank_memory, share_memory
+from autotune.prediction.equations.schedules import at_point
+from autotune.prediction.equations.step import Z90, Prediction, predict
+from autotune.prediction.equations.uneven import marked, shares_of, written_out
+from autotune.prediction.fitting.knob_features import config_features
+from autotune.prediction.fitting.lessons import Lessons
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import fit_probability, ranks_of_node
+from search_spaces.configured import configured
+from search_spaces.data_schedule import flops_per_sample, points_of
+from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.plain import to_plain
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+
+FLOPS_CONVENTION = "palm-appendix-b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """Memory of the ranks at one place along the pipeline."""
+
+    pipeline_rank: int
+    layers: int
+    total: float
+    """Bytes on the device at the fullest moment."""
+    by_tag: dict[str, float]
+    """Sums to the total."""
+    roomier: float = 1.0
+    """Memory of its device, as a multiple of the smallest's, where devices differ."""
+
+    @property
+    def needed(self) -> float:
+        """Without what the allocator reserves beyond what is used: that is given back when memory runs short.
+
+        Where devices differ, as many bytes as would fill the smallest one as much.
+        """
+        return (self.total - self.by_tag["reserved"]) / self.roomier
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"pipeline_rank": self.pipeline_rank, "layers": self.layers, "total": self.total, "by_tag": self.by_tag}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointEstimate:
+    """A point of the schedule of the data."""
+
+    length: int
+    """Tokens of a sample."""
+    kept: int
+    """Of these, what layers but the first and the last see."""
+    weight: float
+    """Share of the run's steps that it stands for."""
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One configuration. Bands hold nine times out of ten."""
+
+    config: TrialConfig
+    step_seconds: Interval
+    breakdown_seconds: dict[str, float]
+    """Part of `step.PARTS` -> seconds; they sum to the mean of `step_seconds`."""
+    samples_per_second: Interval
+    tokens_per_second: float
+    tflops_per_device: float
+    """Useful work of the model alone, what is recomputed not counted; by `FLOPS_CONVENTION`."""
+    mfu: float | None
+    """`tflops_per_device` as a share of the peak; None: the peak is not stated."""
+    ranks: tuple[RankEstimate, ...]
+    """Every rank of the pipeline."""
+    peak_memory_bytes: Interval
+    """Of the fullest rank."""
+    host_memory_bytes: float
+    """Of a node's main memory, by all of its ranks."""
+    memory_limit_bytes: int
+    """What the fullest rank's device has, or was limited to."""
+    fit_probability: float
+    """How probable it is that device and host memory suffice."""
+    schedule: tuple[PointEstimate, ...] = ()
+    """Where the data are scheduled: its first, a middle and its last point. `step_seconds` are then those of a whole step's
+    worth of useful tokens, on the mean of the run."""
+
+    @property
+    def fullest(self) -> RankEstimate:
+        """The rank with the most, of what its device has."""
+        return max(self.ranks, key=lambda rank: rank.total / rank.roomier)
+
+    def document(self, every_rank: bool = True) -> dict[str, Any]:
+        """As JSON holds it: names as in a best-config.json where the same thing is meant; of every rank or the fullest."""
+        return {
+            "config": self.config.values(),
+            "predicted": {
+                "samples_per_second": to_plain(self.samples_per_second),
+                "tokens_per_second": self.tokens_per_second,
+                "step_seconds": self.step_seconds.mean,
+                "step_seconds_band": {"low": self.step_seconds.low, "high": self.step_seconds.high},
+                "breakdown_seconds": self.breakdown_seconds,
+                "peak_memory_bytes": [rank.document() for rank in (self.ranks if every_rank else (self.fullest,))],
+                "peak_memory_band": to_plain(self.peak_memory_bytes),
+                "host_memory_bytes": self.host_memory_bytes,
+                "memory_limit_bytes": self.memory_limit_bytes,
+                "fit_probability": self.fit_probability,
+                "tflops_per_device": self.tflops_per_device,
+                "mfu": self.mfu,
+                "flops_convention": FLOPS_CONVENTION,
+                "schedule": [to_plain(point) for point in self.schedule],
+            },
+        }
+
+
+def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
+    """What is predicted of each configuration, in their order."""
+    found: dict[int, Estimate] = {}
+    for places, cases in alike(question, configs):
+        prediction = predict(cases, question.rates)
+        longer = learned(question, cases, [configs[place] for place in places])
+        for row, place in enumerate(places):
+            own = cases.take(np.array([row]))
+            found[place] = _estimate(question, configs[place], own, prediction, row, float(longer[row]))
+    return [found[place] for place in range(len(configs))]
+
+
+def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) -> Array:
+    """(n,) How many times as long as the equations say steps take, by what earlier trials of the hardware left over of them."""
+    if not question.lessons:
+        return np.ones(len(configs))
+    factors: Array = np.exp(-Lessons(question.lessons).added(config_features(cases, configs)))
+    return factors
+
+
+def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[list[int], Cases]]:
+    """The places of configurations that one set of cases can hold, and their cases."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, config in enumerate(configs):
+        groups.setdefault((config.precision, config.attention_backend), []).append(place)
+    for places in groups.values():
+        own = [configs[place] for place in places]
+        yield places, cases_of(question.model, question.cluster, question.workload, own, question.engine)
+
+
+def _estimate(
+    question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int, longer: float
+) -> Estimate:
+    """`longer`: how many times as long as the equations say a step takes."""
+    seconds = _at(prediction.seconds, row) * longer
+    fast, slow = (_at(edge, row) * longer for edge in prediction.seconds_band())
+    batch, tokens = question.global_batch_size, question.tokens
+    ranks = _ranks(question, config, cases)
+    fullest = max(ranks, key=lambda rank: rank.total / rank.roomier)
+    peak = fullest.total
+    factor = math.exp(Z90 * prediction.memory_spread)
+    host = _at(prediction.memory.host, row)
+    flops = flops_per_sample(configured(question.model, config), config, question.workload) * batch
+    tflops = flops / seconds / question.cluster.world_size / 1e12
+    peak_flops = question.cluster.device.peak_flops.get(config.precision)
+    return Estimate(
+        config=config,
+        step_seconds=Interval(mean=seconds, low=fast, high=slow),
+        breakdown_seconds={name: _at(values, row) * longer for name, values in prediction.parts.items()},
+        samples_per_second=Interval(mean=batch / seconds, low=batch / slow, high=batch / fast),
+        tokens_per_second=tokens / seconds,
+        tflops_per_device=tflops,
+        mfu=tflops * 1e12 / peak_flops if peak_flops else None,
+        ranks=ranks,
+        peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
+        host_memory_bytes=host * ranks_of_node(question.cluster),
+        memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.roomier),
+        fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
+        schedule=_schedule(question, config, cases, longer),
+    )
+
+
+def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: float) -> tuple[PointEstimate, ...]:
+    """Time and memory at each point of one configuration's schedule; empty: nothing is scheduled."""
+    points = points_of(config, question.workload)
+    if len(points) == 1:
+        return ()
+    found = []
+    for point in points:
+        tokens = point.kept if config.random_ltd_start_tokens else point.length
+        own = at_point(cases, scalar(0 if tokens == question.sequence_length else tokens))
+        told = predict(own, question.rates)
+        found.append(
+            PointEstimate(
+                length=point.length,
+                kept=point.kept,
+                weight=point.weight,
+                step_seconds=_at(told.seconds, 0) * longer,
+                peak_memory_bytes=_at(told.memory.total, 0),
+            )
+        )
+    return tuple(found)
+
+
+def _at(values: Array, row: int) -> float:
+    """The value of a row; what all rows have in common stands once."""
+    return float(values[row if len(values) > 1 else 0])
+
+
+def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
+    """Memory of each pipeline rank, by the layers that it really holds."""
+    places = config.pipeline_parallel_size
+    held = split_layers(question.model, config, question.sequence_length) if places > 1 else ()
+    stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
+    layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [question.model.num_layers]
+    last = len(held) - 1 if held else 0
+    if written_out(cases):
+        marks = marked(cases)
+        memories = [share_memory(cases, question.rates, share, marks) for share in shares_of(cases)]
+        tags = {tag: np.array([_at(own.by_tag[tag], 0) for own in memories]) for tag in memories[0].by_tag}
+        roomier = [_at(own.roomier, 0) for own in memories]
+    else:
+        roomier = [1.0] * places
+        memory = rank_memory(
+            cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
+            np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
+        )  # fmt: skip
+        tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
+    return tuple(
+        RankEstimate(
+            pipeline_rank=place,
+            layers=layers[place],
+            total=float(sum(values[place] for values in tags.values())),
+            by_tag={tag: float(values[place]) for tag, values in tags.items()},
+            roomier=roomier[place],
+        )
+        for place in range(places)
+    )

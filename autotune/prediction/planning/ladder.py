@@ -1,0 +1,248 @@
+"""Ways of dividing a model over data-parallel ranks and main memory, from what costs the least time to what needs the least."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.largest import LONGEST
+from autotune.prediction.planning.question import Question, single_values
+from autotune.prediction.planning.room import Room, room_of
+from autotune.request.engines import capability_of
+from search_spaces.context import SpaceContext
+from search_spaces.errors import IllegalConfigError
+from search_spaces.model import Position
+from search_spaces.rules import check_config
+from search_spaces.spaces import device_defaults, settled
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+MICRO_BATCHES = 2
+"""Micro-batches of a step: gradients are held while they are summed, so that any further number needs no more."""
+MOST_SAMPLES = 1 << 16
+"""Of a micro-batch, that are tried."""
+TOKENS = 128
+"""To which the longest samples are found."""
+SAVINGS: Mapping[str, tuple[Value, ...]] = {
+    "activation_checkpointing": ("none", "selective", "full"),
+    "loss_chunk_size": (0, 1024),
+    "reduce_bucket_size": (40_000_000, 5_000_000),
+}
+"""What saves memory on any rung: knobs and their values, what costs the most time first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """How the states of a model are divided over ranks, and what of them is in main memory."""
+
+    zero_stage: int
+    offload_optimizer: bool = False
+    offload_param: bool = False
+
+    @property
+    def offloaded(self) -> int:
+        """How many of the two are in main memory."""
+        return self.offload_optimizer + self.offload_param
+
+    @property
+    def knobs(self) -> dict[str, Value]:
+        """Its knobs and their values."""
+        place = {False: "none", True: "cpu"}
+        return {
+            "zero_stage": self.zero_stage,
+            "offload_optimizer": place[self.offload_optimizer],
+            "offload_param": place[self.offload_param],
+        }
+
+
+LADDER = (
+    *(Rung(zero_stage=stage) for stage in range(4)),
+    *(Rung(zero_stage=stage, offload_optimizer=True) for stage in range(1, 4)),
+    Rung(zero_stage=3, offload_param=True),
+    Rung(zero_stage=3, offload_optimizer=True, offload_param=True),
+)
+"""The rungs, what costs the least time first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungAnswer:
+    """What fits on one rung."""
+
+    rung: Rung
+    estimate: Estimate
+    """Of samples as long as was asked: with the savings that cost the least time, or, where none suffice, need the least."""
+    lacks_card: float
+    """Bytes that a card would need to have more, so that this is likely enough to fit; 0: none."""
+    lacks_host: float
+    """Bytes that the main memory of a node would need to have more; 0: none."""
+    micro_batch: TrialConfig | None
+    """With the largest micro-batch of such samples; None: not even one fits."""
+    sequence_length: int
+    """Tokens of the longest samples; 0: not even `TOKENS`."""
+    sequence_config: TrialConfig | None
+    """What the longest samples take."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether samples as long as was asked do."""
+        return not self.lacks_card and not self.lacks_host
+
+    @property
+    def needed(self) -> float:
+        """Bytes of a card without which it does not run."""
+        return self.estimate.fullest.needed
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of the largest micro-batch; 0: not even one fits."""
+        return self.micro_batch.micro_batch_size if self.micro_batch else 0
+
+
+class Ladder:
+    """The rungs of one question.
+
+    Degrees other than data stand at 1 unless they are pinned; a pinned knob has its one value on every rung.
+
+    Raises:
+        RequestError: the probability is none, or a pin has several values.
+        IllegalConfigError: the rules, the engine or the pins leave no rung; from `rungs`.
+    """
+
+    def __init__(self, question: Question, probability: float) -> None:
+        self._question, self._capability = question, capability_of(question.engine)
+        self._room, self._rates = room_of(question, probability), question.rates
+        self._pins = single_values(question.pins)
+        self._base = device_defaults(question.cluster, self._capability).replace(self._pins)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """1, or what is pinned."""
+        return self._base.micro_batch_size
+
+    def rungs(self) -> list[Rung]:
+        """Those that pins, rules and the engine allow."""
+        allowed = [rung for rung in LADDER if all(self._pins.get(name, value) == value for name, value in rung.knobs.items())]
+        refused = {rung: self._refusals(rung) for rung in allowed}
+        legal = [rung for rung in allowed if not refused[rung]]
+        if not legal:
+            found = next(iter(refused.values()), None) or [self._no_rung()]
+            raise found[0]
+        return legal
+
+    def ways(self, rung: Rung, micro_batch_size: int) -> list[TrialConfig]:
+        """The rung with every combination of savings, what costs the least time first."""
+        fixed = {**rung.knobs, "micro_batch_size": micro_batch_size}
+        return [self._base.replace({**fixed, **savings}) for savings in self._savings]
+
+    def answer(self, rung: Rung) -> RungAnswer:
+        """What fits there; the largest micro-batch and the longest samples by halving, since memory grows with both."""
+        question, size = self._question, self.micro_batch_size
+        ways = self.ways(rung, size)
+        held, host = self._needs(ways, question.sequence_length)
+        at = _chosen(self._room, held, host)
+        samples = _most(lambda count: self.first_way(rung, count, question.sequence_length) is not None, MOST_SAMPLES)
+        steps = _most(lambda count: self.first_way(rung, size, self._tokens(count)) is not None, -(-self._longest // TOKENS))
+        tokens = self._tokens(steps) if steps else 0
+        (estimate,) = estimates(self.asked(ways[at], question.sequence_length), [ways[at]])
+        cluster = question.cluster
+        return RungAnswer(
+            rung=rung,
+            estimate=estimate,
+            lacks_card=_lacks(float(held[at]), self._room.device, cluster.device.memory_bytes),
+            lacks_host=_lacks(float(host[at]), self._room.host, cluster.host_memory_bytes),
+            micro_batch=self.first_way(rung, samples, question.sequence_length) if samples else None,
+            sequence_length=tokens,
+            sequence_config=self.first_way(rung, size, tokens) if tokens else None,
+        )
+
+    def first_way(self, rung: Rung, micro_batch_size: int, tokens: int) -> TrialConfig | None:
+        """The way that costs the least time of those that fit; None: none does."""
+        ways = self.ways(rung, micro_batch_size)
+        fits = np.flatnonzero(self._room.holds(*self._needs(ways, tokens)))
+        return ways[int(fits[0])] if len(fits) else None
+
+    def asked(self, config: TrialConfig, tokens: int) -> Question:
+        """The question with samples of so many tokens and the global batch of one step of the configuration."""
+        batch = self._workload(config, tokens).global_batch_size
+        return dataclasses.replace(self._question, sequence_length=tokens, global_batch_size=batch)
+
+    @cached_property
+    def _savings(self) -> list[dict[str, Value]]:
+        honours = self._capability.honours
+        choices = {
+            name: [value for value in values if honours(name, value)]
+            for name, values in SAVINGS.items()
+            if name not in self._pins
+        }
+        free = {name: values for name, values in choices.items() if values}
+        return [self._settled(dict(zip(free, values, strict=True))) for values in itertools.product(*free.values())]
+
+    def _settled(self, savings: dict[str, Value]) -> dict[str, Value]:
+        """The savings, without compiled blocks where these exclude them."""
+        config = self._base.replace(savings)
+        compiled = settled(config, self._context(config), self._pins).compile_blocks
+        return savings if compiled == config.compile_blocks else {**savings, "compile_blocks": compiled}
+
+    def _context(self, config: TrialConfig) -> SpaceContext:
+        question = self._question
+        return SpaceContext(
+            model=question.model, cluster=question.cluster, workload=self._workload(config, question.sequence_length),
+            world_size=question.cluster.world_size, capability=self._capability,
+        )  # fmt: skip
+
+    @property
+    def _longest(self) -> int:
+        model = self._question.model
+        return model.sequence_length if model.position is Position.LEARNED else LONGEST
+
+    def _tokens(self, steps: int) -> int:
+        return min(steps * TOKENS, self._longest)
+
+    def _workload(self, config: TrialConfig, tokens: int) -> Workload:
+        replicas = max(config.data_parallel_size(self._question.cluster.world_size), 1)
+        return Workload(global_batch_size=MICRO_BATCHES * config.micro_batch_size * replicas, sequence_length=tokens)
+
+    def _needs(self, configs: Sequence[TrialConfig], tokens: int) -> tuple[Array, Array]:
+        """Bytes of a rank on its card and in main memory, of each configuration."""
+        question = self._question
+        workload = self._workload(configs[0], tokens)
+        found = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
+        return np.broadcast_to(found.needed, len(configs)), np.broadcast_to(found.host, len(configs))
+
+    def _refusals(self, rung: Rung) -> list[IllegalConfigError]:
+        config = self.ways(rung, self.micro_batch_size)[0]
+        found = check_config(config, self._context(config))
+        return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in found]
+
+    def _no_rung(self) -> IllegalConfigError:
+        pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
+        return IllegalConfigError("set", f"with {pinned} states can be divided in no way", "pin fewer of these knobs")
+
+
+def _chosen(room: Room, held: Array, host: Array) -> int:
+    """The place of the first way that fits; where none does, of the first that fits the card, else of what needs least."""
+    for good in (room.holds(held, host), held <= room.device):
+        if good.any():
+            return int(np.argmax(good))
+    return int(np.argmin(held))
+
+
+def _lacks(needed: float, room: float, whole: int) -> float:
+    """Bytes that something of `whole` bytes would need to have more, of which `room` may be predicted to be needed."""
+    return max((needed / room - 1) * whole, 0.0)
+
+
+def _most(fits: Callable[[int], bool], ceiling: int) -> int:
+    """The largest count that fits, found by halving; 0: not even 1."""
+    low, high = 0, ceiling + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

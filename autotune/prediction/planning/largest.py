@@ -1,0 +1,160 @@
+"""The largest sequence, micro-batch or model that some configuration of a space fits."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+import numpy as np
+
+from autotune.errors import NothingFeasibleError, RequestError
+from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import Room, room_of
+from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
+from search_spaces.errors import IllegalConfigError
+from search_spaces.model import MOST_LAYERS, ModelSpec, Position
+
+SHORTEST, LONGEST = 128, 1 << 24
+"""Tokens of the sequences that are tried."""
+SCALES = tuple(2.0 ** (step / 24) for step in range(-96, 97))
+"""Factors on depth and width of the models that are tried: a sixteenth to sixteen times, parameters in steps of 9 %."""
+
+
+class Dimension(StrEnum):
+    """What is made as large as it fits."""
+
+    SEQUENCE_LENGTH = "sequence_length"
+    """Tokens in a sample, of eight sizes to a doubling."""
+    MICRO_BATCH_SIZE = "micro_batch_size"
+    """Samples that a rank runs at once, of the divisors of the global batch."""
+    MODEL = "model"
+    """The model with depth and width scaled alike; heads keep their size, and key-value heads their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """What fits."""
+
+    dimension: Dimension
+    value: int
+    """Tokens, samples, or parameters."""
+    next: int | None
+    """The smallest that was found not to fit; None: all that was tried fits."""
+    question: Question
+    """The question with it."""
+
+
+def largest(question: Question, dimension: str, probability: float, bounds: Bounds | None = None) -> Largest:
+    """The largest size of which some configuration fits with the probability.
+
+    Raises:
+        NothingFeasibleError: not even the smallest fits.
+        RequestError: there is no such dimension.
+    """
+    if dimension not in list(Dimension):
+        raise RequestError("max", f"{dimension!r} is not known", f"use one of {', '.join(Dimension)}")
+    wanted = Dimension(dimension)
+    sizes = _sizes(question, wanted)
+    last = _last_that_fits(sizes, probability, bounds or Bounds())
+    if last < 0:
+        least = _value(sizes[0], wanted) if sizes else 0
+        raise NothingFeasibleError(
+            "max", f"not even a {wanted.value} of {least:,} fits", "plan for more devices, or pin fewer knobs"
+        )
+    above = _value(sizes[last + 1], wanted) if last + 1 < len(sizes) else None
+    return Largest(dimension=wanted, value=_value(sizes[last], wanted), next=above, question=sizes[last])
+
+
+def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
+    """Whether a configuration of the question's space fits; buckets at their defaults."""
+    try:
+        space = question.search_space()
+    except IllegalConfigError:  # what is pinned goes with other sizes alone
+        return False
+    count = 0
+    for part in uniform_parts(without_buckets(space)):
+        grid = Grid(part)
+        cases = GridCases(part, question.model, question.engine, grid)
+        for rows in grid.blocks():
+            count += rows.count * grid.sides.count
+            require_within(bounds, count)
+            needed = memory(cases.of(rows), question.rates)
+            if np.any(room.holds(needed.needed, needed.host)):
+                return True
+    return False
+
+
+def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bounds) -> int:
+    """The place of the largest that fits, found by halving: a larger one is taken not to fit where a smaller one does not."""
+    low, high = -1, len(sizes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        require_within(bounds, 0)
+        if anything_fits(sizes[middle], room_of(sizes[middle], probability), bounds):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _sizes(question: Question, dimension: Dimension) -> list[Question]:
+    """The question at every size, the smallest first."""
+    match dimension:
+        case Dimension.SEQUENCE_LENGTH:
+            longest = max(question.document_lengths, default=0)
+            lengths = [length for length in _lengths(question.model) if length >= longest]
+            return [dataclasses.replace(question, sequence_length=length) for length in lengths]
+        case Dimension.MICRO_BATCH_SIZE:
+            pins = dict(question.pins)
+            return [
+                dataclasses.replace(question, pins=pins | {"micro_batch_size": (size,)})
+                for size in _divisors(question.global_batch_size)
+            ]
+        case Dimension.MODEL:
+            every = [scaled(question.model, scale) for scale in SCALES]
+            models = {(model.num_layers, model.num_attention_heads): model for model in every}
+            ordered = sorted(models.values(), key=lambda model: model.parameter_count)
+            return [dataclasses.replace(question, model=model) for model in ordered]
+
+
+def scaled(model: ModelSpec, scale: float) -> ModelSpec:
+    """The model with `scale` times its layers and its width, in whole heads for each key-value head."""
+    group = model.num_key_value_heads
+    heads = max(round(model.num_attention_heads * scale / group), 1) * group
+    hidden = heads * model.hidden_size // model.num_attention_heads
+    ffn = max(round(model.ffn_hidden_size / model.hidden_size * hidden / 256), 1) * 256
+    layers = min(max(round(model.num_layers * scale), 1), MOST_LAYERS)
+    same = (layers, heads) == (model.num_layers, model.num_attention_heads)
+    return model if same else dataclasses.replace(
+        model, name=f"{model.name} x {scale:.3g}", num_layers=layers, num_attention_heads=heads, hidden_size=hidden,
+        ffn_hidden_size=ffn,
+    )  # fmt: skip
+
+
+def _lengths(model: ModelSpec) -> list[int]:
+    most = model.sequence_length if model.position is Position.LEARNED else LONGEST
+    eighths = [
+        2**power * part // 8 for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length()) for part in range(8, 16)
+    ]
+    return [length for length in eighths if length <= most] or [most]
+
+
+def _divisors(number: int) -> list[int]:
+    small = [part for part in range(1, math.isqrt(number) + 1) if number % part == 0]
+    return sorted({*small, *(number // part for part in small)})
+
+
+def _value(question: Question, dimension: Dimension) -> int:
+    match dimension:
+        case Dimension.SEQUENCE_LENGTH:
+            return question.sequence_length
+        case Dimension.MICRO_BATCH_SIZE:
+            (size,) = cast(tuple[int], question.pins["micro_batch_size"])
+            return size
+        case Dimension.MODEL:
+            return question.model.parameter_count

@@ -1,0 +1,389 @@
+"""Plans: the configurations of a space that are predicted to be best, by an objective, with the reason for each knob."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import NothingFeasibleError, RequestError
+from autotune.exports.lossless import is_lossless
+from autotune.prediction.equations.step import predict
+from autotune.prediction.planning.buckets import Tuned, in_order, tuned
+from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.reasons import Cost, Goal, Reason, in_its_place, reasons_of
+from autotune.prediction.planning.room import PROBABILITY, Room, room_of
+from autotune.prediction.planning.scan import Bounds, Leader, Scanned, require_within, scan
+from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
+from search_spaces.cluster import ClusterSpec
+from search_spaces.plain import to_plain
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+MOST_PLANS = 100
+MOST_TIES = 20
+"""Configurations that are kept beside one that they tie with."""
+SIMPLE_KEPT = 40
+"""Configurations of each plain part of a space that are looked at beside the fastest of all."""
+SHARE = 0.8
+"""Of the best rate, what a plan of least memory reaches at least."""
+
+
+class PlanObjective(StrEnum):
+    """What the best plan is best at."""
+
+    THROUGHPUT = "throughput"
+    """Most samples/s."""
+    MEMORY = "memory"
+    """Least peak memory of any rank among those that reach a share of the best rate."""
+    COST = "cost"
+    """Least price of a token, over clusters of fewer nodes too."""
+    DEVICES = "devices"
+    """Fewest devices that reach a rate, over clusters of fewer nodes; then most samples/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How plans are ranked.
+
+    Raises:
+        RequestError: a field is outside its range, or does not go with the objective.
+    """
+
+    objective: PlanObjective = PlanObjective.THROUGHPUT
+    top: int = 10
+    """Plans that are given."""
+    fit_probability: float = PROBABILITY
+    """How probable it must be that a plan fits."""
+    share: float | None = None
+    """Objective `memory`: of the best rate, what a plan reaches at least; None: `SHARE`."""
+    price: float | None = None
+    """Of a device for an hour, in any currency; None: not known."""
+    rate: float | None = None
+    """Samples/s that a plan reaches at least; None: any."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "objective", _objective(self.objective))
+        if not 1 <= self.top <= MOST_PLANS:
+            raise RequestError("top", f"{self.top} is not between 1 and {MOST_PLANS}", "give for example 10")
+        for name in ("price", "rate"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise RequestError(name, f"{value} is not positive", "give a positive number")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise RequestError("share", f"{self.share} is not in (0, 1]", f"give a share such as {SHARE}")
+        if self.share is not None and self.objective is not PlanObjective.MEMORY:
+            raise RequestError("share", "belongs to the objective memory", "leave it out, or choose that objective")
+        if self.objective is PlanObjective.COST and self.price is None:
+            raise RequestError("price", "is missing", "give what a device costs for an hour (--price)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A configuration that the equations cannot tell from the one that is shown."""
+
+    config: TrialConfig
+    step_seconds: float
+    peak_memory_bytes: float
+    """Of the fullest rank, without what the allocator reserves beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A configuration with what is predicted of it: the simplest of those that tie with it."""
+
+    estimate: Estimate
+    base: TrialConfig
+    """The device's defaults: what a sweep without pins measures first."""
+    tied: int
+    """Further configurations that were looked at and tie with it."""
+    ties: tuple[Tie, ...]
+    """The fastest of them."""
+    cluster: ClusterSpec
+    """All of the cluster, or so many of its nodes."""
+    reasons: tuple[Reason, ...]
+    goal: Goal
+    cost_per_million_tokens: float | None
+    """None: no price is known."""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "world_size": self.cluster.world_size,
+            "nodes": self.cluster.nodes,
+            **self.estimate.document(every_rank=False),
+            "differences": self.estimate.config.differences(self.base),
+            "tied": self.tied,
+            "ties": [
+                {
+                    "config": tie.config.values(),
+                    "step_seconds": tie.step_seconds,
+                    "peak_memory_bytes": tie.peak_memory_bytes,
+                }
+                for tie in self.ties
+            ],
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "reasons": [{**to_plain(reason), "text": reason.text(self.goal)} for reason in self.reasons],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """What was found, the best first."""
+
+    plans: tuple[Plan, ...]
+    configurations: int
+    """That were predicted, over all sizes of the cluster."""
+    fitting: int
+    bucket_settings: int
+    """Further ones, with other buckets."""
+    world_sizes: tuple[int, ...]
+    """Devices that were planned for."""
+    resolution: float
+    """Relative difference of step times up to which configurations tie; 0: they are told apart by memory, which repeats."""
+    seconds: float
+    """That it took."""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "configurations": self.configurations,
+            "fitting": self.fitting,
+            "bucket_settings": self.bucket_settings,
+            "world_sizes": list(self.world_sizes),
+            "resolution": self.resolution,
+            "seconds": self.seconds,
+            "plans": [plan.document() for plan in self.plans],
+        }
+
+
+def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> Plans:
+    """Rank what the question's space holds.
+
+    1. Predict every configuration with its buckets at their defaults; keep those that fit and are best.
+    2. Set the buckets of the best 1,000, and of the best that has each value of each knob, by which plans are explained.
+    3. Group those between which the equations cannot tell, the simplest of each group first (`simplicity`).
+    4. Objectives that choose the size of the cluster: the same for every power of two of nodes.
+
+    Raises:
+        NothingFeasibleError: nothing fits, or nothing reaches the rate.
+        SpaceTooLargeError: it takes more than the bounds allow.
+        RequestError, SearchSpaceError: the question cannot be resolved.
+    """
+    started, bounds = time.monotonic(), bounds or Bounds()
+    counted = _Counted()
+    found: list[Plan] = []
+    for part in _sizes(question, options):
+        require_within(bounds, counted.configurations)
+        counted.sizes.append(part.cluster.world_size)
+        found += _plans_of(part, options, bounds, counted)
+        if found and options.objective is PlanObjective.DEVICES:
+            break
+    if not found:
+        raise _nothing(question, options, counted)
+    if len(counted.sizes) > 1:
+        found.sort(key=lambda item: _rank(item, options))
+    return Plans(
+        plans=tuple(found[: options.top]),
+        configurations=counted.configurations,
+        fitting=counted.fitting,
+        bucket_settings=counted.settings,
+        world_sizes=tuple(counted.sizes),
+        resolution=0.0 if options.objective is PlanObjective.MEMORY else resolution(question.rates.time_spread),
+        seconds=time.monotonic() - started,
+    )
+
+
+@dataclass(slots=True)
+class _Counted:
+    configurations: int = 0
+    fitting: int = 0
+    settings: int = 0
+    least: float = math.inf
+    """Bytes of the most sparing configuration."""
+    fastest: float = math.inf
+    """Seconds of the fastest step that fits."""
+    sizes: list[int] = dataclasses.field(default_factory=list)
+
+
+def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _Counted) -> list[Plan]:
+    """The best on one cluster."""
+    space, room = question.search_space(), room_of(question, options.fit_probability)
+    if space.is_empty():
+        return []
+    scanned = _scanned(question, space, room, options, bounds, counted)
+    by_memory = options.objective is PlanObjective.MEMORY
+    contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
+    simple = [] if by_memory else _simple(question, space, room, bounds)
+    leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
+    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory), by_memory)
+    counted.settings += sum(len(values) for item in best for values in item.settings.values())
+    chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
+    if question.simple is not None:
+        chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
+    if by_memory:
+        groups = [Group(first=item, ties=()) for item in chosen[: options.top]]
+    else:
+        groups = grouped(chosen, space, question.rates.time_spread, options.top)
+    goal = Goal(
+        by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes,
+        resolution=resolution(question.rates.time_spread),
+    )  # fmt: skip
+    shown = [group.first for group in groups]
+    costs = _costs(question, room, [config for item in shown for config in in_its_place(item, scanned.at_best, space)])
+    why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
+    told = estimates(question, [item.config for item in shown])
+    return [
+        _plan(question, space, estimate, group, reasons, goal, options)
+        for estimate, group, reasons in zip(told, groups, why, strict=True)
+    ]
+
+
+def _simple(question: Question, space: SearchSpace, room: Room, bounds: Bounds) -> list[Leader]:
+    """The best of each plain part of the space: what is simple may be a tie and yet be behind a thousand others."""
+    within = Bounds(until=bounds.until)
+    return [
+        leader
+        for part in plain_parts(space)
+        for leader in scan(question, part, room, slowest=None, bounds=within).leaders[:SIMPLE_KEPT]
+    ]
+
+
+def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
+    """What configurations take."""
+    unique = list(dict.fromkeys(configs))
+    found: dict[TrialConfig, Cost] = {}
+    for places, cases in alike(question, unique):
+        own, count = [unique[place] for place in places], len(places)
+        prediction, longer = predict(cases, question.rates), learned(question, cases, own)
+        parts = {name: np.broadcast_to(values, count) * longer for name, values in prediction.parts.items()}
+        needed, host = (np.broadcast_to(held, count) for held in (prediction.memory.needed, prediction.memory.host))
+        fits = room.holds(needed, host)
+        for row, config in enumerate(own):
+            each = {name: float(values[row]) for name, values in parts.items()}
+            found[config] = Cost(parts=each, needed=float(needed[row]), fits=bool(fits[row]))
+    return found
+
+
+def _with_lessons(question: Question, found: list[Tuned], by_memory: bool) -> list[Tuned]:
+    """The same with what earlier trials left over of predictions, the best first: what is ranked is what is shown."""
+    if not question.lessons:
+        return found
+    longer = np.ones(len(found))
+    configs = [item.config for item in found]
+    for places, cases in alike(question, configs):
+        longer[places] = learned(question, cases, [configs[place] for place in places])
+    corrected = [_slowed(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
+    return in_order(corrected, by_memory)
+
+
+def _slowed(item: Tuned, factor: float) -> Tuned:
+    settings = {
+        name: {value: dataclasses.replace(setting, seconds=setting.seconds * factor) for value, setting in values.items()}
+        for name, values in item.settings.items()
+    }
+    return dataclasses.replace(item, seconds=item.seconds * factor, settings=settings)
+
+
+def _scanned(
+    question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _Counted
+) -> Scanned:
+    """All configurations; for the least memory a second time, when the best rate is known."""
+    left = bounds
+    if bounds.configurations is not None:
+        left = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
+    scanned = scan(question, space, room, slowest=None, bounds=left)
+    counted.configurations += scanned.count
+    counted.fitting += scanned.fitting
+    counted.least, counted.fastest = min(counted.least, scanned.least), min(counted.fastest, scanned.fastest)
+    if options.objective is not PlanObjective.MEMORY or not scanned.leaders:
+        return scanned
+    slowest = scanned.fastest / (SHARE if options.share is None else options.share)
+    return scan(question, space, room, slowest=slowest, bounds=left)
+
+
+def _plan(
+    question: Question, space: SearchSpace, estimate: Estimate, group: Group, reasons: tuple[Reason, ...], goal: Goal,
+    options: PlanOptions,
+) -> Plan:  # fmt: skip
+    devices = question.cluster.world_size
+    hourly = None if options.price is None else options.price * devices
+    return Plan(
+        estimate=estimate,
+        base=space.base,
+        tied=len(group.ties),
+        ties=tuple(Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties[:MOST_TIES]),
+        cluster=question.cluster,
+        reasons=reasons,
+        goal=goal,
+        cost_per_million_tokens=None if hourly is None else hourly / 3600 / estimate.tokens_per_second * 1e6,
+    )
+
+
+def _rank(item: Plan, options: PlanOptions) -> tuple[float, float]:
+    """What is to be least."""
+    seconds, memory = item.estimate.step_seconds.mean, item.estimate.peak_memory_bytes.mean
+    match options.objective:
+        case PlanObjective.MEMORY:
+            return (memory, seconds)
+        case PlanObjective.COST:
+            return (item.cost_per_million_tokens or 0.0, memory)
+        case _:
+            return (seconds, memory)
+
+
+def _sizes(question: Question, options: PlanOptions) -> Iterator[Question]:
+    """The question on clusters of 1, 2, 4, … nodes and of all, where the objective chooses; parts of a node where it is one."""
+    if options.objective not in (PlanObjective.COST, PlanObjective.DEVICES):
+        yield question
+        return
+    cluster = question.cluster
+    alone = cluster.nodes == 1
+    whole = cluster.devices_per_node if alone else cluster.nodes
+    for count in sorted({*(2**power for power in range(whole.bit_length())), whole}):
+        if count <= whole:
+            yield dataclasses.replace(question, cluster=_part(cluster, count) if alone else _fewer(cluster, count))
+
+
+def _fewer(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
+    name = cluster.name.partition(":")[0]
+    return dataclasses.replace(cluster, nodes=nodes, name=f"{name}:{nodes}")
+
+
+def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+    """So many devices of a node, with their share of its main memory and cores."""
+    if devices == cluster.devices_per_node:
+        return cluster
+    return dataclasses.replace(
+        cluster,
+        devices_per_node=devices,
+        host_memory_bytes=cluster.host_memory_bytes * devices // cluster.devices_per_node,
+        cores_per_node=max(cluster.cores_per_node * devices // cluster.devices_per_node, 1),
+    )
+
+
+def _nothing(question: Question, options: PlanOptions, counted: _Counted) -> NothingFeasibleError | RequestError:
+    """Why there is no plan."""
+    if not counted.configurations:
+        return RequestError("space", f"{question.space} has no legal configuration", "`autotune space` tells what refuses each")
+    if counted.fitting and options.rate is not None:
+        most = question.global_batch_size / counted.fastest
+        problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {most:.4g}"
+        return NothingFeasibleError("rate", problem, "lower it, or plan for a larger cluster")
+    limit = question.cluster.device.memory_bytes
+    problem = (
+        f"none of {counted.configurations:,} configurations fits into {limit / 2**30:.3g} GiB a device with a probability of "
+        f"{options.fit_probability:.0%}: the most sparing is predicted to need {counted.least / 2**30:.3g} GiB"
+    )
+    return NothingFeasibleError("memory", problem, "plan for more devices, a smaller model or shorter samples")
+
+
+def _objective(text: str) -> PlanObjective:
+    if text not in list(PlanObjective):
+        raise RequestError("objective", f"{text!r} is not known", f"use one of {', '.join(PlanObjective)}")
+    return PlanObjective(text)

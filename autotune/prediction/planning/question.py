@@ -1,0 +1,214 @@
+"""What is asked about: a model on a cluster under a workload, and the space of what may be chosen."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autotune.errors import RequestError
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.planning.layouts import layouts_of
+from autotune.request.engines import capability_of
+from autotune.request.request import SIMPLE_TARGETS
+from executor.detect import local_gpus
+from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters import local_cluster, resolve_cluster
+from search_spaces.documents import documents_problem
+from search_spaces.domains import parse_domain
+from search_spaces.errors import IllegalConfigError
+from search_spaces.huggingface import is_factory_reference, resolve_model
+from search_spaces.model import ModelSpec, Position
+from search_spaces.space import SearchSpace
+from search_spaces.spaces import Pin, device_defaults, resolve_space, settled
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig, Value
+
+SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
+SMALL_BATCH = 8
+"""Samples in a step where nothing is said, on clusters of fewer devices."""
+LOCAL_SEQUENCE = 128
+"""Tokens in a sample where nothing is said, on this machine; elsewhere as many as the model was made for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One model, cluster, workload and engine.
+
+    Raises:
+        RequestError: a size is not positive, documents do not fit into samples, or the samples are longer than the model has
+            positions for.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    engine: str = "native"
+    global_batch_size: int
+    """Samples in an optimizer step, over all ranks."""
+    sequence_length: int
+    """Tokens in a sample."""
+    space: str = "parallel"
+    """A preset's name or the path of a TOML file: what a plan chooses from."""
+    pins: Mapping[str, Pin] = field(default_factory=dict)
+    """Knob -> the value, or the values, that it may have."""
+    simple: str | None = None
+    """The framework whose export must say what is chosen without loss; None: any of the space."""
+    nvme_path: str | None = None
+    """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
+    training_steps: int | None = None
+    """Optimizer steps of the run, over which schedules of the data are weighed; None: nothing is scheduled."""
+    document_lengths: tuple[int, ...] = ()
+    """Tokens of each document of a sample of the data; empty: every sample is whole."""
+    most_steps: int | None = None
+    """What asking the rules may take, as `SearchSpace.most_steps`."""
+    known: Coefficients | None = None
+    """What is known of this cluster; None: the shipped coefficients."""
+    lessons: tuple[Lesson, ...] = ()
+    """What earlier trials on this cluster left over of predictions by `known`."""
+    rests_on: str = SHIPPED
+    """In words, what the coefficients rest on."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "sequence_length", "training_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(name, f"{value} is not positive", "give at least 1")
+        if self.simple is not None and self.simple not in SIMPLE_TARGETS:
+            raise RequestError("simple", f"{self.simple!r} is not known", f"use one of {', '.join(SIMPLE_TARGETS)}")
+        if (found := documents_problem(self.document_lengths, self.sequence_length)) is not None:
+            raise RequestError("document_lengths", *found)
+        model = self.model
+        if model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
+            beyond = f"{self.sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
+            raise RequestError("sequence_length", beyond, f"give at most {model.sequence_length}")
+
+    @property
+    def workload(self) -> Workload:
+        """What every configuration trains on."""
+        return Workload(
+            global_batch_size=self.global_batch_size,
+            sequence_length=self.sequence_length,
+            nvme_path=self.nvme_path,
+            training_steps=self.training_steps,
+            document_lengths=self.document_lengths,
+        )
+
+    @property
+    def rates(self) -> Coefficients:
+        """What predicts it."""
+        return self.known or rates_for(self.cluster, self.engine)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in an optimizer step."""
+        return self.global_batch_size * self.sequence_length
+
+    def search_space(self) -> SearchSpace:
+        """What a plan chooses from. Raises what `resolve_space` and `expressible` raise."""
+        space = resolve_space(
+            self.space, self.model, self.cluster, self.workload, capability_of(self.engine), self.pins,
+            most_steps=self.most_steps, layouts=layouts_of(self.engine, self.known),
+        )  # fmt: skip
+        if self.simple is None:
+            return space
+        # The exporters: loaded for those who ask for it alone.
+        from autotune.exports.lossless import expressible
+
+        return expressible(space, self.simple, frozenset(self.pins))
+
+    def config(self) -> TrialConfig:
+        """The one configuration that the pins say; other knobs stand at the device's defaults.
+
+        Raises:
+            RequestError: a pin has several values.
+            IllegalConfigError: a rule refuses it.
+        """
+        capability = capability_of(self.engine)
+        pinned = single_values(self.pins)
+        base = device_defaults(self.cluster, capability).replace(pinned)
+        space = SearchSpace(
+            model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
+            base=base, capability=capability,
+        )  # fmt: skip
+        base = settled(base, space.context, pinned)
+        if refusals := space.check(base):
+            raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+        return space.canonical(base)
+
+
+def question_of(
+    model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
+    engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
+    nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
+    simple: str | None = None,
+) -> Question:  # fmt: skip
+    """The question, with what holds where nothing is said."""
+    capability_of(engine)
+    longest = min(model.sequence_length, LOCAL_SEQUENCE) if cluster.name == "local" else model.sequence_length
+    batch = global_batch_size if global_batch_size is not None else max(SMALL_BATCH, cluster.world_size)
+    return Question(
+        model=model, cluster=cluster, engine=engine, global_batch_size=batch,
+        sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
+        most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
+        document_lengths=tuple(document_lengths), simple=simple,
+    )  # fmt: skip
+
+
+def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str] | None, frozen_bits: int | None) -> ModelSpec:
+    """The model that `text` names, with low-rank adapters where a rank is given.
+
+    Raises:
+        RequestError: it is missing or a factory, or adapters are described without a rank.
+        SearchSpaceError: it cannot be resolved, or the adapters are none.
+    """
+    if not text:
+        raise RequestError("model", "is missing", "give a preset or a config.json")
+    if is_factory_reference(text):
+        raise RequestError("model", "a factory has no shape to predict from", "use `autotune sweep`, or give a config.json")
+    return with_adapters(resolve_model(text), lora_rank, lora_targets, frozen_bits)
+
+
+def with_adapters(
+    model: ModelSpec, rank: int | None, targets: Iterable[str] | None = None, frozen_bits: int | None = None
+) -> ModelSpec:
+    """The model with low-rank adapters, all other parameters frozen; as it is where no rank is given.
+
+    Raises:
+        RequestError: targets or bits are given without a rank.
+        ModelFormatError: the adapters are none.
+    """
+    if not rank:
+        for name, value in (("lora_targets", targets), ("frozen_bits", frozen_bits)):
+            if value is not None:
+                raise RequestError(name, "says how adapters are, and there are none", "give lora_rank too")
+        return model
+    return dataclasses.replace(
+        model,
+        lora_rank=rank,
+        lora_targets=model.lora_targets if targets is None else tuple(targets),
+        frozen_bits=model.frozen_bits if frozen_bits is None else frozen_bits,
+    )
+
+
+def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None, live: ClusterSpec | None = None) -> ClusterSpec:
+    """The cluster that `text` names; `local` is this machine with its GPUs, where it has some, `ray` what was found: `live`."""
+    gpus = local_gpus() if text == "local" else None
+    if gpus is not None:
+        return local_cluster(ranks, memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
+    return resolve_cluster(text, ranks, memory_limit_bytes, live)
+
+
+def single_values(pins: Mapping[str, Pin]) -> dict[str, Value]:
+    """The one value that each pin says.
+
+    Raises:
+        RequestError: a pin has several.
+    """
+    values: dict[str, Value] = {}
+    for name, pin in pins.items():
+        parsed = parse_domain(name, pin) if isinstance(pin, str) else pin
+        several = parsed if isinstance(parsed, list | tuple) else (parsed,)
+        if len(several) != 1 or isinstance(parsed, str):
+            raise RequestError(name, "has several values, and one configuration is predicted", f"write {name}=VALUE")
+        values[name] = several[0]
+    return values

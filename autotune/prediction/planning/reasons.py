@@ -1,0 +1,271 @@
+"""Why a plan has the value that it has, knob by knob: what that value saves or hides, and what the others come to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.prediction.planning.buckets import Setting, Tuned
+from autotune.prediction.planning.room import Room
+from autotune.prediction.planning.scan import AtBest
+from search_spaces.context import SpaceContext
+from search_spaces.knobs import KNOBS, value_text
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig, Value
+
+PARTS = {
+    "compute": "compute", "tensor": "tensor, context and expert communication", "pipeline": "pipeline bubble and boundaries",
+    "data": "gradient and parameter traffic", "optimizer": "optimizer update", "offload": "update and copies on the host",
+}  # fmt: skip
+"""Part of a step -> what it is called in a reason."""
+HIDES = {
+    "overlap_comm": "data", "overlap_param_gather": "data", "prefetch_bucket_size": "data", "reduce_bucket_size": "data",
+    "allgather_bucket_size": "data", "async_tensor_parallel": "tensor", "reshard_after_forward": "data",
+}  # fmt: skip
+"""Knob -> the part of a step that its values hide behind compute, or do not."""
+ALIKE = 1.001e-3
+"""Relative difference that is told as none: `buckets.WORTH`, by which less memory is chosen instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What plans are compared by."""
+
+    by_memory: bool
+    """Whether by memory; else by time."""
+    room: Room
+    limit: int
+    """Bytes that a device has, or was limited to."""
+    resolution: float = 0.0
+    """Relative difference of step times up to which plans tie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another value of a knob. Of a bucket: all else as in the plan. Of any other knob: the best configuration that has it."""
+
+    value: Value
+    step_seconds: float | None
+    """None: nothing with it may be a plan."""
+    peak_memory_bytes: float
+    """Of the same configuration; where there is none, the least that anything with it takes."""
+    change: float | None
+    """Of what plans are compared by (seconds, or bytes), relative to the plan; None: nothing with it may be a plan."""
+    more_memory_bytes: float
+    """That it takes beyond the plan."""
+    refused: str
+    """Why nothing with it may be a plan; empty: something may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a configuration takes."""
+
+    parts: Mapping[str, float]
+    """Part of a step -> seconds."""
+    needed: float
+    """Bytes of the fullest rank."""
+    fits: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What the plan's value does: the plan with another value of this knob alone, all else as it is."""
+
+    value: Value
+    """The other value."""
+    parts: Mapping[str, float]
+    """Part of a step -> seconds that the other value takes beyond the plan."""
+    needed: float
+    """Bytes that it needs."""
+    fits: bool
+
+    def text(self, knob: str) -> str:
+        """`hides 0.4 s of gradient and parameter traffic behind compute`; empty: nothing that could be told."""
+        name = value_text(self.value) or "empty"
+        if not self.fits:
+            return f"{name} in its place needs {_gib(self.needed)}"
+        part, seconds = max(self.parts.items(), key=lambda item: item[1], default=("", 0.0))
+        if seconds <= 0:
+            return ""
+        if HIDES.get(knob) == part:
+            return f"hides {_seconds(seconds)} of {PARTS[part]} behind compute"
+        return f"saves {_seconds(seconds)} of {PARTS[part]} over {name} in its place{_price(self.parts, part)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One knob of a plan."""
+
+    knob: str
+    value: Value
+    cause: Cause | None
+    """None: no other value can take its place alone, or none does worse."""
+    alternatives: tuple[Alternative, ...]
+    """The nearest first; those that are legal somewhere."""
+
+    def text(self, goal: Goal, most: int | None = None) -> str:
+        """One line: `overlap_comm=true: hides 0.4 s of gradient and parameter traffic behind compute; false is 11% slower`."""
+        told = [_told(item, goal) for item in self.alternatives[:most]]
+        more = ["…"] if most is not None and len(self.alternatives) > most else []
+        cause = self.cause.text(self.knob) if self.cause is not None and not goal.by_memory else ""
+        return f"{self.knob}={value_text(self.value)}: {'; '.join([*([cause] if cause else []), *told, *more])}"
+
+
+Costs = Mapping[TrialConfig, Cost]
+
+
+def in_its_place(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
+    """The plan, and the legal configurations that differ from it in one knob."""
+    knobs = {knob: list(values) for knob, values in (*at_best.items(), *plan.settings.items())}
+    changed = [plan.config.replace({knob: value}) for knob, values in knobs.items() for value in values]
+    return [plan.config, *(config for config in changed if space.canonical(config) == config and not space.check(config))]
+
+
+def reasons_of(
+    plan: Tuned,
+    at_best: Mapping[str, Mapping[Value, AtBest]],
+    others: Sequence[Tuned],
+    context: SpaceContext,
+    goal: Goal,
+    costs: Costs,
+) -> tuple[Reason, ...]:
+    """A reason for each knob that matters in the plan and could have been otherwise.
+
+    Args:
+        plan: what is explained.
+        at_best: what each value of each knob came to.
+        others: configurations with their buckets set, the best one with each value of each knob among them.
+        context: where the knobs matter.
+        goal: what plans are compared by.
+        costs: of the configurations of `in_its_place`.
+    """
+    found = []
+    for knob, values in at_best.items():
+        condition = KNOBS[knob].condition
+        if condition is None or condition.holds(plan.config, context):
+            found.append(_of_knob(knob, values, plan, others, goal, costs))
+    found += [_of_bucket(knob, settings, plan, goal, costs) for knob, settings in plan.settings.items()]
+    return tuple(reason for reason in found if reason.alternatives)
+
+
+def _of_knob(
+    knob: str, values: Mapping[Value, AtBest], plan: Tuned, others: Sequence[Tuned], goal: Goal, costs: Costs
+) -> Reason:
+    chosen: Value = getattr(plan.config, knob)
+    best: dict[Value, Tuned] = {}
+    for item in others:  # the best come first
+        best.setdefault(getattr(item.config, knob), item)
+    alternatives = [
+        _alternative(value, goal, plan, best[value].seconds, best[value].memory)
+        if value in best
+        else _none(value, goal, plan, found.needed, found.fits)
+        for value, found in values.items()
+        if value != chosen
+    ]
+    return Reason(knob=knob, value=chosen, cause=_cause(knob, values, plan, costs), alternatives=_in_order(alternatives))
+
+
+def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: Goal, costs: Costs) -> Reason:
+    chosen: Value = getattr(plan.config, knob)
+    alternatives = [
+        _alternative(value, goal, plan, item.seconds, item.memory)
+        if item.fits
+        else _none(value, goal, plan, item.memory, False)
+        for value, item in settings.items()
+        if value != chosen
+    ]
+    return Reason(knob=knob, value=chosen, cause=_cause(knob, settings, plan, costs), alternatives=_in_order(alternatives))
+
+
+def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cause | None:
+    """What another value in its place would do.
+
+    1. A faster one that does not fit: the plan's is there for memory.
+    2. Else the least slower one that fits.
+    3. Else one that does not fit. Of several that do not, the most sparing.
+    """
+    own, chosen = costs[plan.config], getattr(plan.config, knob)
+    found = {value: costs.get(plan.config.replace({knob: value})) for value in values if value != chosen}
+    known = {value: cost for value, cost in found.items() if cost is not None}
+    tight = {value: cost for value, cost in known.items() if not cost.fits}
+    slower = {value: cost for value, cost in known.items() if cost.fits and cost.seconds > own.seconds * (1 + ALIKE)}
+    faster = {value: cost for value, cost in tight.items() if cost.seconds < own.seconds}
+    for chosen_from in (faster, slower, tight):
+        if chosen_from:
+            value, cost = min(chosen_from.items(), key=lambda item: item[1].seconds if item[1].fits else item[1].needed)
+            beyond = {name: seconds - own.parts[name] for name, seconds in cost.parts.items()}
+            return Cause(value=value, parts=beyond, needed=cost.needed, fits=cost.fits)
+    return None
+
+
+def _alternative(value: Value, goal: Goal, plan: Tuned, seconds: float, memory: float) -> Alternative:
+    change = memory / plan.memory - 1 if goal.by_memory else seconds / plan.seconds - 1
+    return Alternative(
+        value=value,
+        step_seconds=seconds,
+        peak_memory_bytes=memory,
+        change=change,
+        more_memory_bytes=memory - plan.memory,
+        refused="",
+    )
+
+
+def _none(value: Value, goal: Goal, plan: Tuned, needed: float, fits: bool) -> Alternative:
+    """Why nothing is there: too much for the device, too near to what it has, too much for its host, or too slow."""
+    if fits:
+        refused = "is too slow"
+    elif needed > goal.limit:
+        refused = f"needs {_gib(needed)}"
+    elif needed > goal.room.device:
+        refused = f"needs {_gib(needed)}, too near to {_gib(goal.limit)}"
+    else:
+        refused = "needs too much main memory"
+    return Alternative(
+        value=value,
+        step_seconds=None,
+        peak_memory_bytes=needed,
+        change=None,
+        more_memory_bytes=needed - plan.memory,
+        refused=refused,
+    )
+
+
+def _in_order(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    return tuple(sorted(found, key=lambda item: (item.change is None, item.change or 0.0)))
+
+
+def _told(item: Alternative, goal: Goal) -> str:
+    name = value_text(item.value) or "empty"
+    if item.change is None:
+        return f"{name} {item.refused}"
+    if abs(item.change) < ALIKE:
+        return f"{name} is as good" if goal.by_memory else f"{name} is as fast{_more_memory(item.more_memory_bytes)}"
+    tie = ", a tie" if not goal.by_memory and -goal.resolution <= item.change <= goal.resolution else ""
+    share = f"{abs(item.change):.1%}" if abs(item.change) < 0.1 else f"{abs(item.change):.0%}"
+    if goal.by_memory:
+        return f"{name} needs {share} {'more' if item.change > 0 else 'less'}"
+    return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}{tie}"
+
+
+def _price(parts: Mapping[str, float], saved: str) -> str:
+    """What the value costs instead, where that is a tenth of what it saves or more."""
+    part, seconds = min(parts.items(), key=lambda item: item[1])
+    return f" for {_seconds(-seconds)} more {PARTS[part]}" if -seconds > 0.1 * parts[saved] else ""
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _more_memory(count: float) -> str:
+    if abs(count) < 0.05 * 2**30:
+        return ""
+    return f" with {_gib(abs(count))} {'more' if count > 0 else 'less'}"
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.3g} GiB"

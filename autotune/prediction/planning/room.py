@@ -1,0 +1,66 @@
+"""What fits: how sure it must be that a configuration's memory suffices, on the device and in its node's main memory."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import RequestError
+from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.memory import USABLE
+from autotune.prediction.planning.question import Question
+from search_spaces.cluster import ClusterSpec
+
+PROBABILITY = 0.95
+"""How probable it must be that a plan fits: the upper edge of its 90 % band is what the device has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that a prediction may come to.
+
+    A prediction is the median of what is measured: measured / predicted is taken to be log-normal.
+    """
+
+    device: float
+    """Of a rank, on the device."""
+    host: float
+    """Of a rank, in its node's main memory."""
+
+    def holds(self, device: Array, host: Array) -> NDArray[np.bool_]:
+        """Which predictions stay within."""
+        held: NDArray[np.bool_] = (device <= self.device) & (host <= self.host)
+        return held
+
+
+def room_of(question: Question, probability: float = PROBABILITY) -> Room:
+    """What may be predicted so that it fits with that probability.
+
+    Raises:
+        RequestError: the probability is none.
+    """
+    if not 0.0 < probability < 1.0:
+        raise RequestError("fit_probability", f"{probability} is not between 0 and 1", f"give a share such as {PROBABILITY}")
+    factor = math.exp(NormalDist().inv_cdf(probability) * question.rates.memory_spread)
+    cluster = question.cluster
+    return Room(
+        device=cluster.device.memory_bytes * USABLE / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
+    )
+
+
+def fit_probability(question: Question, device_bytes: float, host_bytes: float) -> float:
+    """How probable it is that neither a rank's device nor its share of the node's main memory runs out."""
+    cluster, spread = question.cluster, question.rates.memory_spread
+    device = _chance(cluster.device.memory_bytes * USABLE, device_bytes, spread)
+    return min(device, _chance(cluster.host_memory_bytes / ranks_of_node(cluster), host_bytes, spread))
+
+
+def ranks_of_node(cluster: ClusterSpec) -> int:
+    """Ranks that share a node's main memory."""
+    return min(cluster.devices_per_node, cluster.world_size)
+
+
+def _chance(room: float, needed: float, spread: float) -> float:
+    return NormalDist().cdf(math.log(room / max(needed, 1.0)) / spread)

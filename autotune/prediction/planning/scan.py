@@ -1,0 +1,313 @@
+"""A space in one pass: the best configurations, and how well each value of each knob does at its best."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.cases.grid import Codes, Grid, Rows
+from autotune.prediction.cases.grid_cases import UNIFORM, GridCases
+from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import Room
+from search_spaces.canonical import SEARCH_ORDER, canonical_value
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.model import ModelSpec
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig, Value
+
+BUCKETS = (
+    "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
+    "overlap_param_gather", "async_tensor_parallel", "loss_chunk_size", "allgather_bucket_size",
+)  # fmt: skip
+"""Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
+UNSEEN = (
+    "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
+    "gc_interval", "numa_binding",
+)  # fmt: skip
+"""Knobs that no equation looks at, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
+APART = frozenset({*BUCKETS, *UNSEEN})
+KEPT = 1000
+"""Configurations whose buckets are set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a scan may take."""
+
+    configurations: int | None = None
+    """None: as many as there are."""
+    until: float | None = None
+    """Time of `time.monotonic` at which it gives up; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """One of the best, before its buckets are set."""
+
+    config: TrialConfig
+    seconds: float
+    """Of a step."""
+    memory: float
+    """Bytes of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBest:
+    """How well one value of one knob does, whatever the others have."""
+
+    leader: Leader | None
+    """The best that has it; None: none fits, or all that fit are too slow."""
+    needed: float
+    """Bytes of the most sparing that has it, whether it fits or not."""
+    fits: bool
+    """Whether anything that has it fits, however slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What a scan found."""
+
+    leaders: tuple[Leader, ...]
+    """The best first, `KEPT` of them at most."""
+    count: int
+    """Configurations that were predicted."""
+    fitting: int
+    fastest: float
+    """Seconds of the fastest step that fits; infinite: none fits."""
+    least: float
+    """Bytes of the most sparing configuration, whether it fits or not."""
+    at_best: dict[str, dict[Value, AtBest]]
+    """Knob -> value -> how well it does, of the knobs that had several."""
+
+
+def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float | None, bounds: Bounds) -> Scanned:
+    """Predict every configuration of the space, buckets at their defaults.
+
+    Args:
+        question: what is planned for.
+        space: what is chosen from.
+        room: what fits.
+        slowest: None: the fastest lead. Seconds: those lead that need the least memory among all steps that take no longer.
+        bounds: what it may take.
+
+    Raises:
+        SpaceTooLargeError: it takes more than the bounds allow.
+    """
+    found = _Found(by_memory=slowest is not None)
+    for part in uniform_parts(without_buckets(space)):
+        grid = Grid(part)
+        cases = GridCases(part, question.model, question.engine, grid)
+        for rows in grid.blocks():
+            require_within(bounds, found.count + rows.count * grid.sides.count)
+            held, fits, block = _predicted(question, room, slowest, grid, cases, rows)
+            found.count_all(grid, rows, held, fits)
+            if block is not None:
+                found.add(block)
+    return found.scanned()
+
+
+def _predicted(
+    question: Question, room: Room, slowest: float | None, grid: Grid, cases: GridCases, rows: Rows
+) -> "tuple[Array, NDArray[np.bool_], _Block | None]":
+    """Memory of all configurations of the rows, whether they fit, and the time of the rows of which some do."""
+    needed, shape = memory(cases.of(rows), question.rates), (rows.count, grid.sides.count)
+    held = np.broadcast_to(needed.needed, shape)
+    fits = np.broadcast_to(room.holds(held, needed.host), shape)
+    some = np.flatnonzero(fits.any(axis=1))
+    if not len(some):
+        return held, fits, None
+    fitting = rows.take(some)
+    seconds = np.broadcast_to(seconds_of(cases.of(fitting), question.rates), (len(some), grid.sides.count))
+    leads = fits[some] if slowest is None else fits[some] & (seconds <= slowest)
+    return held, fits, _Block(grid, fitting, seconds, held[some], leads)
+
+
+def without_buckets(space: SearchSpace) -> SearchSpace:
+    """The space with each bucket, and what no equation sees, at the value that is nearest to the base's.
+
+    With less than a block gathered ahead, stage 3 waits in every layer, which does change the order: there it has a block.
+    """
+    apart = {name: values for name, values in space.domains.items() if name in APART}
+    standing = {name: _nearest(getattr(space.base, name), values) for name, values in apart.items()}
+    sizes, model = [int(size) for size in apart.get("prefetch_bucket_size", ())], space.context.model
+    if sizes and isinstance(model, ModelSpec) and space.base.prefetch_bucket_size < model.layer_parameters:
+        standing["prefetch_bucket_size"] = min((size for size in sizes if size >= model.layer_parameters), default=max(sizes))
+    if False in apart.get("compile_blocks", ()):  # which excludes nothing else
+        standing["compile_blocks"] = False
+    domains = {name: values for name, values in space.domains.items() if name not in apart}
+    return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
+
+
+def _nearest(value: Value, values: Sequence[Value]) -> Value:
+    if value in values or isinstance(value, bool | str):
+        return value if value in values else values[0]
+    return min(values, key=lambda other: abs(float(other) - float(value)))
+
+
+def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
+    """The space divided into such that have one precision, one attention kernel and one kind of adapters each.
+
+    Values that come to the same, such as a kernel that is what torch chooses anyhow, are one: a configuration is in one part.
+    """
+    varied = [name for name in UNIFORM if name in space.domains]
+    domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
+    values = itertools.product(*(space.domains[name] for name in varied))
+    bases = (_uniform(space, dict(zip(varied, point, strict=True))) for point in values)
+    for base in dict.fromkeys(bases):
+        yield dataclasses.replace(space, domains=domains | {name: (getattr(base, name),) for name in varied})
+
+
+def _uniform(space: SearchSpace, values: Mapping[str, Value]) -> TrialConfig:
+    """The base with these values of uniform knobs, which stand in an order in which each reads those before it alone."""
+    base = space.base.replace(values)
+    for name in UNIFORM:
+        base = base.replace({name: canonical_value(name, getattr(base, name), base, space.context)})
+    return base
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is predicted of rows with sides; arrays of shape (rows, sides)."""
+
+    grid: Grid
+    rows: Rows
+    seconds: Array
+    memory: Array
+    leads: NDArray[np.bool_]
+    """Those that fit and are fast enough."""
+
+
+@dataclass(slots=True)
+class _Value:
+    """What was found of one value of one knob so far."""
+
+    least: float = np.inf
+    """Seconds or bytes of the best."""
+    needed: float = np.inf
+    fits: bool = False
+    best: tuple[Grid, Codes, float, float] | None = None
+    """Grid, codes, seconds and bytes of the best."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What was found so far."""
+
+    by_memory: bool
+    """Whether the least memory leads."""
+    count: int = 0
+    fitting: int = 0
+    fastest: float = np.inf
+    least: float = np.inf
+    _values: dict[str, dict[Value, _Value]] = field(default_factory=dict)
+    _ranked: Array = field(default_factory=lambda: np.empty((0, 2)))
+    """Seconds and bytes of each that leads, the best first."""
+    _configs: list[tuple[Grid, Codes]] = field(default_factory=list)
+    """The grid and the codes of each."""
+
+    def count_all(self, grid: Grid, rows: Rows, held: Array, fits: NDArray[np.bool_]) -> None:
+        """Count what is predicted, and note how little memory each value of each knob needs."""
+        self.count += held.size
+        self.fitting += int(np.count_nonzero(fits))
+        self.least = min(self.least, float(held.min()))
+        for _, name, _, value, (least, fitting) in _by_value(grid, rows, (held, np.where(fits, 0.0, np.inf))):
+            found = self._values.setdefault(name, {}).setdefault(value, _Value())
+            found.needed, found.fits = min(found.needed, least), found.fits or fitting == 0.0
+
+    def add(self, block: _Block) -> None:
+        """Predictions of which some fit."""
+        ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
+        self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
+        self._compare(block, ranked)
+        self._lead(block, ranked.ravel())
+
+    def scanned(self) -> Scanned:
+        """All of it."""
+        leaders = [
+            Leader(config=grid.config_of(codes), seconds=float(seconds), memory=float(memory))
+            for (grid, codes), (seconds, memory) in zip(self._configs, self._ranked, strict=True)
+        ]
+        varied = {name: values for name, values in self._values.items() if len(values) > 1 and name not in APART}
+        return Scanned(
+            leaders=tuple(leaders),
+            count=self.count,
+            fitting=self.fitting,
+            fastest=self.fastest,
+            least=self.least,
+            at_best={name: {value: _at_best(found) for value, found in values.items()} for name, values in varied.items()},
+        )
+
+    def _lead(self, block: _Block, ranked: Array) -> None:
+        """Let those of the block that are better than the last of the leaders take their places."""
+        last = self._ranked[-1, 1 if self.by_memory else 0] if len(self._ranked) == KEPT else np.inf
+        places = np.flatnonzero(ranked < last)
+        if not len(places):
+            return
+        if len(places) > KEPT:
+            places = places[np.argpartition(ranked[places], KEPT - 1)[:KEPT]]
+        both = np.concatenate([self._ranked, np.column_stack([block.seconds.ravel()[places], block.memory.ravel()[places]])])
+        order = np.lexsort((both[:, 0], both[:, 1]) if self.by_memory else (both[:, 1], both[:, 0]))[:KEPT]
+        codes = block.grid.codes_at(block.rows, places)
+        old = len(self._configs)
+        self._configs = [self._configs[at] if at < old else (block.grid, codes[at - old]) for at in order]
+        self._ranked = both[order]
+
+    def _compare(self, block: _Block, ranked: Array) -> None:
+        """Note the best that has each value of each knob."""
+        for column, name, code, value, (least,) in _by_value(block.grid, block.rows, (ranked,)):
+            found = self._values[name][value]
+            if least >= found.least:
+                continue
+            if name in block.grid.on_side:
+                at = int(np.flatnonzero((column == code) & (ranked.min(axis=0) == least))[0])
+                row, side = int(ranked[:, at].argmin()), at
+            else:
+                row = int(np.flatnonzero((column == code) & (ranked.min(axis=1) == least))[0])
+                side = int(ranked[row].argmin())
+            codes = block.grid.codes_at(block.rows, np.array([row * block.grid.sides.count + side]))[0]
+            found.least = least
+            found.best = (block.grid, codes, float(block.seconds[row, side]), float(block.memory[row, side]))
+
+
+def _by_value(grid: Grid, rows: Rows, arrays: Sequence[Array]) -> Iterator[tuple[Codes, str, int, Value, tuple[float, ...]]]:
+    """The least of each array over the configurations that have a value: of each knob and value, with the knob's codes."""
+    by_row, by_side = [array.min(axis=1) for array in arrays], [array.min(axis=0) for array in arrays]
+    for depth, name in enumerate(SEARCH_ORDER):
+        if name in APART:
+            continue
+        side = name in grid.on_side
+        column, least = (grid.sides if side else rows).columns[depth], by_side if side else by_row
+        tables = np.full((len(arrays), len(grid.values[depth])), np.inf)
+        for table, part in zip(tables, least, strict=True):
+            np.minimum.at(table, column if len(column) > 1 else np.full(len(part), column[0]), part)
+        for code in np.unique(column):
+            yield column, name, int(code), grid.values[depth][code], tuple(float(table[code]) for table in tables)
+
+
+def _at_best(found: _Value) -> AtBest:
+    leader = None
+    if found.best is not None:
+        grid, codes, seconds, memory = found.best
+        leader = Leader(config=grid.config_of(codes), seconds=seconds, memory=memory)
+    return AtBest(leader=leader, needed=found.needed, fits=found.fits)
+
+
+def require_within(bounds: Bounds, count: int) -> None:
+    """Give up where more than the bounds allow was taken.
+
+    Raises:
+        SpaceTooLargeError: it was.
+    """
+    if bounds.configurations is not None and count > bounds.configurations:
+        raise SpaceTooLargeError(
+            "space", f"it has more than {bounds.configurations:,} configurations", "pin some knobs, or choose a smaller space"
+        )
+    if bounds.until is not None and time.monotonic() > bounds.until:
+        raise SpaceTooLargeError("space", "it takes too long to rank", "pin some knobs, or choose a smaller space")

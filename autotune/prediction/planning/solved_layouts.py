@@ -1,0 +1,94 @@
+"""Layouts that a space offers beside the even ones: what the integer program makes of the most promising pipelines."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import Room, room_of
+from autotune.prediction.planning.scan import Bounds, scan
+from autotune.prediction.planning.stage_options import Menu
+from autotune.prediction.planning.stage_program import solved
+from search_spaces.errors import SpaceTooLargeError
+from search_spaces.model import ModelSpec
+from search_spaces.rules import check_config
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+MOST = 6
+"""Layouts that a space gets: each stands beside every other knob of its pipelines."""
+LARGEST = 250_000
+"""Configurations of one number of ranks that are weighed; a space that has more gets no layouts, rather than late ones."""
+EACH = 2
+"""Pipelines of one number of ranks that are solved."""
+GAIN = 0.001
+"""Share of a step by which a layout must be predicted to beat the best even one; less is a tie."""
+WEIGHED = (
+    "pipeline_parallel_size", "pipeline_schedule", "virtual_stages", "pipeline_split", "tensor_parallel_size",
+    "context_parallel_size", "expert_parallel_size", "sequence_parallel", "micro_batch_size", "zero_stage",
+    "activation_checkpointing", "offload_optimizer",
+)  # fmt: skip
+"""Knobs that are weighed against each other to find the pipelines worth solving; the others stand at the base's values."""
+CHOSEN = ("pipeline_split", "activation_checkpointing", "checkpoint_every_k")
+"""Knobs that the program chooses itself."""
+
+
+def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None = None) -> tuple[str, ...]:
+    """Values for `pipeline_layout`, those of the pipeline that is predicted to be fastest first; none beat the even ones: none.
+
+    Args:
+        space: what is searched beside layouts.
+        engine: what trains.
+        known: what is known of the cluster; None: the shipped coefficients.
+    """
+    model = space.model
+    if not isinstance(model, ModelSpec) or (space.capability and space.capability.honoured("pipeline_layout") is not None):
+        return ()
+    question = Question(
+        model=model, cluster=space.cluster, engine=engine, global_batch_size=space.workload.global_batch_size,
+        sequence_length=space.workload.sequence_length, known=known, training_steps=space.workload.training_steps,
+        document_lengths=space.workload.document_lengths,
+    )  # fmt: skip
+    room = room_of(question)
+    found: list[tuple[float, str]] = []
+    for seconds, config in sorted(_pipelines(question, space, room), key=lambda item: item[0])[: MOST * 2]:
+        answer = solved(question, config, room, _menu(space))
+        if answer is None or not answer.pipeline_layout or check_config(answer, space.context):
+            continue
+        predicted = float(seconds_of(cases_of(model, space.cluster, space.workload, [answer], engine), question.rates)[0])
+        if predicted < seconds * (1 - GAIN):
+            found.append((predicted, answer.pipeline_layout))
+    return tuple(dict.fromkeys(layout for _, layout in sorted(found)))[:MOST]
+
+
+def _menu(space: SearchSpace) -> Menu:
+    """What the space leaves open."""
+    policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
+    return Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
+
+
+def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[tuple[float, TrialConfig]]:
+    """The best of each number of pipeline ranks, with the seconds of the step that even stages make of it."""
+    weighed = {name: values for name, values in space.domains.items() if name in WEIGHED}
+    for ranks in space.domains.get("pipeline_parallel_size", (space.base.pipeline_parallel_size,)):
+        if int(ranks) == 1:
+            continue
+        part = dataclasses.replace(
+            space, domains=weighed | {"pipeline_parallel_size": (ranks,)}, base=space.base.replace({"pipeline_layout": ""})
+        )
+        if part.is_empty():
+            continue
+        try:
+            scanned = scan(question, part, room, slowest=None, bounds=Bounds(configurations=LARGEST))
+        except SpaceTooLargeError:
+            return
+        seen: dict[TrialConfig, float] = {}
+        for leader in scanned.leaders:
+            alike = leader.config.replace({name: getattr(space.base, name) for name in CHOSEN})
+            if len(seen) == EACH and alike not in seen:
+                break
+            if alike not in seen:
+                seen[alike] = leader.seconds
+                yield leader.seconds, leader.config

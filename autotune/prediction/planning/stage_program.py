@@ -1,0 +1,218 @@
+"""Uneven stages: the layers of every pipeline rank, and what it computes again and offloads, by an integer program.
+
+minimise    m T + i / p * sum(work) + W
+subject to  one choice for each rank; layers of all choices sum to the model's
+            T >= pace of each rank's choice, W >= what follows the micro-batches on it at the pace T
+
+with m micro-batches, i idle micro-batches of the schedule and p ranks: the equations of `step` for a pipeline whose layers are
+written out. Choices that a rank's memory does not hold are not offered, so that memory needs no constraint and may be any
+function of the choice. Solved to the end by HiGHS [Huangfu and Hall 2018, through scipy.optimize.milp].
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds as Between
+from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases
+from autotune.prediction.equations.mixed import devices_of_ranks
+from autotune.prediction.equations.pipeline import idle_micro_batches
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import Room
+from autotune.prediction.planning.stage_options import End, Menu, Options, options_of, seconds_after, too_many
+from search_spaces.canonical import canonical, is_split
+from search_spaces.context import SpaceContext
+from search_spaces.pipeline import fill, head_in_layers, stages_of_rank
+from search_spaces.stage_layout import Stage, layout_text
+from search_spaces.trial_config import TrialConfig, Value
+
+SECONDS = 30.0
+"""What the solver may take. It needs a small part of it; a solution that is not proved best by then is none."""
+GAP = 1e-9
+"""Of the objective, by which a solution may be off the best."""
+_OPTIMAL = 0
+_FOREVER = 1e12
+"""Seconds: behind a micro-batch of so many everything hides that can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Weights of the objective."""
+
+    micro_batches: float
+    """Of the slowest rank's pace."""
+    idle: float
+    """Of all ranks' work: idle time of the schedule, in micro-batches of the mean rank, divided by the ranks."""
+
+
+def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | None = None) -> TrialConfig | None:
+    """The configuration with the layers of its stages, and what they compute again, so that its predicted step is shortest.
+
+    What it says of `pipeline_split`, `activation_checkpointing` and, where the menu offloads, `offload_optimizer` is not
+    looked at.
+
+    Args:
+        question: the model, the cluster and the workload.
+        config: the rest: degrees, schedule, micro-batch, ZeRO stage.
+        room: what a rank's memory holds.
+        menu: what may be chosen; None: layers and recomputation.
+
+    Returns:
+        It, in canonical form; None: no choice of stages fits, none can be made, or there are too many.
+    """
+    ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
+    if ranks == 1 or ranks * virtual > question.model.num_layers:
+        return None
+    menu = menu or Menu()
+    if too_many(question.model.num_layers, ranks, virtual, menu):
+        return None
+    plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
+    config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))
+    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
+    held = [stages_of_rank(config, rank) for rank in range(ranks)]
+    devices = devices_of_ranks(config, question.cluster) or (0,) * ranks
+    last = ranks * virtual - 1
+    ends = [End(first=0 in own, last=last in own, device=device) for own, device in zip(held, devices, strict=True)]
+    offered = options_of(cases, question.rates, ends, virtual, menu, room)
+
+    def after(options: Options, pace: float) -> Array:
+        return seconds_after(cases, question.rates, options, pace)
+
+    chosen = best_choice(offered, after, ranks, question.model.num_layers, _program(cases))
+    return None if chosen is None else _written(question, config, held, chosen)
+
+
+def _program(cases: Cases) -> Program:
+    """Where ranks share cores, micro-batches go at the mean rank's pace as far as waiting ranks leave theirs to the others."""
+    alone, micro_batches = cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
+    at_mean = (idle_micro_batches(cases)[0] + (1 - alone) * micro_batches) / cases.layouts.pipeline[0]
+    return Program(micro_batches=float(alone * micro_batches), idle=float(at_mean))
+
+
+def best_choice(
+    offered: Options, after: Callable[[Options, float], Array], ranks: int, layers: int, program: Program
+) -> Options | None:
+    """Each rank's option; None: none sum to the layers.
+
+    What follows the micro-batches hides behind them, and so depends on T. So T is tried, from the least pace at which the ranks
+    hold all layers: for each an integer program over the options that are no slower. m T grows by more than W falls, so that a
+    program whose slowest option is faster than its T is the answer of an earlier T; it ends when T alone costs as much as the
+    best found.
+    """
+    least, best = np.inf, None
+    smallest = program.idle * layers * float((offered.work / offered.layers).min(initial=np.inf))
+    hidden = after(offered, _FOREVER).min(initial=np.inf)
+    for pace in paces_that_hold(offered, ranks, layers):
+        spent = program.micro_batches * pace + smallest
+        if spent + hidden >= least:
+            break
+        able = offered.take(offered.pace <= pace)
+        follows = after(able, pace)
+        floor = least_bottleneck(follows, able, ranks, layers)
+        if floor is None or spent + floor >= least * (1 - GAP):
+            continue
+        found = _solve(able, follows, floor, ranks, layers, program)
+        if found is not None and program.micro_batches * pace + found[0] < least:
+            least, best = program.micro_batches * pace + found[0], able.take(found[1])
+    return best
+
+
+def _solve(
+    offered: Options, after: Array, floor: float, ranks: int, layers: int, program: Program
+) -> tuple[float, NDArray[np.int64]] | None:
+    """The least of i / p * sum(work) + W, and the places of the options; None: the solver did not prove it in time.
+
+    W is bounded by the least that lets the ranks hold all layers: without that bound a program over equal ranks tries them in
+    every order.
+    """
+    count = len(offered)
+    each, every = np.arange(count), np.ones(count)
+    one = _matrix(offered.rank, each, every, (ranks, count + 1))
+    total = _matrix(0 * each, each, offered.layers.astype(np.float64), (1, count + 1))
+    rows, columns = np.concatenate([offered.rank, np.arange(ranks)]), np.concatenate([each, np.full(ranks, count)])
+    longest = _matrix(rows, columns, np.concatenate([after, -np.ones(ranks)]), (ranks, count + 1))
+    found = milp(
+        np.concatenate([program.idle * offered.work, [1.0]]),
+        integrality=np.concatenate([every, [0]]),
+        bounds=Between(np.concatenate([0 * every, [floor]]), np.concatenate([every, [np.inf]])),
+        constraints=[
+            LinearConstraint(one, 1, 1),
+            LinearConstraint(total, layers, layers),
+            LinearConstraint(longest, -np.inf, 0),
+        ],
+        options={"time_limit": SECONDS, "mip_rel_gap": GAP},
+    )
+    return (float(found.fun), np.flatnonzero(found.x[:count] > 0.5)) if found.status == _OPTIMAL else None
+
+
+def paces_that_hold(offered: Options, ranks: int, layers: int) -> Array:
+    """The paces, from the fastest, at which the ranks hold all layers."""
+    least = least_bottleneck(offered.pace, offered, ranks, layers)
+    paces = np.unique(offered.pace)
+    return paces[paces >= least] if least is not None else paces[:0]
+
+
+def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -> float | None:
+    """The least that the largest of the ranks' `values` can be while they hold all layers; None: they cannot."""
+    steps = np.unique(values)
+    low, high = 0, len(steps)
+    while low < high:
+        middle = (low + high) // 2
+        if _most_layers(values <= steps[middle], offered, ranks) >= layers:
+            high = middle
+        else:
+            low = middle + 1
+    return float(steps[low]) if low < len(steps) else None
+
+
+def _most_layers(able: NDArray[np.bool_], offered: Options, ranks: int) -> int:
+    """Layers that the ranks hold together at most; less than none where a rank has no option."""
+    most = np.full(ranks, -(10**9))
+    np.maximum.at(most, offered.rank[able], offered.layers[able])
+    return int(most.sum())
+
+
+def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, shape: tuple[int, int]) -> coo_array:
+    return coo_array((values, (rows, columns)), shape=shape)
+
+
+def _written(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
+    """The configuration that says what was chosen, by the fewest knobs."""
+    head = head_in_layers(question.model, question.sequence_length)
+    last = config.pipeline_parallel_size * config.virtual_stages - 1
+    stages: dict[int, Stage] = {}
+    for place, own in enumerate(held):
+        row = chosen.take(chosen.rank == place)
+        counts = fill([head if stage == last else 0.0 for stage in own], int(row.layers[0]))
+        left = int(row.again[0])
+        for stage, count in zip(own, counts, strict=True):
+            again, policy = min(count, left), RECOMPUTE[row.policy[0]]
+            left -= again
+            stages[stage] = Stage(
+                layers=count, recompute=policy if again else "none", recomputed=again, offloads=bool(row.offloads[0])
+            )
+    return named(question, config, [stages[stage] for stage in range(last + 1)])
+
+
+def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> TrialConfig:
+    """The configuration with these stages in canonical form: what all do alike is said by the knobs that say it of all."""
+    policies = {stage.recompute for stage in stages}
+    if len(policies) == 1 and all(stage.recomputed == stage.layers for stage in stages):
+        config = config.replace({"activation_checkpointing": policies.pop()})
+        stages = [dataclasses.replace(stage, recompute="none", recomputed=0) for stage in stages]
+    if all(stage.offloads for stage in stages):
+        config = config.replace({"offload_optimizer": "cpu", "offload_ratio": 1.0})
+        stages = [dataclasses.replace(stage, offloads=False) for stage in stages]
+    context = SpaceContext(
+        model=question.model, cluster=question.cluster, workload=question.workload, world_size=question.cluster.world_size
+    )
+    text, even = layout_text(stages), config.replace({"pipeline_split": "even"})
+    if is_split(text, even, context):
+        return canonical(even, context)
+    return canonical(config.replace({"pipeline_layout": text}), context)

@@ -1,0 +1,1 @@
+"""A tuning request: its fields, at every entry point."""

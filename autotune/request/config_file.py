@@ -1,0 +1,57 @@
+"""A request as a TOML file: `autotune sweep --config sweep.toml`."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.request.documents_field import read_lengths
+from autotune.request.failures_field import read_failures
+from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
+from autotune.request.request import FIELDS, nearest_field
+from search_spaces.file_kinds import REQUEST_FILE, mistaken
+
+READERS: Mapping[str, Callable[[str, Path], Any]] = {
+    "failures": lambda name, folder: read_failures(folder / name),
+    "document_lengths": read_lengths,
+}
+"""Field -> what reads its text, which may be a file's name, in a folder."""
+
+
+def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Return the fields that the file gives, by the request's own names; hyphens may stand for underscores.
+
+    Args:
+        path: of the file.
+        note: receives a line for each old name.
+
+    Raises:
+        RequestError: the file cannot be read, or a field is unknown or given twice.
+        FailureTableError: a row of `failures`, here or in a file beside this one, has no meaning.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("config", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if other := mistaken(path, REQUEST_FILE):
+            raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request") from error
+        raise RequestError("config", f"{path} is not TOML ({error})", "correct the file") from error
+    given: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name in given:
+            raise RequestError(key, f"is given twice in {path}", "leave one of them out")
+        given[name] = value
+    fields = with_present_names(
+        given, None if note is None else lambda line: note(f"{path}: {line}"), OLD_NAMES | OLD_OPTION_NAMES
+    )
+    for name, value in fields.items():
+        if name not in FIELDS and (other := mistaken(path, REQUEST_FILE)):
+            raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request")
+        if name not in FIELDS:
+            raise RequestError(name, f"is not a field of a request ({path})", nearest_field(name))
+        if name in READERS and isinstance(value, str):
+            fields[name] = READERS[name](value, path.parent)
+    return fields

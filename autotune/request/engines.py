@@ -1,0 +1,51 @@
+"""What each engine honours, by name: read from the files that engines keep free of torch."""
+
+from autotune.errors import RequestError
+from executor.engines.command.capability import COMMAND
+from executor.engines.ddp.capability import DDP
+from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
+from executor.engines.fsdp2.capability import FSDP2
+from executor.engines.native.capability import NATIVE
+from search_spaces.capability import Capability
+from search_spaces.command import CommandModel
+from search_spaces.refusal import Refusal
+
+CAPABILITIES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED)}
+"""Engine -> what it honours and refuses. What `command` honours follows from the user's command."""
+
+
+def capability_of(engine: str, command: CommandModel | None = None) -> Capability:
+    """The capability of the engine of that name; `command`: what the engine `command` runs.
+
+    Raises:
+        RequestError: no engine has it, or there is no command to run.
+        SearchSpaceError: a placeholder of the command is not known.
+    """
+    if engine == COMMAND:
+        if command is None:
+            raise RequestError(
+                "command", "is missing", "write it after --, as in -- python train.py --batch {micro_batch_size}"
+            )
+        # What renders files reads best-config documents, whose module needs this one.
+        from autotune.session.script_files import capability_for
+
+        return capability_for(command)
+    if engine not in CAPABILITIES:
+        raise RequestError("engine", f"{engine!r} is not known", f"use one of {', '.join((*CAPABILITIES, COMMAND))}")
+    return CAPABILITIES[engine]
+
+
+def why_unusable(engine: str) -> Refusal | None:
+    """What keeps an engine of others from running trials on this machine, with the remedy; None: nothing."""
+    return unusable(installed_version()) if engine == DEEPSPEED.engine else None
+
+
+def require_usable(engine: str) -> None:
+    """Refuse an engine whose package is missing on this machine.
+
+    Raises:
+        RequestError: it is not installed, or too old.
+    """
+    refusal = why_unusable(engine)
+    if refusal is not None:
+        raise RequestError(f"engine {engine}", refusal.message, refusal.remedy)

@@ -1,0 +1,1 @@
+"""Questions whose trials differ in size, as series of jobs."""

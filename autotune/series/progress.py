@@ -1,0 +1,129 @@
+"""Progress of `autotune.tune` in a terminal or a notebook: one line of plain text that is written again and again."""
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+from autotune.cli.rows import TrialRows, baseline_of
+from autotune.cli.sizes import duration_text
+from autotune.loop.listener import LoopListener
+from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.outcome.verdict import Verdict
+from autotune.session.session import Session
+from search_spaces.outcome import JobState, Purpose
+from search_spaces.trial import Progress
+from storage.records import TrialRecord
+
+WIDTH = 10
+"""Characters of the bar."""
+NOTEBOOK_COLUMNS = 120
+DRAW_SECONDS = 0.2
+"""Between two lines that only a trial's progress asks for."""
+
+
+class ProgressBar(LoopListener):
+    """Shows how many trials are done and the best so far; passes everything on to another listener.
+
+    Where the output is neither a terminal nor a notebook, it writes one line for each trial that ends.
+    """
+
+    def __init__(self, session: Session, inner: LoopListener | None = None, output: TextIO | None = None) -> None:
+        """`output`: None: standard error, in a notebook standard output, which is not shown as an error there."""
+        self._session = session
+        self._inner = inner or LoopListener()
+        self._output = output or (sys.stdout if in_notebook() else sys.stderr)
+        self._rewrites = in_notebook() or self._output.isatty()
+        self._rows: TrialRows | None = None
+        self._began = time.monotonic()
+        self._book: JobSnapshot | None = None
+        self._running: dict[int, str] = {}
+        self._written = 0
+        self._drawn = 0.0
+        self._verdict: Verdict | None = None
+
+    def on_state(self, state: JobState, message: str, book: JobSnapshot) -> None:
+        self._inner.on_state(state, message, book)
+        self._book = book
+        if state is JobState.RUNNING:
+            self._draw()
+        else:
+            self._say(f"job {book.job.id}: {state.value.lower()}{f': {message}' if message else ''}")
+
+    def on_note(self, note: str) -> None:
+        self._inner.on_note(note)
+
+    def on_news(self, news: str) -> None:
+        self._inner.on_news(news)
+        self._say(news)
+
+    def on_start(self, trial: TrialRecord) -> None:
+        self._inner.on_start(trial)
+        self._running[trial.number] = "starting"
+        self._draw()
+
+    def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
+        self._inner.on_progress(trial, progress)
+        self._running[trial.number] = f"{progress.phase}{f' {progress.step}' if progress.step else ''}"
+        if time.monotonic() - self._drawn >= DRAW_SECONDS:
+            self._draw()
+
+    def on_answer(self, verdict: Verdict | None) -> None:
+        self._inner.on_answer(verdict)
+        self._verdict = verdict
+
+    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+        self._inner.on_trial(trial, book)
+        self._book = book
+        self._running.pop(trial.number, None)
+        if self._rewrites:
+            self._draw()
+        else:
+            self._rows = self._rows or TrialRows(baseline_of(book.trials))
+            self._say(self._rows.line(trial))
+
+    def _draw(self) -> None:
+        if not self._rewrites or self._book is None:
+            return
+        columns = shutil.get_terminal_size().columns if self._output.isatty() else NOTEBOOK_COLUMNS
+        line = self._line(self._book)[: columns - 1]
+        # Blanks cover what is left of a longer line before.
+        self._output.write("\r" + line + " " * (self._written - len(line)))
+        self._output.flush()
+        self._written = len(line)
+        self._drawn = time.monotonic()
+
+    def _line(self, book: JobSnapshot) -> str:
+        wanted = book.job.request["trials"]  # which may change while the job runs
+        done = sum(trial.counted and trial.outcome is not None for trial in book.trials)
+        filled = min(WIDTH, WIDTH * done // wanted)
+        parts = [
+            f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{wanted} trials",
+            duration_text(time.monotonic() - self._began),
+        ]
+        rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None
+        if rate is not None:
+            parts.append(f"best {rate.mean:.4g} samples/s")
+        if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
+            parts.append("confirming")
+        parts += [f"trial {number}: {does}" for number, does in sorted(self._running.items())[:2]]
+        return ", ".join(parts)
+
+    def _say(self, line: str) -> None:
+        """A line that stays, in place of the one that is written again."""
+        blanks = " " * (self._written - len(line))
+        self._output.write(("\r" if self._rewrites and self._written else "") + line + blanks + "\n")
+        self._output.flush()
+        self._written = 0
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which is no terminal and shows output all the same."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
+def shows_progress(asked: bool | None) -> bool:
+    """Whether a progress bar is shown: as asked, else where somebody can see it."""
+    return asked if asked is not None else in_notebook() or sys.stderr.isatty()

@@ -1,0 +1,86 @@
+"""How samples/s grow with the ranks: a series of jobs at one global batch, and where more ranks are no faster."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, Sweep, entry_of, interrupted, sizes
+from autotune.session.session import Session
+from search_spaces.trial import Interval
+
+
+def scale(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
+    """Every size, ascending. The answer is the one with the most samples/s."""
+    skipped = list[SeriesEntry]()
+    return scaled(series, sizes(series, skipped), sweep, skipped)
+
+
+def scaled(
+    series: SeriesRequest, sessions: Iterable[Session], sweep: Sweep, skipped: Iterable[SeriesEntry] = ()
+) -> SeriesResult:
+    """The same of sizes that the caller has made, such as one number of ranks on one node and on two; the first is the base.
+
+    Where they run is the caller's too: `sweep` starts the runner.
+    """
+    entries = [*skipped]
+    for session in sessions:
+        entries.append(entry_of(series, session, sweep(session)))
+        if stopped := interrupted(series, entries):
+            return stopped
+    told = with_efficiency(entries)
+    measured = [entry for entry in told if entry.samples_per_second is not None]
+    best = max(measured, key=_mean, default=None)
+    message = (
+        "no size has a configuration that may win; raise the memory limit, or add ranks" if best is None else _message(measured)
+    )
+    return SeriesResult(objective=series.objective, entries=tuple(told), answer=best, message=message)
+
+
+def with_efficiency(entries: list[SeriesEntry]) -> list[SeriesEntry]:
+    """Each with what a rank does as a share of what one of the smallest measured size does.
+
+    The edges are those of the quotient where both rates stand at opposite edges of theirs: at least 95 %.
+    """
+    first = next((entry for entry in entries if entry.samples_per_second is not None), None)
+    return [replace(entry, efficiency=_efficiency(entry, first)) for entry in entries]
+
+
+def _efficiency(entry: SeriesEntry, first: SeriesEntry | None) -> Interval | None:
+    if first is None or first.samples_per_second is None or entry.samples_per_second is None:
+        return None
+    own, base, share = entry.samples_per_second, first.samples_per_second, first.ranks / entry.ranks
+    if entry is first:
+        return Interval(mean=1.0, low=1.0, high=1.0)
+    return Interval(mean=share * own.mean / base.mean, low=share * own.low / base.high, high=share * own.high / base.low)
+
+
+def _message(measured: list[SeriesEntry]) -> str:
+    best = max(measured, key=_mean)
+    first = measured[0]
+    gain = "" if best is first else f", {_mean(best) / _mean(first):.2f} times as many as {_ranks(first)}"
+    warnings = [f"; warning: {text}" for entry in measured if (text := _warning(entry, measured)) is not None]
+    return f"most samples/s on {_ranks(best)}: {_mean(best):.4g}{gain}{''.join(warnings)}"
+
+
+def _warning(entry: SeriesEntry, measured: list[SeriesEntry]) -> str | None:
+    """What is told of a size that a smaller one is as fast as."""
+    smaller = [other for other in measured if (other.ranks, other.nodes) < (entry.ranks, entry.nodes)]
+    rival = max(smaller, key=_mean, default=None)
+    if rival is None or rival.samples_per_second is None or entry.samples_per_second is None or _mean(entry) > _mean(rival):
+        return None
+    apart = entry.samples_per_second.high < rival.samples_per_second.low
+    slower = "slower than" if apart else "no faster than"
+    rates = f"{_mean(entry):.4g} against {_mean(rival):.4g} samples/s"
+    fewer = f"{rival.ranks}{_spread(rival)}"
+    return f"{_ranks(entry)} are {slower} {fewer} ({rates}); use {fewer}"
+
+
+def _mean(entry: SeriesEntry) -> float:
+    return entry.samples_per_second.mean if entry.samples_per_second is not None else 0.0
+
+
+def _ranks(entry: SeriesEntry) -> str:
+    return f"{entry.ranks} rank{'s' if entry.ranks > 1 else ''}{_spread(entry)}"
+
+
+def _spread(entry: SeriesEntry) -> str:
+    return f" on {entry.nodes} nodes" if entry.nodes > 1 else ""

@@ -1,0 +1,300 @@
+"""Questions whose trials differ in size, as series of jobs: the cheapest size, the fewest devices, the longest sequence, and
+how the rate grows with the ranks.
+
+A job has one world size and one sequence length, so that its trials can be compared. A series runs one job after the other.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
+from autotune.request.request import Objective, request_from_fields
+from autotune.session.session import Session, prepare
+from autotune.tuning import TuneResult
+from search_spaces.outcome import JobState
+from search_spaces.plain import to_plain
+from search_spaces.trial import Interval
+
+STEP = 128
+"""Tokens to which the longest sequence is found where nothing is said."""
+
+
+class SeriesObjective(StrEnum):
+    """What a series of jobs finds."""
+
+    COST = "cost"
+    """The number of ranks at which a token is cheapest."""
+    DEVICES = "devices"
+    """The fewest ranks that reach a rate."""
+    SEQUENCE = "sequence"
+    """The longest samples of which some configuration runs."""
+    SCALE = "scale"
+    """How samples/s of the best configuration grow with the ranks, at one global batch (strong scaling)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesRequest:
+    """What a series is to find.
+
+    Raises:
+        RequestError: a field is missing, outside its range, or does not go with the objective.
+    """
+
+    objective: SeriesObjective
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of each job's request but `objective` and `ranks`."""
+    ranks: tuple[int, ...] = ()
+    """Of the jobs' trials; `sequence`: one number at most."""
+    price: float | None = None
+    """Objective `cost`: of a device for an hour, in any currency."""
+    rate: float | None = None
+    """Objective `devices`: samples/s that are to be reached."""
+    step: int | None = None
+    """Objective `sequence`: tokens to which the answer is found; None: `STEP`."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in list(SeriesObjective):
+            raise RequestError("objective", f"{self.objective!r} is no series", f"use one of {', '.join(SeriesObjective)}")
+        object.__setattr__(self, "objective", SeriesObjective(self.objective))
+        self._require_own("price", SeriesObjective.COST, "give what a device costs for an hour (--price)")
+        self._require_own("rate", SeriesObjective.DEVICES, "give the samples/s to reach (--rate)")
+        self._require_own("step", SeriesObjective.SEQUENCE, None)
+        self._require_ranks()
+        if self.fields.get("answer_for") or self.fields.get("tune_on"):
+            raise RequestError("answer_for", f"does not go with the objective {self.objective}", "leave it out")
+
+    def _require_own(self, name: str, owner: SeriesObjective, remedy: str | None) -> None:
+        value = getattr(self, name)
+        if value is None:
+            if self.objective is owner and remedy is not None:
+                raise RequestError(name, f"is missing for the objective {owner}", remedy)
+            return
+        if self.objective is not owner:
+            raise RequestError(name, f"belongs to the objective {owner}", "leave it out, or choose that objective")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (value > 0 and math.isfinite(value)) or (name == "step" and not isinstance(value, int)):
+            raise RequestError(name, f"{value!r} is not positive", "give a positive number")
+
+    def _require_ranks(self) -> None:
+        whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in self.ranks)
+        if not whole or len(set(self.ranks)) != len(self.ranks):
+            told = ",".join(map(str, self.ranks))
+            raise RequestError("ranks", f"{told} are not different whole numbers of 1 or more", "give for example 1,2,4")
+        if self.objective is SeriesObjective.SEQUENCE:
+            if len(self.ranks) > 1:
+                raise RequestError("ranks", "has several values for the objective sequence", "give one, or leave it out")
+        elif not self.ranks:
+            raise RequestError("ranks", f"is missing for the objective {self.objective}", "give the sizes, for example 1,2,4")
+
+    def session(self, **changes: Any) -> Session:
+        """The job with these fields, resolved and checked. Raises what `prepare` raises."""
+        return prepare(request_from_fields({**self.fields, **changes}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesEntry:
+    """One size of a series."""
+
+    ranks: int
+    sequence_length: int
+    nodes: int = 1
+    """Over which the ranks are spread."""
+    job_id: str | None = None
+    """None: it was skipped."""
+    samples_per_second: Interval | None = None
+    """Of the best; None: nothing may win."""
+    cost: Interval | None = None
+    """Of a million tokens; None: no price is known, or nothing may win."""
+    efficiency: Interval | None = None
+    """Objective `scale`: samples/s of a rank as a share of what a rank of the smallest size does; None: not known."""
+    message: str = ""
+    """Why the job ended, or why there was none."""
+    result: TuneResult | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "ranks": self.ranks,
+            "nodes": self.nodes,
+            "sequence_length": self.sequence_length,
+            "job": self.job_id,
+            "samples_per_second": to_plain(self.samples_per_second),
+            "cost_per_million_tokens": to_plain(self.cost),
+            "efficiency": to_plain(self.efficiency),
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesResult:
+    """What a series found."""
+
+    objective: SeriesObjective
+    entries: tuple[SeriesEntry, ...]
+    """In the order in which they were looked at."""
+    answer: SeriesEntry | None
+    """None: nothing was found, or the series was interrupted before."""
+    message: str
+    """The answer in words; where there is none, the best that was reached and what would help."""
+    interrupted: bool = False
+
+    @property
+    def best_config(self) -> dict[str, Any] | None:
+        """That of the answer."""
+        return self.answer.result.best_config if self.answer is not None and self.answer.result is not None else None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "objective": self.objective.value,
+            "message": self.message,
+            "interrupted": self.interrupted,
+            "answer": self.answer.document() if self.answer is not None else None,
+            "entries": [entry.document() for entry in self.entries],
+            "best_config": self.best_config,
+        }
+
+
+class SizeForecast(Protocol):
+    """What is predicted of sizes."""
+
+    def rate(self, session: Session) -> Interval | None:
+        """Samples/s of the best configuration of a job, with its band; None: it cannot be told."""
+        ...
+
+    def longest(self, session: Session) -> int | None:
+        """Tokens of the longest samples that fit; None: it cannot be told."""
+        ...
+
+
+Sweep = Callable[[Session], TuneResult]
+"""Runs a job to its end."""
+
+
+def run_series(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
+    """Run the jobs of a series, one after the other.
+
+    Raises:
+        RequestError, SearchSpaceError: a job cannot be opened; told before the first trial.
+        NothingFeasibleError: no length can fit.
+    """
+    match series.objective:
+        case SeriesObjective.COST:
+            return _cheapest(series, sweep, forecast)
+        case SeriesObjective.DEVICES:
+            return _fewest(series, sweep)
+        case SeriesObjective.SCALE:
+            from autotune.series.scaling import scale
+
+            return scale(series, sweep)
+        case SeriesObjective.SEQUENCE:
+            from autotune.series.longest import longest_sequence
+
+            return longest_sequence(series, sweep, forecast)
+
+
+def entry_of(series: SeriesRequest, session: Session, result: TuneResult) -> SeriesEntry:
+    """What a job's end says of its size."""
+    measured = result.best_config["best"]["measured"]["samples_per_second"] if result.best_config else None
+    rate = Interval(**measured) if measured else None
+    return SeriesEntry(
+        ranks=session.world_size, sequence_length=session.request.sequence_length, nodes=session.cluster.nodes,
+        job_id=result.job_id, samples_per_second=rate, cost=_cost(series, session, rate), message=result.message, result=result,
+    )  # fmt: skip
+
+
+def interrupted(series: SeriesRequest, entries: list[SeriesEntry]) -> SeriesResult | None:
+    """The series as far as it came, where its last job was stopped."""
+    last = entries[-1].result if entries else None
+    if last is None or last.state in (JobState.SUCCEEDED, JobState.FAILED):
+        return None
+    message = f"stopped in job {last.job_id} ({last.state}); that job can be resumed, and the series be run anew"
+    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=message, interrupted=True)
+
+
+def _fewest(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
+    """Ascending sizes, until the low edge of the best rate's interval reaches what is wanted."""
+    wanted, entries = series.rate or 0.0, list[SeriesEntry]()
+    for session in sizes(series, entries):
+        entries.append(entry_of(series, session, sweep(session)))
+        if stopped := interrupted(series, entries):
+            return stopped
+        reached = entries[-1].samples_per_second
+        if reached is not None and reached.low >= wanted:
+            message = f"{entries[-1].ranks} ranks reach {wanted:g} samples/s: {_text(reached)}"
+            return SeriesResult(objective=series.objective, entries=tuple(entries), answer=entries[-1], message=message)
+    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=_unreached(wanted, entries))
+
+
+def _unreached(wanted: float, entries: list[SeriesEntry]) -> str:
+    measured = [(entry.samples_per_second, entry) for entry in entries if entry.samples_per_second is not None]
+    if not measured:
+        return "no size has a configuration that may win; raise the memory limit, or add ranks"
+    rate, best = max(measured, key=lambda item: item[0].mean)
+    told = f"no size reaches {wanted:g} samples/s: the most is {_text(rate)} on {best.ranks} ranks"
+    if rate.mean >= wanted:
+        return f"{told}, whose interval is not above it; raise --confirm-repeats or --trial-seconds"
+    return f"{told}; add ranks, search a larger space or with more trials, or lower the rate"
+
+
+def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
+    """Every size from the one that is predicted cheapest on, but those whose band of prediction is above what was measured."""
+    entries = list[SeriesEntry]()
+    sessions = list(sizes(series, entries))
+    known = {session.world_size: _cost(series, session, forecast.rate(session)) for session in sessions}
+    best: SeriesEntry | None = None
+    for session in sorted(sessions, key=lambda each: (_mean(known[each.world_size]), each.world_size)):
+        # Anew, because predictions may have learned from the trials of the sizes before.
+        expected = _cost(series, session, forecast.rate(session)) if best is not None else None
+        if best is not None and best.cost is not None and expected is not None and expected.low > best.cost.high:
+            why = f"skipped: predicted to cost at least {expected.low:.4g}, over the {_text(best.cost)} of {best.ranks} ranks"
+            entries.append(_skipped(session.world_size, session.request.sequence_length, why))
+            continue
+        entries.append(entry_of(series, session, sweep(session)))
+        if stopped := interrupted(series, entries):
+            return stopped
+        if _mean(entries[-1].cost) < _mean(best.cost if best else None):
+            best = entries[-1]
+    if best is None or best.cost is None:
+        message = "no size has a configuration that may win; raise the memory limit, or add ranks"
+    else:
+        message = f"a million tokens cost least on {best.ranks} ranks: {_text(best.cost)}"
+    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=best, message=message)
+
+
+def sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session]:
+    """The jobs, ascending, all checked before the first is given out; sizes at which the model cannot fit become entries."""
+    sessions = []
+    for count in sorted(series.ranks):
+        try:
+            sessions.append(series.session(ranks=count, objective=Objective.THROUGHPUT))
+        except (DoesNotFitError, NothingFeasibleError) as error:
+            entries.append(_skipped(count, request_from_fields(series.fields).sequence_length, f"skipped: {error}"))
+    return iter(sessions)
+
+
+def _skipped(ranks: int, sequence_length: int, why: str) -> SeriesEntry:
+    return SeriesEntry(ranks=ranks, sequence_length=sequence_length, message=why)
+
+
+def _cost(series: SeriesRequest, session: Session, rate: Interval | None) -> Interval | None:
+    """Of a million tokens at that rate: it falls as the rate rises, so that the edges change places."""
+    if series.price is None or rate is None:
+        return None
+    hourly = series.price * session.world_size
+    mean, low, high = (
+        hourly / 3600 / (each * session.request.sequence_length) * 1e6 if each > 0 else math.inf
+        for each in (rate.mean, rate.high, rate.low)
+    )
+    return Interval(mean=mean, low=low, high=high)
+
+
+def _mean(cost: Interval | None) -> float:
+    return math.inf if cost is None else cost.mean
+
+
+def _text(interval: Interval) -> str:
+    return f"{interval.mean:.4g} [{interval.low:.4g}, {interval.high:.4g}]"

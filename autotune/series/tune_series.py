@@ -1,0 +1,59 @@
+"""`autotune.tune_series`: a series of jobs as a function, the same as `autotune sweep --objective cost|devices|sequence`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.cluster.ray_cluster import with_address
+from autotune.exports.best_config_file import best_config_text
+from autotune.loop.listener import LoopListener
+from autotune.ops.output import require_writable, write_whole
+from autotune.request.field_names import accepts_old_names
+from autotune.series.series import SeriesRequest, SeriesResult, run_series
+from autotune.series.size_forecast import EquationForecast
+from autotune.tuning import run_new_job
+from storage.sql import default_database_url
+
+
+@accepts_old_names
+def tune_series(
+    model: str,
+    *,
+    objective: str,
+    ranks: int | Sequence[int] = (),
+    price: float | None = None,
+    rate: float | None = None,
+    step: int | None = None,
+    out: str | Path | None = None,
+    database: str | None = None,
+    listener: LoopListener | None = None,
+    **fields: Any,
+) -> SeriesResult:
+    """Find the cheapest number of ranks, the fewest that reach a rate, or the longest samples that run.
+
+    Args:
+        model: as of `autotune.tune`.
+        objective: `cost` (with `price`), `devices` (with `rate`) or `sequence` (with `memory_limit` on a CPU).
+        ranks: the sizes that are compared; `sequence`: one at most.
+        price: of a device for an hour, in any currency.
+        rate: samples/s to reach.
+        step: tokens to which the longest sample is found; None: 128.
+        out: where the answer's best configuration is written; None: nowhere.
+        database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
+        fields: further fields of `autotune.request.request.JobRequest`, of every job.
+
+    Raises:
+        AutotuneError, SearchSpaceError, StorageError, ExecutorError: one line with the remedy.
+    """
+    if out is not None:
+        require_writable(Path(out))
+    place = database or default_database_url()
+    series = SeriesRequest(
+        objective=objective,  # type: ignore[arg-type]  # it checks the name itself
+        fields=with_address({**fields, "model": model}), ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
+        price=price, rate=rate, step=step,
+    )  # fmt: skip
+    found = run_series(series, lambda session: run_new_job(session, place, listener=listener), EquationForecast(database=place))
+    if out is not None and found.best_config is not None:
+        write_whole(Path(out), best_config_text(found.best_config))
+    return found

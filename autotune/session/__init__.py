@@ -1,0 +1,1 @@
+"""What a request resolves to: engine, space, baselines, strategy, runner."""

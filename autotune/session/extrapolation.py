@@ -1,0 +1,130 @@
+"""Trials on a small cluster, the answer for a large one of the same kind: more data-parallel replicas of the same layout."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.room import PROBABILITY
+from autotune.request.cluster_shape import reshaped, shape_text
+from search_spaces.model import Model, ModelSpec
+from search_spaces.plain import to_plain
+from search_spaces.refusal import Refusal
+from search_spaces.space import SearchSpace
+from search_spaces.trial import Interval
+from search_spaces.trial_config import TrialConfig
+
+Z95 = 1.96
+"""Half-width of a 95 % band in standard deviations, as of measured intervals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """From the cluster of the trials to the one that is asked about.
+
+    Weak scaling: tensor, pipeline and context degrees, ZeRO settings, micro-batch and accumulation stay; the global batch grows
+    with the replicas. The rate there is the measured one times predicted(large) / predicted(small) by the shipped equations.
+    """
+
+    small: SearchSpace
+    """What trials are chosen from."""
+    large: SearchSpace
+    """The same where the answer is for, with the larger batch."""
+    engine: str
+    _known: dict[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
+
+    @property
+    def growth(self) -> int:
+        """Devices there for each one here."""
+        return self.large.world_size // self.small.world_size
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of measured over predicted ratio.
+
+        The errors of the two predictions are taken to be independent: how much of them cancels has not been measured.
+        """
+        return math.sqrt(self._question(self.small).rates.time_spread ** 2 + self._question(self.large).rates.time_spread ** 2)
+
+    def efficiency(self, config: TrialConfig) -> float:
+        """Predicted samples/s of a device there over that of a device here."""
+        here, there = self._predicted(config)
+        return there.samples_per_second.mean / here.samples_per_second.mean / self.growth
+
+    def rate(self, config: TrialConfig, measured: Interval) -> Interval:
+        """Samples/s there, with a band of 95 % in which both the measurement's and the predictions' errors are."""
+        factor = self.efficiency(config) * self.growth
+        wide = Z95 * self.spread
+        mean, above = measured.mean * factor, math.log(measured.high / measured.mean)
+        below = math.log(measured.mean / measured.low) if measured.low > 0 else math.inf
+        return Interval(mean=mean, low=mean * math.exp(-math.hypot(below, wide)), high=mean * math.exp(math.hypot(above, wide)))
+
+    def refusal(self, config: TrialConfig) -> Refusal | None:
+        """Why a legal configuration of the small cluster is no answer for the large one; None: it may be."""
+        where = shape_text(self.large.cluster)
+        for refused in self.large.check(config):
+            return dataclasses.replace(refused, message=f"at {where} {refused.message}")
+        if changed := [name for name in config.differences(self.large.canonical(config)) if name in self.large.domains]:
+            message = f"at {where} it stands for another configuration ({', '.join(changed)})"
+            return Refusal(rule="answer-for", message=message, remedy="tune on more devices")
+        here, there = self._predicted(config)
+        # What needs no more there than here is refused by its trial here, if it does not fit.
+        if there.fit_probability < min(1 - PROBABILITY, here.fit_probability):
+            message = f"at {where} it is predicted to fit with a probability of {there.fit_probability:.1%}"
+            return Refusal(rule="answer-for", message=message, remedy="search a space with higher ZeRO stages or less offload")
+        return None
+
+    def document(self, config: TrialConfig, measured: Interval) -> dict[str, Any]:
+        """What a best-config says of its best at the large size."""
+        here, there = shape_text(self.small.cluster), shape_text(self.large.cluster)
+        return {
+            "world_size": self.large.world_size,
+            "nodes": self.large.cluster.nodes,
+            "global_batch_size": self.large.workload.global_batch_size,
+            "samples_per_second": to_plain(self.rate(config, measured)),
+            "verified": False,
+            "how": (
+                f"measured at {here}, times predicted({there}) / predicted({here}) by the shipped equations: the same layout, "
+                f"micro-batch and accumulation in {self.growth} times the replicas; low and high hold the measurement's "
+                f"interval and independent errors of {self.spread / math.sqrt(2):.0%} of both predictions"
+            ),
+        }
+
+    def _predicted(self, config: TrialConfig) -> tuple[Estimate, Estimate]:
+        if config.hash not in self._known:
+            here, there = (estimates(self._question(space), [config])[0] for space in (self.small, self.large))
+            self._known[config.hash] = (here, there)
+        return self._known[config.hash]
+
+    def _question(self, space: SearchSpace) -> Question:
+        if not isinstance(space.model, ModelSpec):
+            raise TypeError("only models whose shape is known are predicted")
+        work = space.workload
+        return Question(
+            model=space.model, cluster=space.cluster, engine=self.engine, global_batch_size=work.global_batch_size,
+            sequence_length=work.sequence_length, training_steps=work.training_steps,
+            document_lengths=work.document_lengths,
+        )  # fmt: skip
+
+
+def extrapolation_to(shape: str, small: SearchSpace, model: Model, engine: str) -> Extrapolation:
+    """From a space to NODESxDEVICES of its cluster.
+
+    Raises:
+        RequestError: the model's shape is not known, the devices are no multiple, or no configuration is legal there.
+    """
+    if not isinstance(model, ModelSpec):
+        raise RequestError("answer_for", "a factory has no shape to predict from", "give a preset or a config.json")
+    cluster = reshaped(small.cluster, "answer_for", shape)
+    if cluster.world_size % small.world_size or cluster.world_size == small.world_size:
+        problem = f"{shape} is no multiple of the {small.world_size} devices of a trial"
+        raise RequestError("answer_for", problem, "give 2, 3, 4 or more times as many")
+    growth = cluster.world_size // small.world_size
+    work = dataclasses.replace(small.workload, global_batch_size=small.workload.global_batch_size * growth)
+    large = dataclasses.replace(small, cluster=cluster, workload=work, world_size=cluster.world_size)
+    if large.is_empty():
+        raise RequestError("answer_for", f"{small.name} has no legal configuration at {shape}", "search a larger space")
+    return Extrapolation(small=small, large=large, engine=engine)

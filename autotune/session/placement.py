@@ -1,0 +1,102 @@
+"""Where each rank of a configuration runs: its node, its place along each parallel dimension, its layers."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.session.session import Session
+from search_spaces.cluster import ClusterSpec
+from search_spaces.command import CommandModel
+from search_spaces.environment import variables_of
+from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
+from search_spaces.model import ModelSpec
+from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.placeholders import FILES, environment_of, words_of
+from search_spaces.trial_config import TrialConfig
+
+ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+
+
+def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
+    """How the configuration is started, and where each of its ranks stands. It follows from the arguments alone."""
+    variables = {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {}
+    variables |= variables_of(config.environment)
+    line = "autotune reproduce best-config.json"
+    placement = _placement(config, session)
+    if isinstance(session.model, CommandModel):
+        variables |= environment_of(session.model, config)
+        line = _command_line(session.model, config, session, placement)
+    return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
+
+
+def launch_line(document: Mapping[str, Any]) -> str:
+    """The command of a best-config document's launch behind the variables that it needs, as a shell reads it."""
+    launch = document["launch"]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch["env"].items()]
+    return " ".join([*variables, launch["command"]])
+
+
+def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
+    """The user's script under its own launcher, on the first node; files that it reads stand there by their names."""
+    words = words_of(command, config, session.request.workload, session.world_size, FILES)
+    python = words[0] in ("python", "python3")
+    nodes, ranks = placement["nodes"], placement["ranks_per_node"]
+    launcher = {
+        "torchrun": ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *([] if python else ["--no-python"])],
+        "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
+        "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
+    }
+    further = _accelerate_words(command, config, session) if command.launcher == "accelerate" else []
+    return shlex.join([*launcher[command.launcher], *further, *words[int(python) :]])
+
+
+def _accelerate_words(command: CommandModel, config: TrialConfig, session: Session) -> list[str]:
+    """What trials found in accelerate's variables. The files are the exports' own, by their names."""
+    direct = [] if command.arguments[0] in ("python", "python3") else ["--no_python"]
+    if command.plugin == "fsdp":
+        return [f"--config_file={FILES['accelerate']}", *direct]
+    steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
+    on_cpu = ["--cpu"] if session.cluster.device.kind == "cpu" else []
+    words = [f"--gradient_accumulation_steps={steps}", *on_cpu, *direct]
+    if command.plugin == "deepspeed":
+        return ["--use_deepspeed", f"--deepspeed_config_file={FILES['config']}", *words]
+    return [f"--mixed_precision={config.precision if config.precision in ('bf16', 'fp16') else 'no'}", *words]
+
+
+def _placement(config: TrialConfig, session: Session) -> dict[str, Any]:
+    ranks_per_node = min(session.cluster.devices_per_node, session.world_size)
+    mesh, stages = make_mesh(config, session.world_size), _stages(config, session)
+    return {
+        "nodes": -(-session.world_size // ranks_per_node),
+        "ranks_per_node": ranks_per_node,
+        "mesh": {**{dimension: mesh.size(dimension) for dimension in DIMENSIONS}, "order": mesh.order},
+        "ranks": [
+            {**_rank(rank, ranks_per_node, mesh, stages), **_device(session.cluster, rank)}
+            for rank in range(session.world_size)
+        ],
+    }
+
+
+def _rank(rank: int, ranks_per_node: int, mesh: Mesh, stages: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    node, local_rank = divmod(rank, ranks_per_node)
+    places = mesh.coordinates(rank)
+    return {
+        "rank": rank,
+        "node": node,
+        "local_rank": local_rank,
+        "coordinates": {dimension: places[dimension] for dimension in DIMENSIONS},
+        "stages": stages[places[PIPELINE]],
+    }
+
+
+def _device(cluster: ClusterSpec, rank: int) -> dict[str, str]:
+    """What the rank runs on, where the cluster's nodes differ."""
+    return {"device": cluster.groups[cluster.group_of_rank(rank)].device.name} if cluster.groups else {}
+
+
+def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:
+    """For each place along the pipeline, its stages with their layers; null where the layers are not known."""
+    model = session.model
+    known = split_layers(model, config, session.request.sequence_length) if isinstance(model, ModelSpec) else None
+    places = [stages_of_rank(config, place) for place in range(config.pipeline_parallel_size)]
+    return [[{"stage": stage, "layers": None if known is None else list(known[stage])} for stage in held] for held in places]

@@ -1,0 +1,1 @@
+"""Files of a rank: read ahead and written behind its work."""

@@ -1,0 +1,80 @@
+"""The output projection and its loss for so many tokens at a time, with gradients that forward makes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from executor.parallel.tensor import TensorParallel, vocabulary_probabilities
+
+
+def chunked_loss(
+    rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool
+) -> Tensor:
+    """`scale` times the summed cross-entropy of `rows` [n, hidden] times the transpose of `weight` [vocabulary / ranks, hidden]
+    against `targets` [n], in at least fp32; where tokens are `padded`, negative targets count nothing.
+
+    1. Of `chunk` tokens the logits are made, then in their place the gradient of the loss to them.
+    2. While they are there, that is multiplied on: to the gradient of the chunk's rows, and into that of the weight. So no
+       logits are made a second time, and tensor ranks exchange largest and sums of logits once: three products a chunk.
+    3. Backward multiplies both by the gradient of the loss, in place. It can be called once.
+
+    The recipe of Liger's FusedLinearCrossEntropy [Hsu et al. 2024, 3.2], in torch's own operators. Held from forward to
+    backward are the gradients, of the size of rows and weight, in their types.
+    """
+    result: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk, tensor, scale, padded)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool
+    ) -> Tensor:
+        of_rows, of_weight, *_ = ctx.needs_input_grad
+        to_rows = torch.empty_like(rows) if of_rows else None
+        to_weight = torch.empty_like(weight) if of_weight else None
+        sums = []
+        for first in range(0, len(rows), chunk):
+            part = rows[first : first + chunk]
+            loss, gradient = _loss_and_gradient(part @ weight.T, targets[first : first + chunk], tensor, padded)
+            sums.append(loss)
+            if to_rows is not None:
+                own = to_rows[first : first + chunk]
+                torch.addmm(own, gradient, weight, beta=0, alpha=scale, out=own)
+            if to_weight is not None:
+                torch.addmm(to_weight, gradient.T, part, beta=int(first > 0), alpha=scale, out=to_weight)
+            del gradient
+        # Not by `save_for_backward`, which would share them: a weight's gradient could not become the parameter's own.
+        ctx.gradients = to_rows, to_weight
+        return torch.stack(sums).sum() * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (to_rows, to_weight), ctx.gradients = ctx.gradients, None
+        made = (None if made is None else made.mul_(gradients[0]) for made in (to_rows, to_weight))
+        del to_rows, to_weight
+        return *made, None, None, None, None, None
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool) -> tuple[Tensor, Tensor]:
+    """The summed loss, and its gradient to the logits, in their type."""
+    dtype, precise = logits.dtype, torch.promote_types(logits.dtype, torch.float32)
+    if tensor.size == 1:
+        elsewhere = targets < 0
+        own = targets.masked_fill(elsewhere, 0)
+        # From the logits' type in one kernel, as cross-entropy does it.
+        likelihoods = functional.log_softmax(logits, dim=-1, dtype=precise)
+        del logits
+        losses = -likelihoods.gather(-1, own[:, None]).squeeze(-1)
+        gradient = likelihoods.exp_()
+    else:
+        losses, gradient, own, elsewhere = vocabulary_probabilities(logits.to(precise), targets, tensor, overwrite=True)
+    if padded:
+        nothing = targets < 0
+        losses = losses.masked_fill(nothing, 0)
+        gradient.masked_fill_(nothing[:, None], 0)
+    ones = torch.ones_like(losses).masked_fill_(elsewhere, 0)
+    gradient.scatter_add_(-1, own[:, None], -ones[:, None])
+    return losses.sum(), gradient.to(dtype)

@@ -1,0 +1,92 @@
+"""The operators that a configuration names, from the package that this rank has."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from executor.errors import EngineRefusalError
+from executor.parallel.fused.liger import LigerFunctions, LigerOperators
+from executor.parallel.fused.transformer_engine import TransformerEngineOperators
+from executor.parallel.operators import Operators
+from search_spaces.fused_kernels import (
+    LIGER,
+    NONE,
+    OFF,
+    PACKAGE_RULE,
+    PACKAGES,
+    installed_kernels,
+    kernel_refusals,
+    replaced,
+)
+from search_spaces.model import ModelSpec
+from search_spaces.trial_config import TrialConfig
+
+LIGER_ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "LigerRMSNormFunction": ("X", "W", "eps", "offset", "casting_mode", "in_place"),
+    "LigerRopeFunction": ("q", "k", "cos", "sin"),
+    "LigerSiLUMulFunction": ("a", "b"),
+    "LigerFusedLinearCrossEntropyFunction": (
+        "_input", "weight", "target", "bias", "ce_weight", "ignore_index", "lse_square_scale", "label_smoothing", "reduction",
+        "softcap", "return_z_loss", "accum_dtype",
+    ),
+}  # fmt: skip
+"""Function of liger_kernel.ops -> the first arguments of its forward, which are given by place."""
+NORM_ARGUMENTS = ("eps", "device", "dtype")
+"""What norms of transformer_engine.pytorch are given by name, behind the width."""
+
+
+def load_operators(config: TrialConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Operators:
+    """What our modules are built with on this rank.
+
+    Raises:
+        EngineRefusalError: the package, its release, its arguments, the device or the precision is not one that is known.
+    """
+    name = config.fused_kernels
+    if name == NONE:
+        return Operators()
+    for refusal in kernel_refusals(name, config.precision, device.type, f"{device.type} devices", installed_kernels()):
+        raise EngineRefusalError(refusal.rule, f"{refusal.message}; {refusal.remedy}")
+    replaces = replaced(name, spec, config.tensor_parallel_size)
+    if name == LIGER:
+        ops = _imported(name, "liger_kernel.ops")
+        found = (_function(ops, each, arguments) for each, arguments in LIGER_ARGUMENTS.items())
+        return LigerOperators(LigerFunctions(*found), replaces)
+    norms = _imported(name, "transformer_engine.pytorch")
+    return TransformerEngineOperators(_norm(norms, "RMSNorm"), _norm(norms, "LayerNorm"), dtype)
+
+
+def _imported(name: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        told = f"{module} of {PACKAGES[name].distribution} cannot be imported here ({error})"
+        raise EngineRefusalError(PACKAGE_RULE, f"{told}; repair it, or {OFF}") from error
+
+
+def _function(module: Any, name: str, wanted: Sequence[str]) -> Any:
+    """An autograd function whose forward takes these arguments first."""
+    found = getattr(module, name, None)
+    taken = [] if found is None else [*inspect.signature(found.forward).parameters][1:]  # without the context
+    _require(taken[: len(wanted)] == [*wanted], f"{module.__name__}.{name}", f"{', '.join(wanted)} first")
+    return found
+
+
+def _norm(module: Any, name: str) -> Callable[..., Any]:
+    """A norm that is made of its width and `NORM_ARGUMENTS`."""
+    found = getattr(module, name, None)
+    try:
+        inspect.signature(found).bind(1, **dict.fromkeys(NORM_ARGUMENTS))  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    _require(found is not None, f"{module.__name__}.{name}", f"a width and {', '.join(NORM_ARGUMENTS)}")
+    kind: Callable[..., Any] = found  # type: ignore[assignment]
+    return kind
+
+
+def _require(holds: bool, what: str, arguments: str) -> None:
+    if not holds:
+        told = f"{what} is not there, or does not take {arguments}"
+        raise EngineRefusalError(PACKAGE_RULE, f"{told}; install a release that does, or {OFF}")

@@ -1,0 +1,27 @@
+"""Norms by kernels of Transformer Engine (2), on plain tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor.parallel.operators import Operators
+from search_spaces.model import ModelSpec, Norm
+
+
+class TransformerEngineOperators(Operators):
+    """Its norms as modules, whose `weight` and `bias` are named as torch's are.
+
+    They save the input and some numbers a row, compute in fp32, and write over nothing; a second backward fails. Its matrix
+    products and attention are not used: they bring tensor parallelism and gradients of their own.
+    """
+
+    def __init__(self, rms_norm: Callable[..., Any], layer_norm: Callable[..., Any], dtype: torch.dtype) -> None:
+        """`dtype`: of the model. A norm of the first releases keeps the type that it is made with."""
+        self._kinds, self._dtype = {Norm.RMSNORM: rms_norm, Norm.LAYERNORM: layer_norm}, dtype
+
+    def make_norm(self, spec: ModelSpec) -> nn.Module:
+        kind = self._kinds[spec.norm]
+        norm: nn.Module = kind(spec.hidden_size, eps=spec.norm_epsilon, device=torch.get_default_device(), dtype=self._dtype)
+        return norm

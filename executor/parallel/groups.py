@@ -1,0 +1,132 @@
+"""The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from executor.engine import GroupKey, RankContext
+from executor.parallel.collectives import Clock, Group, group_options
+from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
+
+REPLICA = "replica"
+"""Name under which traffic between copies of the sharded states is reported (HSDP)."""
+NEAR = "near"
+"""Name under which gathers from the second copy of parameters are reported (`secondary_shard_size`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The groups over which parameters that the same ranks hold are reduced and divided."""
+
+    mesh: Mesh
+    tensor: Group
+    shard: Group
+    replica: Group
+    near: Group | None
+    """Neighbours among `shard` that share a second copy of the parameters; None: there is none."""
+
+
+class ParallelGroups:
+    """This rank's group along each dimension. Every rank builds them, in the same order, and parts with them by `close`.
+
+    Where the ranks go on to another trial (`RankContext.groups_of_before`), groups of the same ranks are taken over from the
+    trial before, with the connections that they have made, and others of it are destroyed.
+    """
+
+    def __init__(self, mesh: Mesh, context: RankContext, tied_ranks: tuple[int, int] | None = None) -> None:
+        """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
+        self.mesh, self.rank, self.device = mesh, context.rank, context.device
+        self.coordinates = mesh.coordinates(context.rank)
+        self.clock = Clock()
+        """Of all groups together: what this rank waits for, whatever the dimension."""
+        self._world_size = context.world_size
+        self._before = context.groups_of_before
+        self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
+        self._all: list[tuple[str, Group]] = []
+        self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
+        self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
+        self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
+        self.shard = self._group(DATA, mesh.shard_groups())
+        self.replica = self._group(REPLICA, mesh.replica_groups())
+        self._near = self._group(NEAR, mesh.near_groups()) if mesh.near else None
+        self.tied = self._tied_group(tied_ranks)
+        self.expert = self._group(EXPERT, mesh.expert_groups())
+        self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
+        _destroy(self._before)
+
+    @property
+    def common(self) -> Sharing:
+        """Of parameters that every data-parallel rank holds."""
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica, near=self._near)
+
+    @property
+    def of_experts(self) -> Sharing:
+        """Of experts: other ranks hold other ones. They have no second copy: neighbours hold different ones."""
+        alone = Group(None, 1, 0)
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=alone, near=None)
+
+    def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
+        total: dict[tuple[str, str], tuple[int, int]] = {}
+        for dimension, group in self._all:
+            for operation, (count, size) in group.sent.items():
+                before = total.get((operation, dimension), (0, 0))
+                total[operation, dimension] = (before[0] + count, before[1] + size)
+        return total
+
+    def by_dimension(self) -> Iterator[tuple[str, Group]]:
+        """Every group with the dimension under which its traffic is reported."""
+        yield from self._all
+
+    def close(self) -> None:
+        """Leave the groups to the next trial, or destroy them; the default group stays. May be called twice."""
+        if self._before is None:
+            _destroy(self._own)
+        else:
+            self._before.update(self._own)
+            self._own.clear()
+
+    def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
+        group = Group(*self._process_group(dimension, groups), self.clock)
+        self._all.append((dimension, group))
+        return group
+
+    def _process_group(self, dimension: str, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
+        """This rank's group, its size and this rank's place in it."""
+        mine = next((ranks for ranks in groups if self.rank in ranks), [self.rank])
+        made = None
+        if max(map(len, groups), default=1) == self._world_size:
+            made = dist.group.WORLD if self._world_size > 1 else None
+        elif max(map(len, groups), default=1) > 1:
+            ranks_of_all = tuple(map(tuple, groups))
+            key = dimension, ranks_of_all, sum(known[:2] == (dimension, ranks_of_all) for known in self._own)
+            earlier = {} if self._before is None else self._before
+            made = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
+        return made, len(mine), list(mine).index(self.rank)
+
+    def _tied_group(self, places: tuple[int, int] | None) -> Group | None:
+        """The ranks that hold the two copies of a tied weight; None where this rank holds none, or both."""
+        if places is None or places[0] == places[1]:
+            return None
+        pairs = [[ranks[places[0]], ranks[places[1]]] for ranks in self.mesh.groups((PIPELINE,))]
+        group = self._group(PIPELINE, pairs)
+        return group if group.size > 1 else None
+
+
+def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
+    """This rank's one of them. Every rank must take part in the making of every group, its own or not."""
+    made = None
+    for ranks in groups:
+        one = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
+        if ranks is mine:
+            made = one
+    return made
+
+
+def _destroy(groups: MutableMapping[GroupKey, dist.ProcessGroup | None] | None) -> None:
+    """Destroy all of them, in the same order on every rank."""
+    while groups:
+        _, group = groups.popitem()
+        if group is not None and dist.is_initialized():  # else all groups were aborted, after a failure
+            dist.destroy_process_group(group)

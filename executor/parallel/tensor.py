@@ -1,0 +1,301 @@
+"""Tensor and sequence parallelism: matrices in slices, and what ranks exchange where the slices meet.
+
+Parameters are plain tensors that hold this rank's slice, not DTensors: ZeRO shards them as any other parameter, and every
+collective is counted where it is sent.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor.parallel.collectives import Group
+from executor.parallel.exchanges import gather_features, gather_tokens, scatter_tokens, sum_in_place
+from executor.parallel.float8 import float8_linear
+from executor.parallel.low_rank import INWARD, OUTWARD, LowRank, adapted_result
+from executor.parallel.overlapped import multiply_columns, multiply_rows
+from executor.parallel.quantised import QuantisedMatrix
+from executor.parallel.selective import keep_collective
+from executor.parallel.virtual_tokens import Prompt, in_front
+
+
+class TensorParallel:
+    """The exchange between tensor-parallel ranks [Shoeybi et al. 2019, Megatron-LM; Korthikanti et al. 2022, 4.2].
+
+    Outside of `enter` … `leave`, activations are whole on every rank, or with `sequence_parallel` a rank's share of the
+    sequence (dimension 1). Inside, every rank has the whole sequence and its slice of the matrices.
+
+    | | forward | backward |
+    |---|---|---|
+    | enter | nothing; sequence: all-gather | all-reduce; sequence: reduce-scatter |
+    | leave | all-reduce; sequence: reduce-scatter | nothing; sequence: all-gather |
+
+    The gathered input of a matrix product is kept for its backward, as torch's `parallelize_module` keeps it: one gather less
+    than Megatron for more activation memory.
+    """
+
+    def __init__(self, group: Group, sequence_parallel: bool, overlaps: bool = False) -> None:
+        """`overlaps`: whether communication runs beside the products that it belongs to (`overlapped`)."""
+        self.group, self.sequence_parallel = group, sequence_parallel and group.size > 1
+        self.size, self.rank = group.size, group.rank
+        self.overlaps = overlaps and group.size > 1
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[batch, tokens or a share of them, …] to [batch, tokens, …]; its consumers must be matrix products alone."""
+        if self.size == 1:
+            return x
+        result: Tensor = (_GatherSequence if self.sequence_parallel else _Copy).apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def leave(self, x: Tensor) -> Tensor:
+        """A rank's summand [batch, tokens, …] to the sum, or the rank's share of its tokens. May overwrite `x`."""
+        if self.size == 1:
+            return x
+        result: Tensor = (_ScatterSequence if self.sequence_parallel else _Sum).apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def multiply_columns(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """What `enter` gives, and that times each of `weights`; where ranks overlap (`overlaps`)."""
+        return multiply_columns(x, weights, self.group, self.sequence_parallel)
+
+    def multiply_rows(self, x: Tensor, weight: Tensor, beside: Tensor | None = None) -> Tensor:
+        """What `leave` gives of `x` times `weight`, and of a further summand; where ranks overlap (`overlaps`)."""
+        return multiply_rows(x, weight, beside, self.group, self.sequence_parallel)
+
+    def gather_features(self, x: Tensor) -> Tensor:
+        """Each rank's slice [..., features / ranks] to [..., features]; what follows is the same on every rank."""
+        if self.size == 1:
+            return x
+        result: Tensor = _GatherFeatures.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """The share of dimension 0 (tokens) that this rank has outside of `enter` … `leave`."""
+        return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
+
+
+class ColumnLinear(nn.Linear):
+    """A slice of the output features: weight [out / ranks, in]."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+
+    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
+        super().__init__(inputs, outputs // tensor.size, bias=bias)
+        self.adapter: LowRank | None = None
+        self.quantised: QuantisedMatrix | None = None
+        self.float8 = False
+        """Whether its products are in 8 bits."""
+
+    def adapt(self, rank: int) -> None:
+        """Put an adapter beside the matrix."""
+        self.adapter = LowRank(self, rank, {OUTWARD: 0})
+
+    def quantise(self, bits: int) -> None:
+        """Keep the matrix, which is frozen, in so many bits from now on."""
+        self.quantised = QuantisedMatrix(self.weight, bits, transposed=False)
+        self.register_parameter("weight", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adapted_result(self._product(x), self.adapter, x)
+
+    def completed(self, product: Tensor, x: Tensor) -> Tensor:
+        """The result, of `x` times the weight alone."""
+        return adapted_result(product if self.bias is None else product + self.bias, self.adapter, x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.quantised is None and not self.float8:
+            return super().forward(x)
+        product: Tensor = float8_linear(x, self.weight) if self.quantised is None else self.quantised(x)
+        return product if self.bias is None else product + self.bias
+
+
+class RowLinear(nn.Linear):
+    """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias added once.
+
+    With `leaves` off the sum is left to who called, and each rank adds its part of the bias.
+    """
+
+    split: ClassVar[dict[str, int]] = {"weight": 1}
+
+    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool, leaves: bool = True) -> None:
+        super().__init__(inputs // tensor.size, outputs, bias=bias)
+        self.tensor, self.leaves = tensor, leaves
+        self.adapter: LowRank | None = None
+        self.quantised: QuantisedMatrix | None = None
+        self.float8 = False
+        """Whether its products are in 8 bits."""
+
+    def adapt(self, rank: int) -> None:
+        """Put an adapter beside the matrix."""
+        self.adapter = LowRank(self, rank, {INWARD: 1})
+
+    def quantise(self, bits: int) -> None:
+        """Keep the matrix, which is frozen, in so many bits from now on."""
+        self.quantised = QuantisedMatrix(self.weight, bits, transposed=True)
+        self.register_parameter("weight", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tensor.size == 1 and self.quantised is None and not self.float8:
+            return adapted_result(super().forward(x), self.adapter, x)
+        if self.leaves and self.tensor.overlaps:
+            return self._with_bias(self.tensor.multiply_rows(x, self.weight, None if self.adapter is None else self.adapter(x)))
+        summand = adapted_result(self._product(x), self.adapter, x)
+        if not self.leaves:
+            return summand if self.bias is None else summand + self.bias / self.tensor.size
+        return self._with_bias(self.tensor.leave(summand))
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.quantised is None:
+            return (float8_linear if self.float8 else functional.linear)(x, self.weight)
+        product: Tensor = self.quantised(x)
+        return product
+
+    def _with_bias(self, total: Tensor) -> Tensor:
+        return total if self.bias is None else total + self.bias
+
+
+def enter_through(x: Tensor, tensor: TensorParallel, matrices: Sequence[ColumnLinear]) -> list[Tensor]:
+    """What enters, through each of the matrices."""
+    if not tensor.overlaps:
+        x = tensor.enter(x)
+        return [matrix(x) for matrix in matrices]
+    x, products = tensor.multiply_columns(x, [matrix.weight for matrix in matrices])
+    return [matrix.completed(product, x) for matrix, product in zip(matrices, products, strict=True)]
+
+
+class VocabularyEmbedding(nn.Embedding):
+    """A slice of the table's rows: [vocabulary / ranks, width]. Ids of other ranks' rows give zeros, and ranks are summed."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0}
+
+    def __init__(self, rows: int, width: int, tensor: TensorParallel) -> None:
+        super().__init__(rows // tensor.size, width)
+        self.tensor = tensor
+
+    def forward(self, tokens: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """`prompt`: what stands before the tokens."""
+        if self.tensor.size == 1:
+            return with_prompt(prompt, super().forward(tokens))
+        own = tokens - self.tensor.rank * self.num_embeddings
+        elsewhere = (own < 0) | (own >= self.num_embeddings)
+        rows = super().forward(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
+        if prompt is None or not self.tensor.sequence_parallel:
+            return with_prompt(prompt, self.tensor.leave(rows))
+        # Before ranks part with tokens: each adds its part of the prompt, and has a summand of its gradient.
+        return self.tensor.leave(in_front(prompt.rows / self.tensor.size, rows))
+
+
+def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
+    """The rows of tokens, behind those of the prompt where there is one."""
+    if prompt is None:
+        return x
+    result: Tensor = prompt(x)
+    return result
+
+
+def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool = False) -> Tensor:
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; where
+    tokens are `padded`, negative ones count nothing.
+
+    No rank holds all logits of a token: the largest, then the sum of exponentials together with the target's logit, are
+    reduced, 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
+    """
+    if tensor.size == 1:
+        return functional.cross_entropy(logits, targets, reduction="sum")
+    losses: Tensor = _VocabularyLoss.apply(logits, targets, tensor)  # type: ignore[no-untyped-call]
+    return (losses.masked_fill(targets < 0, 0) if padded else losses).sum()
+
+
+def vocabulary_probabilities(
+    logits: Tensor, targets: Tensor, tensor: TensorParallel, overwrite: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the place of its target
+    there, and whether it has none there. With `overwrite` probabilities take the place of the logits.
+    """
+    largest = logits.detach().amax(dim=-1)
+    tensor.group.all_reduce(largest, dist.ReduceOp.MAX).wait()
+    own = targets - tensor.rank * logits.shape[-1]
+    elsewhere = own < 0
+    if tensor.size > 1:
+        elsewhere |= own >= logits.shape[-1]
+    own = own.masked_fill(elsewhere, 0)
+    target = (logits.gather(-1, own[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
+    exponentials = torch.sub(logits, largest[:, None], out=logits if overwrite else None).exp_()
+    sums = torch.stack((exponentials.sum(dim=-1), target))
+    tensor.group.all_reduce(sums).wait()
+    return sums[0].log() - sums[1], exponentials.div_(sums[0][:, None]), own, elsewhere
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # In place: a matrix product's input gradient is nobody else's.
+        gradient = gradients[0].contiguous()
+        ctx.group.all_reduce(gradient).wait()
+        return gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return keep_collective(lambda: sum_in_place(x, group))
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: gather_tokens(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return scatter_tokens(gradients[0], ctx.group), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: scatter_tokens(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gather_tokens(gradients[0], ctx.group), None
+
+
+class _GatherFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: gather_features(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].chunk(ctx.group.size, dim=-1)[ctx.group.rank], None
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
+        losses, *kept = vocabulary_probabilities(logits, targets, tensor)
+        ctx.save_for_backward(*kept)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, own, elsewhere = ctx.saved_tensors
+        gradient = probabilities * gradients[0][:, None]
+        gradient.scatter_add_(-1, own[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
+        return gradient, None, None

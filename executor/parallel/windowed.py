@@ -1,0 +1,116 @@
+"""Causal attention to a window of tokens and to the first ones: blocks that no query sees are neither computed nor kept."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from executor.parallel.attention_kernel import any_kernel, scaled_attention
+from search_spaces.windows import Visit, Window
+
+FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLEX_LEAST_WIDTH = 16
+"""Of a head: what the tensor cores' tiles of flex attention take."""
+MASKS_KEPT = 64
+
+
+def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
+    """Attention of queries [batch, heads, n, head_dim], which stand at `start` and after, to keys from the first token on.
+
+    On CUDA torch's flex attention, whose kernel passes by blocks that no query sees. Its CPU form has no backward; there, and
+    where a kernel is asked for by name, each block of queries attends to the range of keys that one of them sees.
+    """
+    if query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH:
+        return attend_by_flex(query, key, value, window, start, grouped)
+    return attend_by_blocks(query, key, value, window, start)
+
+
+def attend_by_flex(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool, compiled: bool = True
+) -> Tensor:
+    """In torch's flex attention; not `compiled` it computes every score, forward alone on CPUs."""
+    mask = _block_mask(window, start, query.shape[2], key.shape[2], str(query.device))
+    attend = compiled_flex() if compiled else _plain_flex
+    return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
+
+
+def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
+    """By scaled dot-product attention of each block of queries.
+
+    1. `Window.visits` gives the blocks and their ranges of keys: a window, and the global tokens where those lie apart.
+    2. Ranges are views; gradients of all of them are added into one tensor (`_Ranges`): a slice of its own for each would make
+       a tensor of the whole sequence for each.
+    3. Blocks with a whole window before them have one mask among them.
+    """
+    visits = list(window.visits(start, query.shape[2]))
+    keys, values = (_visited(x, visits) for x in (key, value))
+    masks: dict[tuple[int, ...], Tensor] = {}
+    mixed = []
+    queries = torch.split(query, [visit.queries for visit in visits], dim=2)
+    for visit, rows, near, far in zip(visits, queries, keys, values, strict=True):
+        kind = (visit.queries, visit.first_query - visit.first_key, visit.global_keys, visit.first_key == 0)
+        if kind not in masks:
+            masks[kind] = _mask(visit, window, query)
+        mixed.append(scaled_attention(rows, near, far, masks[kind]))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+
+
+def sees(window: Window) -> Callable[[Any, Any], Any]:
+    """Whether a query sees a key, by their places in the sequence."""
+    return lambda query, key: (key <= query) & ((query - key < window.tokens) | (key < window.global_tokens))
+
+
+def _mask(visit: Visit, window: Window, like: Tensor) -> Tensor:
+    """[queries, keys] What is added to scores: in this form each kernel takes it as it is, so that blocks can share it."""
+    queries = torch.arange(visit.first_query, visit.end, device=like.device)
+    keys = torch.cat([
+        torch.arange(visit.global_keys, device=like.device),
+        torch.arange(visit.first_key, visit.end, device=like.device),
+    ])  # fmt: skip
+    seen = sees(window)(queries[:, None], keys[None])
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+
+
+def _visited(x: Tensor, visits: Sequence[Visit]) -> list[Tensor]:
+    """What each block reads of keys or values [batch, heads, tokens, head_dim]."""
+    most = max(visit.global_keys for visit in visits)
+    ranges = [(0, most), *((visit.first_key, visit.end) for visit in visits)]
+    first, *near = _Ranges.apply(x, ranges)  # type: ignore[no-untyped-call]
+    return [torch.cat((first, part), dim=2) if visit.global_keys else part for visit, part in zip(visits, near, strict=True)]
+
+
+class _Ranges(torch.autograd.Function):
+    """Ranges of dimension 2, which may lie over each other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.ranges = x.shape, ranges
+        return tuple(x[:, :, first:end] for first, end in ranges)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[-1].new_zeros(ctx.shape)
+        for (first, end), gradient in zip(ctx.ranges, gradients, strict=True):
+            total[:, :, first:end] += gradient
+        return total, None
+
+
+def _plain_flex(query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> Tensor:
+    mixed: Tensor = flex_attention(query, key, value, **asked)
+    return mixed
+
+
+@cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """torch's flex attention, compiled for each shape."""
+    return torch.compile(_plain_flex, dynamic=False)
+
+
+@lru_cache(MASKS_KEPT)
+def _block_mask(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
+    """Made once for all layers and steps: which blocks are visited."""
+    seen = sees(window)
+    return create_block_mask(lambda _b, _h, query, key: seen(query + start, key), None, None, queries, keys, device=device)

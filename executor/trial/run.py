@@ -1,0 +1,427 @@
+"""One trial on one rank: build, warm up, account for memory, measure, agree, report."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
+from executor.engines.command.capability import COMMAND
+from executor.engines.command.trial import run_script
+from executor.engines.ddp.engine import DdpEngine
+from executor.engines.deepspeed.engine import DeepSpeedEngine
+from executor.engines.fsdp2.engine import Fsdp2Engine
+from executor.engines.native.engine import NativeEngine
+from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
+from executor.measurement.agreement import gather_numbers
+from executor.measurement.clocks import ClockState, ClockWatch
+from executor.measurement.device import DeviceEvents, set_expandable_segments
+from executor.measurement.fewer import Line
+from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.limits import bounded_memory, host_bound
+from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
+from executor.measurement.meter import Costs, Meter, OwnTime
+from executor.measurement.timing import has_trend, steady_steps
+from executor.measurement.trial_report import report, window_of_warm_up
+from executor.measurement.trial_state import Trial, Window, is_enough
+from executor.numa import bound_to_node
+from executor.trial.garbage import collect_at, collected_by_steps
+from executor.trial.layers import at_full_depth, line_of_layers, shallower
+from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
+from search_spaces.data_schedule import useful_samples
+from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.trial import Progress, TrialRequest, TrialResult
+
+ENGINES: dict[str, Engine] = {
+    "native": NativeEngine(),
+    "ddp": DdpEngine(),
+    "fsdp2": Fsdp2Engine(),
+    "deepspeed": DeepSpeedEngine(),
+}
+WIDE = ("fp32", "fp64")
+"""Precisions in which nothing overflows that would not in a wider one."""
+LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
+"""Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
+WINDOW_SECONDS = 1.0
+"""That a window of timed steps may take on a device with a clock of its own: a trial ends between windows alone."""
+WINDOW_STEPS = 8
+"""At most in a window, so that the host does not run ahead of the device without end."""
+COUNTED_STEP = 1
+"""The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may set itself up."""
+
+
+def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    """Run one trial; every rank of the gang calls it, and gets the same result.
+
+    1. Build the model (`build`).
+    2. Step until lazily made state exists, at least two updates (`warmup`); hold the first losses against the reference, and
+       count the FLOPs of one of these steps, since a step that is counted takes longer.
+    3. Account for the memory of an untimed step (`memory`); beyond the limit the trial ends here, before its timing costs.
+    4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`); steps that
+       were steady already are timed ones. With `most_micro_batches` these steps alone are of fewer micro-batches.
+    5. Where there is a rate to beat, end at 4 as soon as it is out of reach: PRUNED.
+    6. Gather every rank's measurements.
+
+    With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated. Where the data
+    are scheduled all of it is done at each point of the schedule, and the whole job's figures follow (`over_schedule`); where
+    samples hold padding, figures are those of a whole step's worth of useful tokens (`of_documents`).
+    A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
+
+    Raises:
+        EngineRefusalError: the engine refuses the combination.
+        MemoryLimitError: a rank's peak is beyond the limit; raised on every rank.
+        WrongResultError: a loss or norm is not finite, or the first losses are off the reference; raised on every rank.
+        FactoryError, DataError: the user's module or text cannot be used.
+    """
+    points = points_of_request(request)
+    if points:
+        return over_schedule(request, points, [_run(context, at_point(request, point), progress) for point in points])
+    return of_documents(request, _run(context, request, progress))
+
+
+def _run(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    line = line_of_layers(request)
+    if line is not None:
+        first, second = (_run_whole(context, shallower(request, layers), progress) for layers in (line.first, line.second))
+        # Where noise hides that more layers take longer, the whole model is run after all.
+        if line.rises(first.step_seconds, second.step_seconds):
+            return at_full_depth(request, line, first, second)
+    return _run_whole(context, request, progress)
+
+
+def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
+    trial = Trial(context, request, progress)
+    if request.engine == COMMAND:
+        return run_script(trial)
+    engine = ENGINES.get(request.engine)
+    if engine is None:
+        known = ", ".join((*ENGINES, COMMAND))
+        raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
+    if request.device_kind not in (None, context.device.type):
+        raise RunnerError(
+            f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
+            "start the ranks on such devices"
+        )
+    # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
+    grows = request.config.expandable_segments and not request.config.cuda_graphs
+    set_expandable_segments(context.device, grows)
+    trial.counters.reset_peaks()
+    binds = bound_to_node(context.device, request.config.numa_binding)
+    with binds, bounded_memory(host_bound(context, request.memory_limit_bytes, _build_bytes(request))):
+        began = trial.enter("build")
+        session = engine.build(context, request.model, measured_config(request.config), request.workload)
+        trial.leave(began)
+        with closed_at_end(context, session), collected_by_steps(request.config.gc_interval):
+            return _measure(trial, session)
+
+
+@contextmanager
+def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None]:
+    """Close a session at the end of the block; after a failure, when that has been reported."""
+    try:
+        yield
+    except BaseException:
+        context.after_failure.callback(session.close)
+        raise
+    session.close()
+
+
+def _measure(trial: Trial, session: EngineSession) -> TrialResult:
+    request = trial.request
+    began = trial.enter("warmup")
+    while not session.settled() or trial.step < _least_warm_up(request):
+        _warm_up(trial, session)
+    session.prepare(trial.step)  # what is made between steps, as graphs are, belongs to the warm-up
+    trial.leave(began)
+    account = _account(trial, session) if request.fidelity.measure_memory else None
+    meter = _meter(trial, session)
+    reset_peak_resident_set()
+    timed = None
+    with ClockWatch(trial.counters.clock) as clock:
+        began = trial.enter("warmup")
+        settled = _settle(trial, session, meter)
+        trial.leave(began)
+        trial.set_apart("compile", session.compile_seconds())
+        trial.set_apart("capture", session.capture_seconds())
+        if not _is_hopeless(trial):
+            began = trial.enter("measure")
+            timed = _time_steps(trial, session, meter)
+            trial.leave(began)
+    if timed is None:
+        return report(trial, window_of_warm_up(trial, clock.since(began)), account)
+    return report(trial, _window(trial, timed, settled, clock.since(timed.began)), account)
+
+
+def _meter(trial: Trial, session: EngineSession) -> Meter:
+    def own() -> OwnTime:
+        return OwnTime(seconds=trial.own_seconds, waited=session.waited_seconds())
+
+    return Meter(trial.context.device, session.collectives, own)
+
+
+def _least_warm_up(request: TrialRequest) -> int:
+    """Updates before memory is accounted for: of a module that may draw random numbers in training, those without any."""
+    least = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
+    return max(least, REFERENCE_STEPS) if isinstance(request.model, FactoryModel) else least
+
+
+def _warm_up(trial: Trial, session: EngineSession) -> None:
+    if trial.step != COUNTED_STEP:
+        _run_step(trial, session)
+        return
+    skipped = trial.skipped
+    with FlopCounter() as counter:
+        _run_step(trial, session)
+    # Where gradients overflowed the step ran several times, each with the same products.
+    trial.flops = None if counter.total is None else counter.total // (1 + trial.skipped - skipped)
+
+
+def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
+    """Memory of an extra step on every rank, and the verdict of the limit, the same on every rank."""
+    began = trial.enter("memory")
+    session.prepare(trial.step)
+    account = _account_update(trial, session)
+    if trial.context.shares_device:
+        account = replace(account, outside=None)
+    limit = trial.request.memory_limit_bytes
+    rows = gather_numbers(trial.context, [float(account.needed), float(account.outside or 0)])
+    needed, outside = (int(figure) for figure in max(rows, key=lambda row: row[0]))
+    if limit is not None and needed > limit:
+        worst = next(rank for rank, row in enumerate(rows) if row[0] == needed)
+        of_these = f", {outside:,} of them outside of torch's allocator (the context, NCCL, libraries)" if outside else ""
+        raise MemoryLimitError(
+            f"rank {worst} needs {needed:,} bytes in a step{of_these}, the limit is {limit:,}; "
+            "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
+        )
+    trial.leave(began)
+    return account
+
+
+def _account_update(trial: Trial, session: EngineSession) -> MemoryAccount:
+    """The account of a step that updates: one that overflowed does not come to its fullest moment."""
+    while True:
+        steps: list[StepReport] = []
+        account = account_step(
+            lambda: steps.append(session.train_step()),  # noqa: B023
+            session.tagged_storages,
+            trial.context.device,
+            session.private_pool(),
+        )
+        if not steps[0].skipped:
+            return account
+
+
+def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
+    """Step until step times show no trend. False where the allowed steps end first, or no timing is needed any more.
+
+    What is steady by then need not be stepped again: of full steps the meter keeps those.
+    """
+    seconds: list[float] = []
+    line = trial.line
+    if line is not None:
+        _run_step(trial, session, micro_batches=line.first)  # the first step of a count sets up what later ones find
+    while has_trend(seconds):
+        if _is_hopeless(trial) or trial.step >= trial.request.fidelity.max_warmup_steps:
+            meter.keep(0)
+            return False
+        if line is None:
+            seconds.append(meter.run(lambda events: _run_step(trial, session, events)))
+        else:
+            seconds.append(_run_step(trial, session, micro_batches=line.second))
+    # Steps that the host waited for one by one are none of a window's.
+    meter.keep(0 if _has_windows(meter, session) else steady_steps(seconds))
+    return True
+
+
+def _is_hopeless(trial: Trial) -> bool:
+    """Whether warm-up alone shows that the trial cannot win. Every rank has the same step times, and so the same answer."""
+    return trial.race is not None and trial.race.is_hopeless(trial.warm_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """Timed steps."""
+
+    seconds: list[float]
+    costs: Costs
+    began: float
+    """The first of them, by `time.monotonic`."""
+    line: Line | None = None
+    """By which `seconds` are extrapolated; None: they are of full steps."""
+
+
+def _time_steps(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+    """Time full steps, or fewer micro-batches where the request allows it and they can be extrapolated."""
+    began = time.monotonic()
+    timed = None if trial.line is None else _time_pairs(trial, session, trial.line)
+    timed = timed or _time_full(trial, session, meter)
+    trial.phase_seconds["timed_steps"] = time.monotonic() - began
+    return timed
+
+
+def _window(trial: Trial, timed: _Timed, settled: bool, clocks: ClockState) -> Window:
+    lost = trial.race is not None and trial.race.is_lost(timed.seconds)
+    return Window(
+        seconds=timed.seconds,
+        costs=timed.costs,
+        resident_set=peak_resident_set(),
+        settled=settled,
+        clocks=clocks,
+        line=timed.line,
+        lost=trial.race.interval(timed.seconds) if trial.race is not None and lost else None,
+    )
+
+
+def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+    most = trial.request.fidelity.max_steps
+    while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
+        count = _window_steps(trial, meter, most) if _has_windows(meter, session) else 1
+        if count == 1:
+            meter.run(lambda events: _run_step(trial, session, events))
+        else:
+            meter.run_window(lambda events: _run_window(trial, session, events, count))  # noqa: B023
+    return _Timed(seconds=meter.seconds, costs=meter.costs(), began=meter.began)
+
+
+def _has_windows(meter: Meter, session: EngineSession) -> bool:
+    return meter.has_clock and session.launches_steps()
+
+
+def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
+    """Steps that fit into a window, the same on every rank."""
+    last = [*trial.warm_seconds, *meter.seconds][-1]
+    return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
+
+
+def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
+    """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
+    first, second = (_meter(trial, session) for _ in range(2))
+    seconds: list[float] = []
+    while len(seconds) < max(trial.request.fidelity.max_steps // 2, 1):
+        short = first.run(lambda events: _run_step(trial, session, events, line.first))
+        long = second.run(lambda events: _run_step(trial, session, events, line.second))
+        seconds.append(line.at_full(short, long))
+        if is_enough(trial, seconds, sum(first.seconds) + sum(second.seconds)):
+            break
+    if not line.rises(first.seconds, second.seconds):
+        return None
+    costs = line.costs_at_full(first.costs(), second.costs())
+    return _Timed(seconds=seconds, costs=costs, began=first.began, line=line)
+
+
+def _run_step(
+    trial: Trial, session: EngineSession, events: DeviceEvents | None = None, micro_batches: int | None = None
+) -> float:
+    """One optimizer step on every rank, of fewer micro-batches where that is asked for.
+
+    Where gradients overflow, the step is trained again on the same data: its time is that of all runs together, its losses are
+    those of a step that overflows nowhere, and it is one step of the reference.
+
+    Returns the slowest rank's seconds, the same on every rank.
+    """
+    session.prepare(trial.step, micro_batches)
+    gather_numbers(trial.context, [0.0])  # a barrier: no rank's clock runs while it waits for another to get its data ready
+    began = time.perf_counter()
+    if events is not None:
+        events.start()
+    collect_at(trial.step, trial.request.config.gc_interval)  # timed, as it takes its time in training, too
+    report = session.train_step()
+    while report.skipped:
+        trial.skipped += 1
+        report = session.train_step()
+    if events is None:
+        trial.counters.synchronize()
+    else:
+        events.stop()
+        events.wait()
+    trial.own_seconds = time.perf_counter() - began
+    ((seconds, loss, norm),) = _agree(trial.context, [trial.own_seconds], [report])
+    _check_loss(trial, loss, norm, whole=micro_batches is None)
+    trial.step += 1
+    samples = useful_samples(trial.request.config, trial.request.workload)
+    if micro_batches is not None and trial.line is not None:
+        samples = samples * micro_batches / trial.line.full
+    elif trial.phase == "warmup":
+        trial.warm_seconds.append(seconds)
+    trial.tell(samples / seconds)
+    return seconds
+
+
+def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, count: int) -> list[float]:
+    """Full steps one after the other, for which the host waits once, at their end: it starts a step while the device is at
+    earlier ones, as in training. The device's own clock tells each step's seconds.
+
+    Returns the slowest rank's seconds of each, the same on every rank.
+    """
+    launched: list[Callable[[], StepReport]] = []
+    for step in range(trial.step, trial.step + count):
+        session.prepare(step)
+        if not launched:
+            gather_numbers(trial.context, [0.0])  # as before a single step
+        events.start()
+        collect_at(step, trial.request.config.gc_interval)
+        launched.append(session.launch_step())
+        events.stop()
+    events.wait()
+    own = events.last(count)
+    trial.own_seconds = sum(own) / count
+    agreed = _agree(trial.context, own, [read() for read in launched])
+    for _, loss, norm in agreed:
+        _check_loss(trial, loss, norm, whole=True)
+        trial.step += 1
+    seconds = [slowest for slowest, _, _ in agreed]
+    trial.tell(useful_samples(trial.request.config, trial.request.workload) * count / sum(seconds))
+    return seconds
+
+
+def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]) -> list[tuple[float, float, float]]:
+    """Of each step: slowest seconds, mean loss and gradient norm over the ranks."""
+    numbers: list[float] = []
+    for own, step in zip(seconds, reports, strict=True):
+        norm = 0.0 if step.gradient_norm is None else step.gradient_norm
+        # Of a pipeline, the last stage's ranks alone know the loss.
+        loss, knows = (0.0, 0.0) if step.loss is None else (step.loss, 1.0)
+        numbers += [own, loss, knows, norm]
+    ranks = gather_numbers(context, numbers)
+    agreed = []
+    for first in range(0, len(numbers), 4):
+        slowest, losses, known, norms = zip(*(rank[first : first + 4] for rank in ranks), strict=True)
+        agreed.append((max(slowest), sum(losses) / sum(known), max(norms)))
+    return agreed
+
+
+def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:
+    """`whole`: the step had the whole global batch. Others have other losses, which no reference holds."""
+    for name, value in (("loss", loss), ("gradient norm", norm)):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise WrongResultError(f"{name} is {value} at step {trial.step}; {finite_remedy(trial.request, trial.step)}")
+    if trial.step >= REFERENCE_STEPS or not whole:
+        return
+    trial.losses.append(loss)
+    trial.norms.append(norm)
+    reference = trial.request.reference_losses
+    bound = LOSS_BOUND[trial.request.config.precision]
+    if trial.step < len(reference) and abs(loss - reference[trial.step]) > bound * abs(reference[trial.step]):
+        raise WrongResultError(
+            f"loss {loss:.6g} at step {trial.step} is off the job's reference {reference[trial.step]:.6g} by more than "
+            f"{bound:g} of it on the same seed and data: this configuration does not compute the same training step"
+        )
+
+
+def finite_remedy(request: TrialRequest, step: int) -> str:
+    """What the user can change where the loss of a step is not finite. The first one does not depend on the learning rate."""
+    remedies = []
+    if request.config.precision not in WIDE:
+        remedies.append("use --pin precision=fp32")
+    if step > 0:
+        remedies.append("lower lr")
+    if isinstance(request.model, FactoryModel):
+        remedies.append("check the module's loss and the values of its batch")
+    return ", or ".join(remedies) or "the others are measured without it"
+
+
+def _build_bytes(request: TrialRequest) -> int:
+    """What a rank holds before it shards: of our own model nothing, since it makes what it keeps alone; DeepSpeed is given the
+    whole one, and a user's code makes it whole: in fp32 and once more."""
+    makes_shares = isinstance(request.model, ModelSpec) and request.engine != "deepspeed"
+    return 0 if makes_shares else 8 * request.model.parameter_count

@@ -1,0 +1,135 @@
+"""A trial by its useful tokens: of scheduled data, from trials that stand at single points of the schedule; of documents."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from executor.measurement.flops import flops_utilization
+from executor.measurement.meter import Costs
+from executor.measurement.timing import step_time
+from executor.measurement.trial_report import rate_of
+from executor.trial.layers import costs_of
+from search_spaces.data_schedule import Point, points_of, useful_share
+from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
+
+
+def points_of_request(request: TrialRequest) -> tuple[Point, ...]:
+    """Where the schedule is measured, the last point, which has whole sequences, first: it has the highest peak, and its
+    losses are those of the job's reference. Empty: nothing is scheduled, or the trial stands at a point already.
+    """
+    if request.workload.schedule_step is not None:
+        return ()
+    points = points_of(request.config, request.workload)
+    return tuple(reversed(points)) if len(points) > 1 else ()
+
+
+def at_point(request: TrialRequest, point: Point) -> TrialRequest:
+    """The same trial, standing at a point of the schedule. It races against nothing: the rate to beat is the whole job's."""
+    last = point.kept == request.workload.sequence_length
+    return dataclasses.replace(
+        request,
+        workload=dataclasses.replace(request.workload, schedule_step=point.step),
+        reference_losses=request.reference_losses if last else (),
+        rate_to_beat=None,
+    )
+
+
+def over_schedule(request: TrialRequest, points: Sequence[Point], results: Sequence[TrialResult]) -> TrialResult:
+    """What the points' trials say of the whole job; the same on every rank. The first of them has whole sequences.
+
+    - A step's seconds are those of a whole step's worth of useful tokens: of the weighted steps, over the share of a whole
+      step's tokens that they train on. So samples/s are useful tokens/s over the tokens of a whole sample, and compare with
+      those of configurations without a schedule.
+    - Steps of the points are joined in their order, so that the interval holds every point's errors by its weight.
+    - Memory, messages and losses are those of whole sequences, which every schedule comes to.
+    """
+    whole, weights = results[0], [point.weight for point in points]
+    share = useful_share(request.config, request.workload)
+    rows = zip(*(result.step_seconds for result in results), strict=False)
+    joined = [sum(weight * own for weight, own in zip(weights, row, strict=True)) for row in rows]
+    seconds = [one / share for one in joined]
+    timing = step_time(seconds)
+    rate = rate_of(timing, request.workload.global_batch_size)
+    tflops, executed = (_mean_speed(weights, results, name) for name in ("tflops_per_device", "hardware_tflops_per_device"))
+    return dataclasses.replace(
+        whole,
+        message="; ".join([*_notes(results), _text(request, points, rate.mean)]),
+        step_seconds=tuple(seconds),
+        samples_per_second=rate,
+        within_relative_error=timing.relative_error,
+        ranks=tuple(_rank(weights, share, own) for own in zip(*(result.ranks for result in results), strict=True)),
+        tflops_per_device=tflops,
+        mfu=flops_utilization(tflops, request.peak_flops_per_device),
+        hardware_tflops_per_device=executed,
+        hfu=flops_utilization(executed, request.peak_flops_per_device),
+        unstable=any(result.unstable for result in results),
+        phase_seconds=_sums([result.phase_seconds for result in results]),
+    )
+
+
+def of_documents(request: TrialRequest, result: TrialResult) -> TrialResult:
+    """The figures of a trial on documents for a whole step's worth of useful tokens, as `over_schedule` has them: whatever is
+    packed or padded, samples/s are useful tokens/s over the tokens of a whole sample. As it is where samples are whole.
+    """
+    share = useful_share(request.config, request.workload)
+    if not request.workload.document_lengths or not result.step_seconds:
+        return result
+    notes = (result.message, _useful_text(request, share, result))
+    return dataclasses.replace(
+        result,
+        message="; ".join(note for note in notes if note),
+        step_seconds=tuple(seconds / share for seconds in result.step_seconds),
+        ranks=tuple(_rank([1.0], share, [rank]) for rank in result.ranks),
+    )
+
+
+def _useful_text(request: TrialRequest, share: float, result: TrialResult) -> str:
+    how = "packed into rows" if request.config.pack_sequences else "in rows of their own"
+    rate = result.samples_per_second
+    told = "" if rate is None else f"{rate.mean * request.workload.sequence_length:,.0f} useful tokens/s, "
+    return f"{told}{share:.1%} of all: documents {how}"
+
+
+def _notes(results: Sequence[TrialResult]) -> list[str]:
+    return [result.message for result in results if result.message][:1]
+
+
+def _text(request: TrialRequest, points: Sequence[Point], rate: float) -> str:
+    kept = ", ".join(str(point.kept) for point in reversed(points))
+    what = "samples of" if request.config.curriculum_start_length else "middle layers on"
+    tokens = rate * request.workload.sequence_length
+    return f"{tokens:,.0f} useful tokens/s over {request.workload.training_steps} steps, measured with {what} {kept} tokens"
+
+
+def _mean_speed(weights: Sequence[float], results: Sequence[TrialResult], name: str) -> float | None:
+    """Mean of FLOP/s over the time of the points' steps; None where a point's are not known."""
+    means = [step_time(result.step_seconds).mean for result in results]
+    speeds = [getattr(result, name) for result in results]
+    if any(speed is None for speed in speeds):
+        return None
+    spent = [weight * mean for weight, mean in zip(weights, means, strict=True)]
+    return float(sum(speed * own for speed, own in zip(speeds, spent, strict=True)) / sum(spent))
+
+
+def _rank(weights: Sequence[float], share: float, points: Sequence[RankMeasurement]) -> RankMeasurement:
+    costs = [costs_of(point) for point in points]
+
+    def mean(name: str) -> float | None:
+        values = [getattr(cost, name) for cost in costs]
+        if any(value is None for value in values):
+            return None
+        return float(sum(weight * value for weight, value in zip(weights, values, strict=True)) / share)
+
+    first: Costs = costs[0]
+    return dataclasses.replace(
+        points[0],
+        cpu_seconds_per_step=mean("cpu_seconds") or 0.0,
+        device_seconds_per_step=mean("device_seconds"),
+        compute_seconds_per_step=mean("compute_seconds"),
+        wait_seconds_per_step=mean("wait_seconds"),
+        compute_relative_error=first.compute_relative_error,
+    )
+
+
+def _sums(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in phases for name in one)
+    return {name: sum(one.get(name, 0.0) for one in phases) for name in names}

@@ -1,0 +1,149 @@
+"""Tensor parallelism of a module of the user's own: its plan carried out on plain Linears and Embeddings."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor.errors import FactoryError
+from executor.parallel.tensor import TensorParallel
+from executor.user_module.factory import UserModule
+from executor.user_module.plan import Style, fits, is_plain, matched
+
+OUTPUTS, INPUTS = 0, 1
+"""Dimensions of a Linear's weight. An Embedding's rows are its dimension 0 too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What became of the parameters, by name."""
+
+    split: Mapping[str, int]
+    """Parameter -> the dimension of which each rank holds a slice."""
+    summands: frozenset[str]
+    """Whole on each rank, with a summand of its gradient on each."""
+
+
+def tensor_divisor(user: UserModule) -> int:
+    """What numbers of tensor-parallel ranks must divide; 0: the plan divides nothing."""
+    sizes = [_size(inner, style) for _, inner, style in _divided(user)]
+    if not sizes:
+        return 0
+    return math.gcd(*sizes, *user.plan.divides, *(getattr(owner, name) for owner, name in _heads(user)))
+
+
+def divide(user: UserModule, tensor: TensorParallel) -> Division:
+    """Leave this rank's slices in the module, and have its parts exchange what the slices need.
+
+    Raises:
+        FactoryError: the plan names what is no plain Linear or Embedding, or no whole number.
+    """
+    if tensor.size == 1:
+        return Division(split={}, summands=frozenset())
+    names = {id(parameter): name for name, parameter in user.module.named_parameters()}
+    split: dict[str, int] = {}
+    slices: dict[int, nn.Parameter] = {}
+    for _, inner, style in list(_divided(user)):
+        for key, dimension in _cuts(inner, style).items():
+            whole = inner.get_parameter(key)
+            split[names[id(whole)]] = dimension
+            slices.setdefault(id(whole), _slice(whole, dimension, tensor))
+            setattr(inner, key, slices[id(whole)])
+        inner.forward = _forward(inner, style, tensor)
+    for owner, name in list(_heads(user)):
+        setattr(owner, name, getattr(owner, name) // tensor.size)
+    summands = (inner for _, inner, style in matched(user.module, user.plan) if style is Style.SUMMAND)
+    return Division(split=split, summands=frozenset(names[id(value)] for inner in summands for value in inner.parameters()))
+
+
+def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
+    """The modules whose weights are cut. A weight that stands elsewhere too must be cut there alike, else it stays whole."""
+    found = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
+    for name, inner, style in found:
+        _require_plain(user.reference, name, inner, style)
+    cut = {inner: _weight_dimension(inner, style) for _, inner, style in found}
+    owners: dict[int, set[int | None]] = {}
+    for inner in user.module.modules():
+        for parameter in inner.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(cut.get(inner))
+    for name, inner, style in found:
+        if len(owners[id(inner.weight)]) == 1:
+            yield name, inner, style
+
+
+def _require_plain(reference: str, name: str, inner: nn.Module, style: Style) -> None:
+    if not is_plain(inner, style):
+        kind = "a Linear, or rowwise an Embedding without max_norm"
+        raise FactoryError(f"{reference}: plan.tensor names {name}, a {type(inner).__name__}; {style} divides {kind}")
+
+
+def _weight_dimension(inner: nn.Module, style: Style) -> int:
+    return INPUTS if style is Style.ROWWISE and not isinstance(inner, nn.Embedding) else OUTPUTS
+
+
+def _cuts(inner: nn.Module, style: Style) -> dict[str, int]:
+    """Parameter of the module -> the dimension that is cut."""
+    dimension = _weight_dimension(inner, style)
+    biased = style is not Style.ROWWISE and inner.bias is not None
+    return {"weight": dimension, "bias": dimension} if biased else {"weight": dimension}
+
+
+def _size(inner: nn.Module, style: Style) -> int:
+    return inner.get_parameter("weight").shape[_weight_dimension(inner, style)]
+
+
+def _slice(whole: nn.Parameter, dimension: int, tensor: TensorParallel) -> nn.Parameter:
+    own = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
+    return nn.Parameter(own, requires_grad=whole.requires_grad)
+
+
+def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable[[Tensor], Tensor]:
+    if isinstance(inner, nn.Embedding):
+        return functools.partial(_look_up, inner, tensor)
+    assert isinstance(inner, nn.Linear)
+    if style is Style.ROWWISE:
+        return functools.partial(_sum_inputs, inner, tensor)
+    return functools.partial(_own_outputs, inner, tensor, style is Style.COLWISE_GATHER)
+
+
+def _own_outputs(linear: nn.Linear, tensor: TensorParallel, gathers: bool, x: Tensor) -> Tensor:
+    own = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
+    return tensor.gather_features(own) if gathers else own
+
+
+def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
+    return functional.linear(x, linear.weight, linear.bias)
+
+
+def _overlapped_outputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
+    _, (own,) = tensor.multiply_columns(x, [linear.weight])
+    return own if linear.bias is None else own + linear.bias
+
+
+def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
+    weight = linear.weight
+    total = tensor.multiply_rows(x, weight) if tensor.overlaps else tensor.leave(functional.linear(x, weight))
+    return total if linear.bias is None else total + linear.bias
+
+
+def _look_up(table: nn.Embedding, tensor: TensorParallel, tokens: Tensor) -> Tensor:
+    rows = table.weight.shape[0]
+    first = tensor.rank * rows
+    own = tokens - first
+    elsewhere = (own < 0) | (own >= rows)
+    padding = None if table.padding_idx is None or not first <= table.padding_idx < first + rows else table.padding_idx - first
+    found = functional.embedding(own.masked_fill(elsewhere, 0), table.weight, padding)
+    return tensor.leave(found.masked_fill(elsewhere[..., None], 0))
+
+
+def _heads(user: UserModule) -> Iterator[tuple[nn.Module, str]]:
+    """The owner and the name of every number that a rank has its share of."""
+    for pattern in user.plan.heads:
+        owner, _, name = pattern.rpartition(".")
+        owners = [inner for path, inner in user.module.named_modules() if fits(owner, path)]
+        if not owners or not all(isinstance(getattr(inner, name, None), int) for inner in owners):
+            raise FactoryError(f"{user.reference}: plan.heads names {pattern!r}; name a whole number of a module of it")
+        yield from ((inner, name) for inner in owners)

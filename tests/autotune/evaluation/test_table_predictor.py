@@ -1,0 +1,95 @@
+"""The analytic model keeps the contract of predictors, and what it is calibrated on changes what it says."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
+
+from predictor_case import PredictorCase
+
+from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.validation.contract import Predictor
+from autotune.evaluation.validation.row import Row, RowOutcome
+from autotune.evaluation.validation.table import read_table
+
+DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+
+class TestTablePredictor(PredictorCase):
+    """As shipped."""
+
+    @pytest.fixture
+    def predictor(self) -> Predictor:
+        return TablePredictor()
+
+
+def rows(slower: float) -> list[Row]:
+    """A sweep whose steps take `slower` times what the priors predict."""
+    made = [
+        Row(
+            line=number, row_id=str(number), source="s", num_layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=11008,
+            vocab=32000, seq_len=2048, params_b=6.74, gpu_type="A100-SXM-80GB", num_gpus=64, gpus_per_node=8, precision="bf16",
+            zero_stage=1, tp=tp, pp=1, dp=64 // tp, cp=1, vpp=1, micro_batch=size, global_batch=512, recompute="full",
+            framework="x", outcome=RowOutcome.OK,
+        )
+        for number, (tp, size) in enumerate((tp, size) for tp in (1, 2, 4, 8) for size in (1, 2, 4, 8))
+    ]  # fmt: skip
+    predicted = TablePredictor().calibrated([]).forecast(made).step_seconds
+    return [replace(row, step_time_s=float(slower * seconds)) for row, seconds in zip(made, predicted, strict=True)]
+
+
+@pytest.mark.parametrize("known", [3, 12])
+def test_a_slower_cluster_is_learned_from_its_rows(known: int) -> None:
+    table = rows(1.6)
+    seen, unseen = table[:known], table[known:]
+    truth = np.array([row.step_time_s for row in unseen])
+    before = TablePredictor().calibrated([]).forecast(unseen).step_seconds
+    after = TablePredictor().calibrated(seen).forecast(unseen).step_seconds
+    assert np.median(np.abs(after / truth - 1)) < 0.4 * np.median(np.abs(before / truth - 1))
+
+
+def test_another_source_is_told_less_than_ones_own() -> None:
+    table = rows(1.6)
+    others = [replace(row, source="other") for row in table]
+    truth = np.array([row.step_time_s for row in table])
+    from_own = TablePredictor().calibrated(table).forecast(table).step_seconds
+    from_other = TablePredictor().calibrated(others).forecast(table).step_seconds
+    assert np.median(np.abs(from_own / truth - 1)) < np.median(np.abs(from_other / truth - 1))
+
+
+def test_shipped_coefficients_say_what_they_have_seen() -> None:
+    table = rows(1.0)
+    assert TablePredictor().in_sample(table) == 0
+    assert TablePredictor().in_sample([replace(table[0], source="torchtitan benchmarks")]) == 1
+    assert TablePredictor().calibrated(table).in_sample([replace(table[0], source="torchtitan benchmarks")]) == 0
+
+
+def test_selenes_iteration_times_follow_one_curve() -> None:
+    if not (DATA / "selene_iteration_times.csv").exists():
+        pytest.skip(f"no measurements in {DATA}")
+    sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+    try:
+        from validate_selene import errors
+    finally:
+        sys.path.pop(0)
+    sizes = np.abs(list(errors(DATA).values()))
+    assert sizes.mean() <= 0.035
+    assert sizes.max() <= 0.08
+
+
+def test_every_published_row_is_refused_or_predicted() -> None:
+    if not (DATA / "measured.csv").exists():
+        pytest.skip(f"no measurements in {DATA}")
+    table = read_table(DATA / "measured.csv").rows
+    predictor = TablePredictor()
+    usable = [row for row, why in zip(table, predictor.refusals(table), strict=True) if why is None]
+    said = predictor.forecast(usable)
+    assert len(usable) > 0.95 * len(table)
+    assert np.all(np.isfinite(said.step_seconds) & (said.step_seconds > 0))
+    assert np.all(np.isfinite(said.memory_bytes) & (said.memory_bytes > 0))

@@ -1,0 +1,130 @@
+"""What the equations cannot tell apart is one row, the simplest first; unusual values need a gain that is certain."""
+
+import dataclasses
+import math
+
+import pytest
+
+from autotune.prediction.equations.step import Z90
+from autotune.prediction.planning.buckets import Tuned
+from autotune.prediction.planning.plan import PlanOptions, plan
+from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.scan import Leader
+from autotune.prediction.planning.simplicity import DIMENSIONS, effort, grouped, plain_parts, resolution, unusual
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+SPREAD = 0.2
+
+
+def asked(model: str = "llama-3-8b", cluster: str = "dgx-h100:1", **pins: object) -> Question:
+    return question_of(
+        model_of(model, None, None, None),
+        cluster_of(cluster, None, None),
+        global_batch_size=512,
+        sequence_length=8192,
+        pins=pins,
+    )
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return asked().search_space()
+
+
+def found(seconds: float, **knobs: object) -> Tuned:
+    config = TrialConfig().replace({"precision": "bf16", **knobs})
+    leader = Leader(config=config, seconds=seconds, memory=1.0)
+    return Tuned(leader=leader, config=config, seconds=seconds, memory=1.0, settings={})
+
+
+def test_of_ties_the_one_with_the_fewest_dimensions_comes_first(space: SearchSpace) -> None:
+    three = found(1.0, tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, context_parallel_size=2)
+    two = found(1.01, tensor_parallel_size=4, pipeline_parallel_size=2)
+    few, many = found(1.03, tensor_parallel_size=2), found(1.02, tensor_parallel_size=4)
+    slower = found(1.2, zero_stage=1)
+    groups = grouped([three, two, many, few, slower], space, SPREAD, 10)
+    assert [group.first for group in groups] == [few, slower]
+    assert groups[0].ties == (three, two, many)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"zero_stage": 1, "offload_optimizer": "cpu"},
+        {"zero_stage": 3, "offload_param": "cpu"},
+        {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_zero_bubble"},
+        {"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv"},
+    ],
+    ids=str,
+)
+def test_unusual_values_come_first_only_for_more_than_the_stated_uncertainty(space: SearchSpace, knobs: dict) -> None:
+    plain = found(1.0, tensor_parallel_size=2, pipeline_parallel_size=2)
+    certain = math.exp(Z90 * SPREAD)
+    slightly, surely = found(1.02 / certain, **knobs), found(0.98 / certain, **knobs)
+    assert [group.first for group in grouped([slightly, plain], space, SPREAD, 10)] == [plain, slightly]
+    assert grouped([surely, plain], space, SPREAD, 10)[0].first is surely
+    tied = found(0.99, **knobs)
+    (group,) = grouped([tied, plain], space, SPREAD, 10)
+    assert (group.first, group.ties) == (plain, (tied,))
+
+
+def test_what_a_user_asked_for_is_not_unusual() -> None:
+    pinned = asked(offload_optimizer="cpu", zero_stage=1).search_space()
+    assert unusual(TrialConfig(zero_stage=1, offload_optimizer="cpu"), pinned) == []
+
+
+def test_the_better_the_predictions_the_fewer_ties() -> None:
+    assert resolution(0.02) < 0.01 < 0.05 < resolution(0.22) < 0.08
+
+
+def test_the_plain_parts_hold_the_plain_part_of_a_space_once() -> None:
+    buckets = {"reduce_bucket_size": 5e8, "prefetch_bucket_size": 5e7, "allgather_bucket_size": 5e8}
+    rest = {"param_persistence_threshold": 1e5, "max_live_parameters": 1e9, "contiguous_gradients": True, "overlap_comm": True}
+    few = {"micro_batch_size": 1, "checkpoint_every_k": 1, "zero_stage": 1, "offload_param": "none"}
+    space = asked(**buckets, **rest, **few).search_space()
+    plain = [config for config in space.enumerate() if not unusual(config, space)]
+    parts = [config for part in plain_parts(space) for config in part.enumerate()]
+    assert len(parts) == len(set(parts)) > 100
+    assert set(parts) == set(plain)
+
+
+@pytest.mark.parametrize(("model", "cluster"), [("llama-3-8b", "dgx-h100:1"), ("llama-3-70b", "dgx-h100:4")])
+def test_the_first_row_of_a_plan_is_plain_and_no_tie_is_simpler(model: str, cluster: str) -> None:
+    question = asked(model, cluster)
+    plans = plan(question, PlanOptions(top=5))
+    first, space = plans.plans[0], question.search_space()
+    config = first.estimate.config
+    assert unusual(config, space) == []
+    assert all(effort(config, space) <= effort(tie.config, space) for tie in first.ties)
+    assert all(
+        abs(math.log(tie.step_seconds / first.estimate.step_seconds.mean)) <= 2 * math.log1p(plans.resolution) + 1e-9
+        for tie in first.ties
+    )
+    assert sum(getattr(config, name) > 1 for name in DIMENSIONS) <= 1, "two tie with one, and one is simpler"
+
+
+def test_rows_show_every_knob_that_is_not_at_the_devices_defaults() -> None:
+    for row in plan(asked(), PlanOptions(top=5)).document()["plans"]:
+        config = TrialConfig().replace(row["config"])
+        assert set(row["differences"]) >= {
+            name for name in (*DIMENSIONS, "activation_checkpointing") if getattr(config, name) != getattr(TrialConfig(), name)
+        }
+
+
+def test_reasons_are_causes() -> None:
+    """Each value against another in its place alone: what that one adds to the step, or does not fit."""
+    best = plan(asked(), PlanOptions(top=1)).plans[0]
+    causes = {reason.knob: reason.cause for reason in best.reasons}
+    texts = {reason.knob: reason.text(best.goal) for reason in best.reasons}
+    assert "behind compute" in texts["overlap_comm"]
+    assert causes["overlap_comm"] is not None and causes["overlap_comm"].parts["data"] > 0
+    config = best.estimate.config
+    for reason in best.reasons:
+        if reason.cause is None or not reason.cause.fits:
+            continue
+        pins = {**config.values(), reason.knob: reason.cause.value}
+        other = plan(dataclasses.replace(asked(), pins=pins), PlanOptions(top=1, fit_probability=0.01)).plans[0].estimate
+        assert other.config.replace({reason.knob: getattr(config, reason.knob)}) == config
+        beyond = other.step_seconds.mean - best.estimate.step_seconds.mean
+        assert sum(reason.cause.parts.values()) == pytest.approx(beyond, rel=1e-6, abs=1e-6)

@@ -1,0 +1,189 @@
+"""One name for each field of a request, at every entry point; old names, where they were names."""
+
+import dataclasses
+import inspect
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table
+import typer
+
+import autotune
+from api.submission import HIDDEN, JobSubmission
+from autotune.cli.app import app
+from autotune.client.fields import SubmissionFields
+from autotune.errors import RequestError
+from autotune.exports.best_config_file import SCHEMA_PATH, request_of
+from autotune.loop.loop import run_job
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.job_snapshot import read_book
+from autotune.request.config_file import read_config_file
+from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, OLD_OPTIONS, option_name
+from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_from_row, request_to_row
+from autotune.tuning import resume_job
+from search_spaces.command import CommandModel
+from storage.store import Store
+
+# Where an entry point differs from the fields of `JobRequest`, and why. A new field needs an entry here or a place everywhere.
+NO_OPTION = {
+    "model": "an argument",
+    "command": "everything after --; its parts have options",
+    "fidelity": "--trial-seconds gives its max_seconds; a file of fields gives the others",
+    "python_path": "the current folder and PYTHONPATH",
+    "stop_at_first": "of a search within a search",
+}
+NO_OPTION_OF_SUBMIT = NO_OPTION | {
+    "data_path": "a path on the machine of the worker",
+    "nvme_path": "a path on the machine of the worker",
+    "tune_on": "of a sweep that is run here",
+    "answer_for": "of a sweep that is run here",
+}
+FLAGS = {
+    "--trial-seconds": "fidelity.max_seconds",
+    "--from": "reads a baseline", "--history": "earlier trials, not of the request",
+    "--price": "of a series", "--rate": "of a series", "--step": "of a series",
+    "--config": "a file of fields", "--out": "", "--resume": "", "--db": "", "--url": "", "--json": "", "--help": "",
+    "--priority": "of the queue", "--watch": "", "--no-racing": "turns --racing off",
+    "--pass-environment": "of this machine's trials",
+}  # fmt: skip
+NOT_OVER_HTTP = {*HIDDEN, "stop_at_first", "tune_on", "answer_for"}
+OF_TUNE = {"out", "database", "resume", "listener", "further", "progress"}
+OF_THE_QUEUE = {"priority"}
+COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(CommandModel)} - {"--arguments"}
+
+
+def options_of(*names: str) -> set[str]:
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    return {option for item in command.params for option in (*item.opts, *item.secondary_opts) if option.startswith("--")}
+
+
+def every_command(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    inner = getattr(command or typer.main.get_command(app), "commands", {})
+    return [path, *(found for name, item in inner.items() for found in every_command(item, (*path, name)))]
+
+
+@pytest.mark.parametrize(("name", "without"), [("sweep", NO_OPTION), ("submit", NO_OPTION_OF_SUBMIT)])
+def test_every_field_is_an_option_by_its_name(name: str, without: dict[str, str]) -> None:
+    options = options_of(name)
+    assert {option_name(field) for field in FIELDS if field not in without} <= options
+    assert not {option_name(field) for field in without} & options
+    assert options - {option_name(field) for field in FIELDS} - COMMAND_OPTIONS <= FLAGS.keys()
+    assert options >= COMMAND_OPTIONS - {"--name"}
+
+
+def test_every_field_is_an_argument_of_python_by_its_name() -> None:
+    parameters = inspect.signature(autotune.tune).parameters
+    assert {*parameters} - OF_TUNE <= {*FIELDS}
+    assert parameters["further"].kind is inspect.Parameter.VAR_KEYWORD
+    defaults = {item.name: item.default for item in dataclasses.fields(JobRequest)}
+    given = {name: parameters[name].default for name in parameters.keys() & {*FIELDS} if parameters[name].default is not None}
+    assert given == {name: defaults[name] for name in given}
+
+
+def test_every_field_is_one_of_the_client_and_of_the_service_by_its_name() -> None:
+    assert {*SubmissionFields.__annotations__, "model"} == {*FIELDS} - NOT_OVER_HTTP | OF_THE_QUEUE
+    assert JobSubmission.model_fields.keys() == {*FIELDS} - NOT_OVER_HTTP | OF_THE_QUEUE
+
+
+def test_every_field_is_a_key_of_a_file_of_a_row_and_of_a_best_config_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "fields.toml"
+    path.write_text("\n".join(f"{name} = 1" for name in FIELDS))
+    assert tuple(read_config_file(path, pytest.fail)) == tuple(tomllib.loads(path.read_text())) == FIELDS
+    row = request_to_row(JobRequest(model="m"))
+    assert tuple(row) == tuple(item.name for item in dataclasses.fields(JobRequest))
+    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
+    assert {*schema["properties"]["job"]["properties"]["request"]["required"]} <= row.keys()
+
+
+def test_no_option_and_no_field_has_an_old_name() -> None:
+    assert not OLD_NAMES.keys() & {*FIELDS, *JobSubmission.model_fields}
+    assert {*OLD_NAMES.values(), *OLD_OPTION_NAMES.values()} <= {*FIELDS}
+    for path in every_command():
+        allowed = {"--for"} if path == ("lint",) else set()  # a version of DeepSpeed there
+        assert options_of(*path) & OLD_OPTIONS.keys() == allowed, path
+    assert {old for old, new in OLD_OPTIONS.items() if new not in options_of("sweep")} == set()
+
+
+def test_an_old_name_in_python_is_noted_where_it_is_written(tmp_path: Path) -> None:
+    with (
+        pytest.warns(DeprecationWarning, match="^memory_limit_bytes is now memory_limit; ") as noted,
+        pytest.raises(LookupError),
+    ):
+        autotune.tune("nowhere", memory_limit_bytes=10**9)
+    assert [item.filename for item in noted] == [__file__]
+    with pytest.raises(RequestError, match=r"^memory_limit: is given as memory_limit_bytes too; leave one of them out"):
+        autotune.tune("nowhere", memory_limit=1, memory_limit_bytes=1)
+    with pytest.warns(DeprecationWarning) as noted, pytest.raises(LookupError):
+        autotune.GuidedSampler("nowhere", memory_limit_bytes=10**9)
+    assert [item.filename for item in noted] == [__file__]
+
+
+def test_an_old_name_in_the_client_is_sent_as_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def post(_self: object, _kind: type, _path: str, body: dict[str, Any], *_: object) -> None:
+        sent.append(body)
+
+    monkeypatch.setattr("autotune.client.transport.Transport.post", post)
+    with autotune.Client("http://127.0.0.1:1") as client:
+        for call in (client.submit, client.check, client.estimate, client.predict):
+            with pytest.warns(DeprecationWarning) as noted:
+                call("llama-tiny", memory_limit_bytes="2GB")
+            assert [item.filename for item in noted] == [__file__]
+        with pytest.warns(DeprecationWarning, match="^seq_len is now sequence_length; "):
+            client.plan("llama-tiny", max="seq_len")
+    assert [body.get("memory_limit") for body in sent] == ["2GB"] * 4 + [None]
+    assert sent[-1]["max"] == "sequence_length"
+
+
+def test_an_unknown_field_that_is_an_old_option_is_answered_with_its_name() -> None:
+    with pytest.raises(RequestError, match=r"^seq_len: is not a field of a request; did you mean sequence_length"):
+        request_from_fields({"model": "m", "seq_len": 3})
+
+
+def test_old_names_of_a_file_are_noted(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text('seq-len = 64\nmemory_limit_bytes = 9\nnvme = "/x"\n[set]\nzero_stage = [1, 2]\n')
+    notes: list[str] = []
+    fields = read_config_file(path, notes.append)
+    assert fields == {"sequence_length": 64, "memory_limit": 9, "nvme_path": "/x", "pins": {"zero_stage": [1, 2]}}
+    assert notes[0] == f"{path}: seq_len is now sequence_length; the old name still works"
+    assert len(notes) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [(40_000_000_000, 40_000_000_000), ("40GB", 40_000_000_000), ("1.5 GiB", 1_610_612_736), ("2e9", 2 * 10**9)],
+)
+def test_a_memory_limit_may_have_a_unit(tmp_path: Path, limit: int | str, count: int) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(f"memory_limit = {json.dumps(limit)}")
+    assert request_from_fields({"model": "m", **read_config_file(path)}).memory_limit == count
+    assert JobRequest(model="m", memory_limit=limit).memory_limit == count  # type: ignore[arg-type]
+    assert JobSubmission.model_validate({"model": "m", "memory_limit": limit}).memory_limit == count
+
+
+@pytest.mark.parametrize("limit", ["40 bananas", "0", "-1GB", "1e30"])
+def test_a_memory_limit_that_is_not_a_size(limit: str) -> None:
+    with pytest.raises(RequestError, match=r"^memory_limit: '.*' is (not a size|out of range); (write|give) "):
+        JobRequest(model="m", memory_limit=limit)  # type: ignore[arg-type]
+
+
+def test_a_row_with_old_names_is_read_resumed_and_exported(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path, trials=3, confirm_repeats=0, memory_limit=7_000_000, pins={"zero_stage": [1, 2]})
+    row = request_to_row(session.request)
+    former = {"memory_limit_bytes" if name == "memory_limit" else name: value for name, value in row.items()}
+    assert request_from_row(former) == session.request
+    job = store.create_job(former)
+    _, resumed = resume_job(store, job.id)
+    assert (resumed.request, resumed.ranking.memory_limit_bytes) == (session.request, 7_000_000)
+    run_job(resumed, store, job.id, table.runner())
+    document = build_best_config(resumed, read_book(store, job.id))
+    assert (document["objective"]["memory_limit"], document["job"]["request"]) == (7_000_000, row)
+    written = {**document, "job": {**document["job"], "request": former}}
+    assert request_of(written) == session.request

@@ -1,0 +1,121 @@
+"""The kernel of attention that a configuration names is the one that runs."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from executor.parallel import attention_kernel
+from executor.parallel.attention_kernel import BEST, any_kernel, choose_attention_kernel, repeats_heads, scaled_attention
+from search_spaces.attention_kernels import Verdict, verdict
+
+FUSED = "ScaledDotProductFlashAttentionForCpuBackward0"
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    yield
+    choose_attention_kernel(BEST)
+
+
+def attention() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 16, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def kernel() -> str:
+    return type(attention().grad_fn).__name__
+
+
+def test_the_kernel_is_chosen_anew_by_each_session() -> None:
+    chosen = {}
+    for name in ("flash", "math", BEST):
+        choose_attention_kernel(name)
+        chosen[name] = kernel()
+    assert chosen["flash"] == chosen[BEST] == FUSED
+    assert chosen["math"] != FUSED
+
+
+def test_every_kernel_computes_the_same() -> None:
+    found = []
+    for name in ("flash", "math"):
+        choose_attention_kernel(name)
+        found.append(attention())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_that_the_device_has_not_is_never_replaced_in_silence() -> None:
+    choose_attention_kernel("cudnn")
+    with pytest.raises(RuntimeError, match="viable"):
+        attention()
+
+
+REPEATED = Verdict(repeats_heads=True)
+CASES: tuple[tuple[str, str, str, bool, Verdict], ...] = (
+    ("best", "fp32", "cuda", False, REPEATED),  # else math: flash and cudnn do not compute in fp32
+    ("best", "bf16", "cuda", False, Verdict()),
+    ("best", "bf16", "cuda", True, REPEATED),
+    ("best", "fp64", "cuda", False, Verdict()),  # math is all there is
+    ("best", "fp32", "cpu", False, Verdict()),
+    ("efficient", "bf16", "cuda", False, REPEATED),
+    ("efficient", "fp32", "cuda", True, REPEATED),
+    ("efficient", "fp64", "cuda", False, Verdict("the efficient kernel computes in fp32, bf16, fp16 alone, not in fp64")),
+    ("flash", "bf16", "cuda", False, Verdict()),
+    ("flash", "bf16", "cuda", True, Verdict("the flash kernel takes no mask")),
+    ("flash", "fp32", "cpu", True, Verdict()),
+    ("cudnn", "fp16", "cuda", True, Verdict()),
+    ("math", "fp32", "cuda", True, Verdict()),
+    ("cudnn", "bf16", "cpu", False, Verdict("the cudnn kernel runs on CUDA alone")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "precision", "device", "masked", "expected"), CASES)
+def test_grouped_queries_run_on_the_kernel_that_is_named(
+    kernel: str, precision: str, device: str, masked: bool, expected: Verdict
+) -> None:
+    assert verdict(kernel, precision, 8, 2, device, masked) == expected
+    assert not verdict(kernel, precision, 8, 8, device, masked).repeats_heads
+
+
+def test_the_engine_asks_for_its_device_and_type() -> None:
+    def on(device: str, dtype: torch.dtype) -> bool:
+        query, key = (SimpleNamespace(device=SimpleNamespace(type=device), dtype=dtype, shape=(1, n, 4, 8)) for n in (8, 2))
+        return repeats_heads(cast(Any, query), cast(Any, key), masked=False)
+
+    assert [on("cuda", torch.float32), on("cuda", torch.bfloat16), on("cpu", torch.float32)] == [True, False, False]
+    choose_attention_kernel("efficient")
+    assert on("cuda", torch.bfloat16)
+
+
+def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, 16, 8, generator=generator, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    asked: list[bool] = []
+
+    def run(repeats: bool) -> list[Tensor]:
+        monkeypatch.setattr(attention_kernel, "repeats_heads", lambda *_, **__: asked.append(repeats) or repeats)
+        mixed = scaled_attention(query, key, value, is_causal=True)
+        return [mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))]
+
+    for repeated, shared in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(repeated, shared, rtol=1e-12, atol=1e-12)
+    assert asked == [True, False]
+
+
+def test_compiled_blocks_know_the_choice_without_leaving_the_graph() -> None:
+    def told(x: Tensor) -> Tensor:
+        return x + 1 if any_kernel() else x - 1
+
+    compiled = torch.compile(told, fullgraph=True, backend="eager")
+    found = []
+    for name in (BEST, "math"):
+        choose_attention_kernel(name)
+        found.append(float(compiled(torch.zeros(()))))
+    assert found == [1, -1]

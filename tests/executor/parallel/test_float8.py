@@ -1,0 +1,172 @@
+"""Products in 8 bits: rounded once, within what 8 bits resolve, of any shape, sliced or not, and nothing more is kept."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor.parallel.collectives import Group
+from executor.parallel.float8 import E4M3, E5M2, Scaled, float8_linear, scaled
+from executor.parallel.model import build_transformer
+from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
+from search_spaces.huggingface import resolve_model
+from search_spaces.model import ModelSpec
+
+HALF = {E4M3: 2.0**-4, E5M2: 2.0**-3}
+"""Largest relative error of rounding: half of the last bit of 3 and of 2."""
+SMALL = {E4M3: 2.0**-10 / 448, E5M2: 2.0**-17 / 57344}
+"""The same of what is too small for all bits, as a share of the largest magnitude."""
+BF16 = 2.0**-8
+LLAMA = resolve_model("llama-tiny")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def passed(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+    """The result, and the gradients of both operands."""
+    x, weight = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
+    result = product(x, weight)
+    result.backward(gradient)
+    assert x.grad is not None and weight.grad is not None
+    return [result.detach(), x.grad, weight.grad]
+
+
+def worth(matrix: Scaled) -> Tensor:
+    return matrix.values.double() * matrix.unit.double()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_matrix_is_rounded_within_half_of_its_last_bit_and_its_largest_is_kept(dtype: torch.dtype, size: float) -> None:
+    matrix = drawn(32, 48) * size
+    found, exact = worth(scaled(matrix, dtype)), matrix.double()
+    largest = exact.abs().max()
+    assert bool(((found - exact).abs() <= HALF[dtype] * exact.abs() + SMALL[dtype] * largest).all())
+    assert float(found.abs().max()) == pytest.approx(float(largest), rel=1e-6)
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_is_told() -> None:
+    assert not worth(scaled(torch.zeros(16, 16).bfloat16(), E4M3)).any()
+    for value in (float("inf"), float("nan")):
+        matrix = drawn(16, 16)
+        matrix[3, 5] = value
+        assert bool(float8_linear(drawn(16, 16), matrix).isnan().any())
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (2, 9, 16), (1, 32), (5, 3, 2, 80)])
+def test_products_and_gradients_are_as_near_to_fp64_as_8_bits_are(shape: tuple[int, ...]) -> None:
+    """Also where the rows are no multiple of what a device sums over."""
+    x, weight, gradient = drawn(*shape), drawn(64, shape[-1], seed=1), drawn(*shape[:-1], 64, seed=2) * 1e-4
+    found = passed(float8_linear, x, weight, gradient)
+    exact = passed(functional.linear, x.double(), weight.double(), gradient.double())
+    # Of both operands' errors, and of the sum's rounding.
+    most = passed(functional.linear, x.double().abs(), weight.double().abs(), gradient.double().abs())
+    for one, other, sizes, kinds in zip(found, exact, most, ((E4M3, E4M3), (E5M2, E4M3), (E5M2, E4M3)), strict=True):
+        assert one.dtype == torch.bfloat16
+        share = (1 + HALF[kinds[0]]) * (1 + HALF[kinds[1]]) * (1 + BF16) - 1
+        assert bool(((one.double() - other).abs() <= share * sizes + 1e-2 * share * sizes.mean()).all())
+
+
+def test_products_are_those_of_the_rounded_operands() -> None:
+    x, weight, gradient = drawn(32, 48), drawn(64, 48, seed=1), drawn(32, 64, seed=2)
+    inputs, matrix, outputs = worth(scaled(x, E4M3)), worth(scaled(weight, E4M3)), worth(scaled(gradient, E5M2))
+    wanted = [inputs @ matrix.T, outputs @ matrix, outputs.T @ inputs]
+    for found, exact in zip(passed(float8_linear, x, weight, gradient), wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=BF16, atol=1e-3)
+
+
+def test_no_rows_have_a_product_and_gradients_too() -> None:
+    result, of_input, of_weight = passed(float8_linear, drawn(0, 16), drawn(32, 16), drawn(0, 32))
+    assert (result.shape, of_input.shape) == ((0, 32), (0, 16))
+    assert not of_weight.any()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_kept_is_what_a_linear_layer_keeps(trained: bool) -> None:
+    def kept(product: Callable[[Tensor, Tensor], Tensor]) -> set[int]:
+        found: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: found.append(value) or value, lambda value: value):
+            product(x, weight)
+        return {value.data_ptr() for value in found}
+
+    x, weight = drawn(32, 16).requires_grad_(), drawn(32, 16, seed=1).requires_grad_(trained)
+    assert kept(float8_linear) == kept(functional.linear)
+
+
+@pytest.mark.parametrize(("dimension", "layer"), [(0, ColumnLinear), (1, RowLinear)])
+def test_slices_have_scales_of_their_own_and_together_are_the_product(dimension: int, layer: type[nn.Linear]) -> None:
+    """Of tensor ranks each descales its own result: none needs another's scale, and none is coarser than the whole's."""
+    x, weight = drawn(32, 64), drawn(96, 64, seed=1)
+    slices, alone = weight.chunk(2, dim=dimension), TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+    whole = scaled(weight, E4M3)
+    assert all(float(scaled(part, E4M3).unit) <= float(whole.unit) for part in slices)
+    results = []
+    for part, own in zip(slices, x.chunk(2, dim=1) if layer is RowLinear else (x, x), strict=True):
+        matrix = layer(part.shape[1], part.shape[0], alone, bias=False).bfloat16()
+        matrix.weight, matrix.float8 = nn.Parameter(part.clone()), True
+        results.append(matrix(own))
+    together = torch.cat(results, dim=1) if layer is ColumnLinear else results[0] + results[1]
+    most = x.double().abs() @ weight.double().abs().T
+    share = (1 + HALF[E4M3]) ** 2 * (1 + BF16) ** 2 - 1
+    assert bool(((together.double() - x.double() @ weight.double().T).abs() <= share * most).all())
+
+
+def test_biases_are_added_in_the_precision() -> None:
+    x, alone = drawn(16, 32), TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+    for layer in (ColumnLinear, RowLinear):
+        matrix = layer(32, 16, alone, bias=True).bfloat16()
+        matrix.float8 = True
+        torch.testing.assert_close(matrix(x), float8_linear(x, matrix.weight) + matrix.bias, atol=0, rtol=0)
+
+
+def test_the_matrices_of_layers_are_multiplied_so_and_nothing_else_is_kept() -> None:
+    assert isinstance(LLAMA, ModelSpec)
+
+    def held(float8: bool) -> tuple[int, float]:
+        module = build_transformer(LLAMA, 32, 0, torch.bfloat16)
+        if float8:
+            module.multiply_in_float8()
+            found = [name for name, inner in module.named_modules() if getattr(inner, "float8", False)]
+            assert len(found) == 7 * LLAMA.num_layers
+            assert all(name.startswith("blocks.") for name in found)
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
+            tokens = torch.arange(64).view(2, 32) % LLAMA.vocab_size
+            loss = module(tokens, tokens)
+        storages = [value.untyped_storage() for value in kept]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()), float(loss.detach())
+
+    (plain, loss), (narrow, other) = held(float8=False), held(float8=True)
+    assert narrow == plain
+    assert other == pytest.approx(loss, rel=1e-2)
+    assert other != loss
+
+
+@pytest.mark.filterwarnings("default")  # of what the compiler does inside it warns itself
+def test_compiled_products_are_the_same_and_one_graph() -> None:
+    compiled = torch.compile(float8_linear, backend="aot_eager", fullgraph=True)
+    operands = drawn(2, 9, 32), drawn(64, 32, seed=1), drawn(2, 9, 64, seed=2)
+    for one, other in zip(passed(compiled, *operands), passed(float8_linear, *operands), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("default")  # torchao warns of what it does itself
+def test_the_numbers_are_torchaos() -> None:
+    pytest.importorskip("torchao", reason="needs torchao, of which the recipe is")
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    x, weight, gradient = drawn(4, 16, 48), drawn(128, 48, seed=1), drawn(4, 16, 128, seed=2) * 1e-4
+
+    matrix = nn.Linear(48, 128, bias=False)
+    matrix.weight = nn.Parameter(weight)
+    layer, entered = Float8Linear.from_float(matrix, Float8LinearConfig()), x.detach().clone().requires_grad_()
+    result = layer(entered)
+    result.backward(gradient)
+    theirs = (result, entered.grad, layer.weight.grad)
+    for one, other in zip(passed(float8_linear, x, weight, gradient), theirs, strict=True):
+        assert torch.equal(one, other)
