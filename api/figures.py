@@ -13,10 +13,10 @@ from autotune.explain.explanation.explain import explain, explained
 from autotune.explain.explanation.time_use import parts_of
 from autotune.explain.figures.all_figures import figure_of
 from autotune.explain.figures.source import Source
-from autotune.explain.reports.formats import report_text
 from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
+from autotune.reports.formats import report_text
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
 from storage.records import JobRecord

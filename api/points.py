@@ -11,7 +11,7 @@ from autotune.forecast.initial_forecast import InitialForecast, foresight_of
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import Verdict, Verdicts, answer_document
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import Outcome
 from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store

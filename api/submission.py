@@ -18,8 +18,9 @@ from autotune.request.field_names import with_present_names
 from autotune.request.labels import LONGEST, MOST_TAGS, TAG
 from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
+from autotune.session.resolve import resolve
 from autotune.session.resolved import Resolver
-from autotune.session.session import Session, resolve
+from autotune.session.session import Session
 from search_spaces.clusters import is_cluster_name
 from search_spaces.environment import MOST_SETTINGS
 from search_spaces.huggingface import is_factory_reference, model_spec_from_config

@@ -13,7 +13,8 @@ from optuna.trial import BaseTrial, FrozenTrial, TrialState
 from autotune.errors import RequestError
 from autotune.request.field_names import accepts_old_names
 from autotune.request.request import request_from_fields
-from autotune.session.session import Session, resolve
+from autotune.session.resolve import resolve
+from autotune.session.session import Session
 from autotune.strategies.axes import Axes
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult

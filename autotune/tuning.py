@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.console import Console
-from autotune.cli.result import print_result
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
 from autotune.exports.best_config_file import best_config_text
@@ -23,11 +21,14 @@ from autotune.request.failures_field import read_failures
 from autotune.request.field_names import accepts_old_names
 from autotune.request.request import request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
-from autotune.series.progress import ProgressBar, shows_progress
 from autotune.session.baselines import read_baseline
 from autotune.session.quick_calibration import calibrate_for
+from autotune.session.resolve import prepare, require_startable, session_of
 from autotune.session.runners import make_runner
-from autotune.session.session import Session, prepare, require_startable, session_of, with_changes_of
+from autotune.session.session import Session, with_changes_of
+from autotune.text.console import Console
+from autotune.text.progress_bar import ProgressBar, shows_progress
+from autotune.text.result import print_result
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval

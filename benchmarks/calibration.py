@@ -12,16 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.validation.ranking import spearman
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
+from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.fitting.trial_fit import fit_runs
 from autotune.prediction.fitting.trial_history import Runs, trial_history
 from autotune.request.request import request_from_fields, request_from_row, request_to_row
 from autotune.session.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialResult
@@ -73,7 +75,7 @@ def run_trials(store: Store, rounds: int) -> None:
 
 
 def run_one(runner: LocalRunner, session: Session, token: str, config: TrialConfig) -> TrialResult:
-    result = runner.run(session.trial_request(token, config, ()))
+    result = runner.run(trial_request(session, token, config, ()))
     if result.outcome is not Outcome.OK:
         raise SystemExit(f"a trial ended {result.outcome}: {result.message}\n{result.traceback}")
     return result

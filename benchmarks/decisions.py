@@ -25,7 +25,8 @@ from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import JobRequest, request_to_row
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from benchmarks.written_page import give, page_parser
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome, Purpose

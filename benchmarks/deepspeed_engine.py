@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner

@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.planning.depth import correlation
 from autotune.request.engines import capability_of
 from benchmarks.grid_design import RATE_MBIT, Grid

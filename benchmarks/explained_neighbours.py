@@ -21,7 +21,8 @@ from autotune.explain.explanation.findings import Source
 from autotune.loop.loop import run_job
 from autotune.prediction.equations.step import Z90
 from autotune.request.request import request_to_row
-from autotune.session.session import Session, session_of
+from autotune.session.resolve import session_of
+from autotune.session.session import Session
 from autotune.strategies.random import RandomStrategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome

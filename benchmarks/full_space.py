@@ -20,7 +20,9 @@ from statistics import fmean
 
 from autotune.evaluation.validation.markdown import table
 from autotune.request.request import JobRequest
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from autotune.tuning import finish, open_job
 from benchmarks.grid_design import MODEL, RATE_MBIT, WORKLOAD, Grid
 from benchmarks.paired_statistics import Estimate, paired_gain
@@ -128,7 +130,7 @@ def play_seed(seed: int, trials: int, rounds: int, runner: Runner) -> Seed:
         for number in range(rounds):
             for space in order if number % 2 == 0 else order[::-1]:
                 config = TrialConfig().replace(played[space].winner)
-                result = runner.run(sessions[space].trial_request(f"{space}-{number}", config, ()))
+                result = runner.run(trial_request(sessions[space], f"{space}-{number}", config, ()))
                 if result.samples_per_second is None:
                     raise SystemExit(f"the winner of {space}, seed {seed}, measured again: {result.outcome}: {result.message}")
                 rates[space].append(result.samples_per_second.mean)

@@ -1,7 +1,7 @@
 """A trial in which rank 1 stops, hanging or dead, while the others wait for it in a collective.
 
-Rank processes import it by name, as they import `executor.trial.run` otherwise. The request's `engine` says what happens; each rank
-writes its pid and that of a process that it has started, and rank 1 the moment of its end, into the folder of `FOLDER`.
+Rank processes import it by name, as they import `executor.trial.run` otherwise. The request's `engine` says what happens. Each
+rank writes its pid and that of a process that it has started into the folder of `FOLDER`; rank 1 also the time of its end.
 """
 
 import os

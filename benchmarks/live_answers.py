@@ -14,7 +14,7 @@ from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import JobRequest, request_to_row
-from autotune.session.session import prepare
+from autotune.session.resolve import prepare
 from benchmarks.written_page import judge, page_parser
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Purpose

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.evaluation.validation.markdown import table
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from benchmarks.parity import run
 from benchmarks.parity_cases import FLOAT64_BOUND, GLOBAL_BATCH, HUGGING_FACE_BOUND, PROJECT, SEQUENCE, USER, Case, make_model
 from benchmarks.wheel_project import ROOT, build_wheel, install, printed, write_project

@@ -19,6 +19,7 @@ from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.plan import Plan, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.reasons import PARTS
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.simplicity import unusual
@@ -161,7 +162,7 @@ def look(case: Case) -> Found:
 
 def problems_of(found: Found) -> list[str]:
     """A first row with values that recipes do not use, for less than the stated uncertainty."""
-    space, config = found.question.search_space(), found.first.estimate.config
+    space, config = space_of(found.question), found.first.estimate.config
     odd = unusual(config, space)
     return [f"{found.case.title}: the first row has {', '.join(odd)}"] if odd else []
 

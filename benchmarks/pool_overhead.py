@@ -14,7 +14,9 @@ from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.request.request import JobRequest, request_to_row
-from autotune.session.session import Session, prepare, session_of
+from autotune.session.resolve import prepare, session_of
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from executor.runners.ray import RayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialResult
@@ -82,7 +84,7 @@ def sweep(trials: int, strategy: str) -> tuple[float, list[TrialRecord], Residen
 def heat(runner: RayRunner, session: Session) -> None:
     """Have every gang run a trial, so that those that are measured find it warm."""
     for number in range(GANGS):
-        runner.submit(session.trial_request(f"heat-{number}", session.baselines[0], ()))
+        runner.submit(trial_request(session, f"heat-{number}", session.baselines[0], ()))
     ended = 0
     while ended < GANGS:
         ended += sum(isinstance(event, TrialResult) for _, event in runner.events(1.0))

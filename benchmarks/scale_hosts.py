@@ -20,7 +20,8 @@ from autotune.request.cluster_shape import parse_shape
 from autotune.request.request import JobRequest
 from autotune.series.scaling import scaled
 from autotune.series.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from autotune.tuning import TuneResult, run_new_job
 from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork

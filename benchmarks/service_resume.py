@@ -12,7 +12,7 @@ from autotune.loop.lease_heartbeat import LeaseHeartbeat
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import TuningLoop
 from autotune.loop.stop import StopSignal
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from benchmarks.service_rows import measured
 from executor.runners.replay import ReplayRunner
 from storage.owners import current_owner

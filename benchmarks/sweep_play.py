@@ -11,7 +11,8 @@ from random import Random
 from typing import Any
 
 from autotune.request.request import JobRequest
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from autotune.tuning import finish, open_job
 from benchmarks.grid_design import DOMAINS, FIDELITY, MODEL, WORKLOAD, Grid
 from benchmarks.grid_figures import Noise, mean_rates, noise_of

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.exports import exporter
 from autotune.request.request import JobRequest, request_to_row
 from autotune.session.placement import launch_of
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from search_spaces.trial_config import TrialConfig
 
 PP: dict[str, Any] = {"pipeline_parallel_size": 2, "micro_batch_size": 1}

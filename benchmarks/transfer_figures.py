@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.paired_statistics import pooled_deviation
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -159,3 +159,9 @@ def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]
     """The environment variables that the configuration sets."""
     values = variant_values(config.script)
     return {name: values[name] for name in command.environment_knobs if name in values}
+
+
+def files_read(command: CommandModel) -> list[str]:
+    """The placeholders of the files that the script reads, or its launcher on its behalf."""
+    used = [name for name in names_in(command.arguments) if name in FILES]
+    return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])

@@ -18,7 +18,7 @@ from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from api.views import NameList
 from autotune.explain.figures.all_figures import NAMES
-from autotune.explain.reports.formats import WRITERS, require_format
+from autotune.reports.formats import WRITERS, require_format
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])

@@ -19,7 +19,7 @@ from autotune.exports import EXPORTERS, exporter
 from autotune.exports.export import Export
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from storage.records import ENDED, JobRecord
 from storage.store import Store
 

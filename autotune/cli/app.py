@@ -129,7 +129,8 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Tune a model: real trials, the best configuration as JSON. Or your own script: everything after -- is its command."""
-    from autotune.cli.sweep import SweepOptions, sweep_command
+    from autotune.cli.foreground import SweepOptions
+    from autotune.cli.sweep import sweep_command
 
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
@@ -202,7 +203,8 @@ def scale(
     json: Json = False,
 ) -> None:
     """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks are slower."""
-    from autotune.cli.sweep import SweepOptions, sweep_command
+    from autotune.cli.foreground import SweepOptions
+    from autotune.cli.sweep import sweep_command
 
     fields = options.given(
         model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective="scale", seed=seed,

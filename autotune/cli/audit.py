@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.ops.output import require_writable, write_whole
+from autotune.text.console import Console
 from search_spaces.plain import to_plain
 from storage.service_records import AuditRecord
 from storage.sql import default_database_url, open_store

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.calibrate_table import print_calibration
-from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import shipped_rates
 from autotune.prediction.planning.calibrated import Calibrated, calibrated
 from autotune.session.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
+from autotune.text.console import Console
 from search_spaces.plain import to_plain
 from storage.sql import default_database_url, open_store
 

@@ -7,13 +7,13 @@ from itertools import groupby
 from rich.measure import Measurement
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.fitting.calibration import default_precision
 from autotune.prediction.planning.calibrated import Calibrated, processor
 from autotune.session.calibrate import Calibration
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from search_spaces.cluster import ClusterSpec
 from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
 

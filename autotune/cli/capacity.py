@@ -6,13 +6,13 @@ import sys
 from dataclasses import dataclass
 
 from autotune.cli.capacity_table import print_capacity
-from autotune.cli.console import Console
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
+from autotune.text.console import Console
 from search_spaces.spaces import parse_pins
 
 

@@ -2,10 +2,10 @@
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.prediction.planning.capacity import Capacity, Remedy, Way
 from autotune.prediction.planning.ladder import Rung, RungAnswer
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from search_spaces.trial_config import TrialConfig
 
 

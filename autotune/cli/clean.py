@@ -1,7 +1,7 @@
 """`autotune clean`: remove jobs from the database."""
 
-from autotune.cli.console import Console
 from autotune.cli.status import Status
+from autotune.text.console import Console
 from storage.errors import LeaseHeldError
 from storage.records import JobRecord
 from storage.sql import default_database_url, open_store

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
 from autotune.cluster.facts import Claim, ClusterTruth, cluster_truth
 from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.errors import RequestError
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, ray_nodes
 from search_spaces.plain import to_plain

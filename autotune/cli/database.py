@@ -14,12 +14,12 @@ from typing import TextIO
 
 import typer
 
-from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import AutotuneError, OutputError, RequestError
 from autotune.ops.output import require_writable
-from autotune.ops.visible_text import visible
 from autotune.request.request import request_from_row
+from autotune.text.console import Console
+from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError
 from storage.errors import StorageError
 from storage.service_records import Damage

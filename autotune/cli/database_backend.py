@@ -10,13 +10,13 @@ from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
 from autotune.explain.explanation.explain import explain
 from autotune.explain.explanation.findings import Explanation
-from autotune.explain.reports.formats import report_text
 from autotune.exports import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
+from autotune.reports.formats import report_text
 from autotune.request.labels import merged_labels
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import resolve, session_of
+from autotune.session.resolve import resolve, session_of
 from search_spaces.outcome import JobState
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord

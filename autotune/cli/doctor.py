@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autotune.cli.console import Console
 from autotune.cli.finding import Finding
-from autotune.cli.sizes import bytes_text
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.request.engines import CAPABILITIES, why_unusable
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from search_spaces.clusters import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store

@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.cli.finding import Finding
-from autotune.cli.sizes import bytes_text
+from autotune.text.sizes import bytes_text
 from executor.runners.ray.checkup import Checkup, NodeFacts, Unreached
 
 LEAST_SHARED_BYTES = 1 << 30

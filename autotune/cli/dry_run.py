@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.console import Console
 from autotune.cli.dry_run_table import print_dry_run
 from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.request.request import request_from_fields
-from autotune.session.session import Session, resolve
+from autotune.session.resolve import resolve
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
+from autotune.text.console import Console
 from executor.dry.result import DryRun
 from executor.runners.dry import dry_run_model
 from search_spaces.clusters import resolve_cluster
@@ -47,7 +49,7 @@ def dry_run_command(options: DryRunOptions) -> Status:
     values = single_values(options.pins, "a dry run is of one configuration")
     session = resolve(request_from_fields(_fields(options, values)))
     config = configuration(session, values)
-    request = dataclasses.replace(session.trial_request("dry run", config, ()), timeout_seconds=options.timeout)
+    request = dataclasses.replace(trial_request(session, "dry run", config, ()), timeout_seconds=options.timeout)
     backend = "gloo" if session.cluster.device.kind == "cpu" else "nccl"
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
         found = dry_run_model(request, backend=backend, python_path=session.request.python_path)

@@ -2,9 +2,9 @@
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.session.session import Session
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from executor.dry.result import DryRank, DryRun
 from search_spaces.trial_config import TrialConfig
 

@@ -4,7 +4,6 @@ import sys
 
 from rich.table import Table
 
-from autotune.cli.console import Console
 from autotune.cli.engine_reference import (
     Row,
     engines_page_markdown,
@@ -17,6 +16,7 @@ from autotune.cli.engine_reference import (
 )
 from autotune.cli.status import Status
 from autotune.request.engines import CAPABILITIES, why_unusable
+from autotune.text.console import Console
 
 NAMES = (knob_head()[0], schedule_head()[0], *refused_head()[:2])
 """Columns whose cells are names, which are not broken."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.backend import open_backend
-from autotune.cli.console import Console
-from autotune.cli.explain_markdown import markdown_of
-from autotune.cli.explain_sections import Rows, head_lines, sections_of
 from autotune.cli.finite import finite
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.explain.explanation.findings import Explanation
 from autotune.ops.output import require_writable, write_whole
+from autotune.text.console import Console
+from autotune.text.explain_markdown import markdown_of
+from autotune.text.explain_sections import Rows, head_lines, sections_of
 from search_spaces.plain import to_plain
 
 

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from autotune.cli.backend import open_backend
-from autotune.cli.console import Console
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.ops.output import require_writable, write_whole
+from autotune.text.console import Console
 
 
 def export_command(job: str | None, format_name: str, out: Path | None, url: str | None, database: str | None) -> Status:

@@ -9,7 +9,7 @@ from autotune.imports.read import read_imported
 from autotune.outcome.verification import LAYOUT
 from autotune.request.command_field import with_command
 from autotune.request.engines import capability_of
-from autotune.session.session import OPTIMIZER
+from autotune.session.resolve import OPTIMIZER
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability
 from search_spaces.command import CommandModel

@@ -9,11 +9,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.backend import Standing, open_backend
-from autotune.cli.console import Console
-from autotune.cli.show import labels_text, model_text, state_text
+from autotune.cli.backend import Standing
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.text.console import Console
+from autotune.text.jobs import labels_text, model_text, state_text
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage.records import Ask, JobRecord

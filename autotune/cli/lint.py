@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.errors import RequestError, UnknownFormatError
+from autotune.text.console import Console
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed_rules import Effect, Finding, findings
 from search_spaces.file_kinds import DEEPSPEED, kind_of

@@ -11,15 +11,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.console import Console
 from autotune.cli.live_charts import LiveCharts
-from autotune.cli.rows import TrialRows, TrialTable, baseline_of, rate_text
-from autotune.cli.sizes import duration_text
 from autotune.loop.job_cost import ended, most_measurements, seconds_left
 from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
+from autotune.text.console import Console
+from autotune.text.rows import TrialRows, TrialTable, baseline_of, rate_text
+from autotune.text.sizes import duration_text
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord

@@ -9,15 +9,15 @@ from rich.text import Text
 
 from autotune.cli.canvas import Canvas
 from autotune.cli.chart import Axis, axis_of, chart, room_of, side_by_side
-from autotune.cli.console import Console
-from autotune.cli.rows import STYLES
-from autotune.cli.sizes import bytes_text
 from autotune.objective.ranking import Ranking, peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
 from autotune.outcome.verdict import Verdict
 from autotune.request.request import Objective
 from autotune.session.session import Session
+from autotune.text.console import Console
+from autotune.text.rows import STYLES
+from autotune.text.sizes import bytes_text
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.cli.backend import JobBackend, open_backend
-from autotune.cli.console import Console
-from autotune.cli.show import state_text
+from autotune.cli.backend import JobBackend
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.ops.trial_log import LogText, has_several_ranks
-from autotune.ops.visible_text import visible
+from autotune.text.console import Console
+from autotune.text.jobs import state_text
+from autotune.text.visible_text import visible
 from storage.errors import UnknownTrialError
 from storage.records import TrialRecord
 

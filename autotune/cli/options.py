@@ -6,11 +6,24 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.sizes import parse_bytes
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat
+from autotune.request.sizes import parse_size
 from autotune.request.strategy_names import STRATEGIES
 from search_spaces.optimizers import OPTIMIZERS
+
+
+def parse_bytes(text: str | int) -> int:
+    """The value of an option as bytes; see `parse_size`.
+
+    Raises:
+        typer.BadParameter: the text is not a size, or out of range.
+    """
+    try:
+        return parse_size("", str(text))
+    except RequestError as error:
+        raise typer.BadParameter(f"{error.problem}; {error.remedy}") from None
+
 
 Database = Annotated[
     str | None,

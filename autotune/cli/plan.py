@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.console import Console
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_document, named, with_what_is_known
 from autotune.cli.status import Status
@@ -15,6 +14,7 @@ from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.request.documents_field import read_lengths
+from autotune.text.console import Console
 from search_spaces.spaces import parse_pins
 
 

@@ -2,12 +2,12 @@
 
 from rich.text import Text
 
-from autotune.cli.console import Console
-from autotune.cli.prediction_table import asked_text, bar_text, seconds_text
-from autotune.cli.sizes import bytes_text
 from autotune.prediction.planning.largest import Dimension, Largest
 from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans
 from autotune.prediction.planning.question import Question
+from autotune.text.console import Console
+from autotune.text.prediction_table import asked_text, bar_text, seconds_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.trial_config import TrialConfig
 

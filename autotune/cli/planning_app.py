@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.options import Database, Json
+from autotune.cli.options import Database, Json, parse_bytes
 from autotune.cli.present_names import print_note
-from autotune.cli.sizes import parse_bytes
 from autotune.cli.status import end
 from autotune.request.field_names import present_value
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.console import Console
-from autotune.cli.prediction_table import print_estimate
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.request.documents_field import read_lengths
+from autotune.text.console import Console
+from autotune.text.prediction_table import print_estimate
 from search_spaces.plain import to_plain
 from search_spaces.spaces import parse_pins
 from storage.folder import has_default_database

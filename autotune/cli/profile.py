@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.console import Console
 from autotune.cli.fields import import_folders
 from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.request.request import request_from_fields
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
+from autotune.text.console import Console
 from executor.measurement.flops import flops_utilization
 from executor.measurement.module_profile import ModelProfile, Phases
 from executor.runners.profile import profile_model
@@ -57,7 +59,7 @@ def profile_command(options: ProfileOptions) -> Status:
     session = prepare(request_from_fields(_fields(options, values)))
     config = configuration(session, values)
     request = dataclasses.replace(
-        session.trial_request("profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
+        trial_request(session, "profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
     )
     console = Console(stderr=True)
     with console.status(f"profiling {session.model.name}"):

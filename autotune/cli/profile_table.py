@@ -6,9 +6,9 @@ from math import floor, log10
 from rich.measure import Measurement
 from rich.table import Table
 
-from autotune.cli.console import Console
 from autotune.cli.profile_tree import OWN, Row
 from autotune.session.session import Session
+from autotune.text.console import Console
 from executor.measurement.module_profile import ModelProfile
 from search_spaces.trial_config import TrialConfig
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import parse_bytes
+from autotune.cli.options import parse_bytes
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.text.console import Console
 from storage.service_records import Quota, Quotas, QuotaUse
 from storage.sql import default_database_url, open_store
 

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from autotune.cli.backend import open_backend
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.explain.reports.formats import require_format
 from autotune.ops.output import require_writable, write_whole
-from autotune.ops.visible_text import visible
+from autotune.reports.formats import require_format
+from autotune.text.visible_text import visible
 
 
 def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:

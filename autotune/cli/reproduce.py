@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.console import Console
-from autotune.cli.rows import rate_text
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import run_by
 from autotune.exports.best_config_file import read_best_config, request_of
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
+from autotune.session.resolve import prepare
 from autotune.session.runners import make_runner
-from autotune.session.session import Session, prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
+from autotune.text.console import Console
+from autotune.text.rows import rate_text
 from executor.runners.runner import Runner
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -39,7 +41,7 @@ def reproduce_command(path: Path, runner_name: str | None, ray_address: str | No
 
 def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[str, Any], number: int) -> TrialResult:
     losses = tuple(document["job"].get("reference_losses", ()))
-    return runner.run(session.trial_request(f"reproduce-{number}", config, losses))
+    return runner.run(trial_request(session, f"reproduce-{number}", config, losses))
 
 
 def _tell(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:

@@ -7,15 +7,16 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.result import print_result
+from autotune.cli.foreground import SweepOptions, run_new
 from autotune.cli.status import Status
-from autotune.cli.sweep import SweepOptions, run_new
 from autotune.exports.best_config_file import best_config_text
 from autotune.ops.output import write_whole
-from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, run_series
+from autotune.series.run import run_series
+from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult
 from autotune.series.size_forecast import EquationForecast
 from autotune.session.session import Session
+from autotune.text.console import Console
+from autotune.text.result import print_result
 from autotune.tuning import TuneResult
 from search_spaces.trial import Interval
 from storage.sql import default_database_url

@@ -11,7 +11,6 @@ from types import FrameType
 
 from rich.table import Table
 
-from autotune.cli.console import Console
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import named_address
@@ -25,6 +24,7 @@ from autotune.request.request import RUNNERS
 from autotune.session.allowed import AllowList
 from autotune.session.quick_calibration import calibrate_quickly
 from autotune.session.runners import make_replay_runner, make_runner
+from autotune.text.console import Console
 from executor.detect import local_gpus
 from search_spaces.cluster import DEVICE_KINDS
 from search_spaces.clusters import local_cluster

@@ -22,8 +22,7 @@ from typing import Any
 
 import uvicorn
 
-from autotune.cli import ROOT, bind_own_rooms
-from autotune.cli.console import Console
+from autotune.cli.own_packages import ROOT, bind_own_packages
 from autotune.cli.passed import pass_environment
 from autotune.cli.quota import parsed_quotas
 from autotune.cli.status import Status
@@ -32,6 +31,7 @@ from autotune.ops.logs import LogFormat, set_up_logs
 from autotune.ops.network import is_loopback
 from autotune.ops.telemetry import traces
 from autotune.request.command_field import parse_allowed
+from autotune.text.console import Console
 from search_spaces.plain import to_plain
 from storage.address import readable_by_others
 from storage.service_records import Quotas
@@ -99,7 +99,7 @@ class ServeConfig(uvicorn.Config):
 
 def serve_command(options: ServeOptions) -> Status:
     """Run the API, and a worker beside it, until a signal ends all."""
-    bind_own_rooms(("api",))
+    bind_own_packages("api")
     pass_environment(options.pass_environment)
     for command in options.commands:
         parse_allowed(command)
@@ -218,7 +218,7 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
 
 def _run_child(config: uvicorn.Config, listener: socket.socket, log_format: LogFormat) -> None:
     """One of several API processes."""
-    bind_own_rooms(("api",))
+    bind_own_packages("api")
     set_up_logs(log_format)
     config.configure_logging()
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.backend import open_backend
-from autotune.cli.console import Console
 from autotune.cli.finite import finite
-from autotune.cli.result import print_result
-from autotune.cli.rows import TrialTable, baseline_of
-from autotune.cli.sizes import duration_text
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError, RequestError
 from autotune.objective.ranking import peak_bytes, rate
 from autotune.request.request import Objective
+from autotune.text.console import Console
+from autotune.text.jobs import labels_text, place_text, progress_text, state_text
+from autotune.text.result import print_result
+from autotune.text.rows import TrialTable, baseline_of
+from autotune.text.sizes import duration_text
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial_config import KNOB_NAMES
-from storage.log_records import ProgressRecord
 from storage.records import JobRecord, TrialRecord
 
 SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
@@ -80,38 +80,6 @@ def show_command(options: ShowOptions) -> Status:
     _print_causes(job, chosen, console)
     print_result(best, console)
     return Status.OK
-
-
-def state_text(job: JobRecord) -> str:
-    """`succeeded (BUDGET)`."""
-    return f"{job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}"
-
-
-def labels_text(request: Mapping[str, Any]) -> str:
-    """`name nightly; tags smoke a100; note …`, as far as the request has them."""
-    given = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
-    return "; ".join(f"{field} {text}" for field, text in given.items() if text)
-
-
-def model_text(job: JobRecord) -> str:
-    """The model's name; of a file that a service does not name, its path."""
-    return str((job.request.get("resolved_model") or {}).get("name") or job.request.get("model", ""))
-
-
-def place_text(job: JobRecord) -> str:
-    """`llama-tiny on local with 2 ranks`, as far as the request tells."""
-    request = job.request
-    cluster = request.get("resolved_cluster") or {}
-    ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
-    return f"{model_text(job)} on {cluster.get('name') or request.get('cluster', '')}" + (
-        f" with {ranks} ranks" if ranks else ""
-    )
-
-
-def progress_text(sign: ProgressRecord) -> str:
-    """`measure 12, 103.5/s`."""
-    rate = f", {sign.samples_per_second:.4g}/s" if sign.samples_per_second else ""
-    return f"{sign.phase}{f' {sign.step}' if sign.step else ''}{rate}"
 
 
 def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> list[TrialRecord]:

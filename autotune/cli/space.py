@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from autotune.cli.console import Console
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
 from autotune.prediction.planning.layouts import layouts_of
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
+from autotune.text.console import Console
 from search_spaces.clusters import resolve_cluster
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.knobs import KNOBS, domain_text

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from autotune.ops.visible_text import visible_line
+from autotune.text.visible_text import visible_line
 
 PROGRAM = "autotune"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from autotune.cli.backend import open_backend
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.exports.optuna_study import write_study
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.backend import open_backend
 from autotune.cli.fields import request_fields
 from autotune.cli.jobs import tell_submitted
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.cli.watch import watch_job
 from autotune.errors import RequestError

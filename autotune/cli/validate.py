@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.console import Console
 from autotune.cli.report_document import tell_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
@@ -29,6 +28,7 @@ from autotune.evaluation.validation.report import validate
 from autotune.evaluation.validation.table import read_table
 from autotune.evaluation.validation.validate import Progress, Protocol
 from autotune.ops.output import require_writable
+from autotune.text.console import Console
 
 _SHOWN = 12
 """Problems and reasons that the console shows; the JSON and the Markdown page hold all."""

@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.status import Status as StatusLine
 
-from autotune.cli.backend import JobBackend, open_backend
-from autotune.cli.console import Console
-from autotune.cli.result import print_result
-from autotune.cli.rows import TrialRows, rate_text
-from autotune.cli.show import place_text, progress_text, state_text
+from autotune.cli.backend import JobBackend
+from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
+from autotune.text.console import Console
+from autotune.text.jobs import place_text, progress_text, state_text
+from autotune.text.result import print_result
+from autotune.text.rows import TrialRows, rate_text
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord

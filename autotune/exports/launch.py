@@ -8,7 +8,7 @@ from search_spaces.command import CommandModel
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knobs import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
-from search_spaces.placeholders import FILES, names_in
+from search_spaces.placeholders import FILES, files_read
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
@@ -75,12 +75,6 @@ def script_words(winner: Winner) -> list[str]:
 def _arguments(winner: Winner) -> str:
     """What is given to the launch script, as its first lines tell it."""
     return "MORE_ARGUMENTS …" if winner.script else "train.py …"
-
-
-def files_read(command: CommandModel) -> list[str]:
-    """The placeholders of the files that the script reads, or its launcher on its behalf."""
-    used = [name for name in names_in(command.arguments) if name in FILES]
-    return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])
 
 
 def files_notes(winner: Winner) -> list[str]:

@@ -10,7 +10,6 @@ from autotune.loop.environment_stage import (
     reserved_trials,
     stage_has_begun,
     stage_wants,
-    without_stage,
 )
 from autotune.loop.planned_trial import PlannedTrial
 from autotune.loop.stopping import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
@@ -154,7 +153,7 @@ def _next_baseline(session: Session, book: JobSnapshot) -> list[PlannedTrial]:
 
 def _proposed(session: Session, book: JobSnapshot, room: int) -> list[PlannedTrial]:
     count = min(room, session.request.trials - book.spent - reserved_trials(session, book))
-    history, pending = without_stage(session, book.searched), pending_layouts(session, book)
+    history, pending = session.without_environment_stage(book.searched), pending_layouts(session, book)
     configs = session.strategy.propose(session.space, history, pending, count, session.request.seed)
     # A strategy that has nothing new is at its end: what is known would be told again and again, and never be spent.
     configs = [config for config in configs if book.search_trial(config) is None]

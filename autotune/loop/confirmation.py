@@ -1,6 +1,5 @@
 """Which finalists are measured again, in which round, and when that is enough."""
 
-from autotune.loop.environment_stage import is_of_stage
 from autotune.loop.planned_trial import PlannedTrial
 from autotune.loop.stopping import FINALISTS
 from autotune.objective.ranking import peak_bytes
@@ -51,10 +50,10 @@ def starts_anew(session: Session, book: JobSnapshot, trial: TrialRecord) -> bool
     and every confirmation where environments are finalists, for else those of the baseline alone would be of warm processes.
     """
     if trial.purpose is not Purpose.CONFIRM:
-        return is_of_stage(session, trial.config)
+        return session.tries_environment(trial.config)
     finalists = _round(session, book, trial.repeat)
     first = trial.repeat == min(book.confirmations(trial.config), default=trial.repeat)
-    return (first and trial.config in finalists[:1]) or any(is_of_stage(session, one) for one in finalists)
+    return (first and trial.config in finalists[:1]) or any(session.tries_environment(one) for one in finalists)
 
 
 def _round(session: Session, book: JobSnapshot, number: int) -> list[TrialConfig]:

@@ -4,7 +4,6 @@ Processes are started anew for each, which costs more than most trials, and an e
 it is tried on the final layout alone, and out of the trials and seconds of the request: the search leaves them over.
 """
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from autotune.loop.planned_trial import PlannedTrial
@@ -17,18 +16,6 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
-def is_of_stage(session: Session, config: TrialConfig) -> bool:
-    """Whether a search trial of this configuration is one of the stage."""
-    return config.environment in session.request.resolved_environments
-
-
-def without_stage(session: Session, trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-    """The trials of layouts alone: what a strategy, whose space has one environment, learns from."""
-    if not session.request.resolved_environments:
-        return trials
-    return [trial for trial in trials if not is_of_stage(session, trial.config)]
-
-
 def stage_has_begun(session: Session, book: JobSnapshot) -> bool:
     """Whether the newest search trial is one of the stage: the search has ended, unless more trials were granted since."""
     return _layout_begun(session, book) is not None
@@ -37,7 +24,7 @@ def stage_has_begun(session: Session, book: JobSnapshot) -> bool:
 def reserved_trials(session: Session, book: JobSnapshot) -> int:
     """How many of the request's trials the stage still takes."""
     count = len(session.request.resolved_environments)
-    if not any(is_of_stage(session, trial.config) for trial in (book.searched if count else ())):
+    if not any(session.tries_environment(trial.config) for trial in (book.searched if count else ())):
         return count
     layout = final_layout(session, book)
     taken = [book.search_trial(config) for config in _configs(session, layout)] if layout is not None else []
@@ -50,14 +37,14 @@ def reserved_seconds(session: Session, book: JobSnapshot) -> float:
     count = len(session.request.resolved_environments)
     if not count:
         return 0.0
-    layouts = [_seconds(trial) for trial in without_stage(session, book.searched) if _seconds(trial)]
+    layouts = [_seconds(trial) for trial in session.without_environment_stage(book.searched) if _seconds(trial)]
     each = max(fmean(layouts), layouts[0]) if layouts else 0.0
-    return max(count * each - sum(_seconds(trial) for trial in book.searched if is_of_stage(session, trial.config)), 0.0)
+    return max(count * each - sum(_seconds(trial) for trial in book.searched if session.tries_environment(trial.config)), 0.0)
 
 
 def stage_wants(session: Session, book: JobSnapshot) -> list[PlannedTrial]:
     """The environments that are still to be measured on the final layout; none while a trial of the search is open."""
-    searching = any(trial.purpose is Purpose.SEARCH and not is_of_stage(session, trial.config) for trial in book.open)
+    searching = any(trial.purpose is Purpose.SEARCH and not session.tries_environment(trial.config) for trial in book.open)
     layout = final_layout(session, book) if session.request.resolved_environments and not searching else None
     wanted = _configs(session, layout) if layout is not None else []
     return [PlannedTrial(config=config) for config in wanted if book.search_trial(config) is None]
@@ -71,7 +58,7 @@ def final_layout(session: Session, book: JobSnapshot) -> TrialConfig | None:
     if standings is None:
         return None
     ranked = (standings.contenders[place].config for place in standings.order)
-    return next((config for config in ranked if not is_of_stage(session, config)), None)
+    return next((config for config in ranked if not session.tries_environment(config)), None)
 
 
 def _layout_begun(session: Session, book: JobSnapshot) -> TrialConfig | None:
@@ -79,7 +66,7 @@ def _layout_begun(session: Session, book: JobSnapshot) -> TrialConfig | None:
         return None
     searched = (trial for trial in reversed(book.trials) if trial.purpose is Purpose.SEARCH)
     newest = next((trial for trial in searched if trial.counted or trial.outcome is None), None)
-    if newest is None or not is_of_stage(session, newest.config):
+    if newest is None or not session.tries_environment(newest.config):
         return None
     return newest.config.replace({ENVIRONMENT: session.environment})
 

@@ -25,7 +25,9 @@ from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_book
 from autotune.outcome.standings import measured_baseline
 from autotune.outcome.verdict import Verdict, Verdicts, answer_summary
 from autotune.session.nvme import slowness
-from autotune.session.session import Session, with_changes_of, with_prior
+from autotune.session.resolve import with_prior
+from autotune.session.session import Session, with_changes_of
+from autotune.session.trial_requests import trial_request
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.runner import Runner
@@ -252,7 +254,7 @@ class TuningLoop:
 
     def _request(self, token: str, trial: TrialRecord, book: JobSnapshot) -> TrialRequest:
         off = self._watchman.kept_off(trial)
-        request = self._session.trial_request(token, trial.config, book.job.reference_losses, off)
+        request = trial_request(self._session, token, trial.config, book.job.reference_losses, off)
         fresh = self._verifying.wants(trial) or starts_anew(self._session, book, trial)
         expected = self._forecast.seconds(trial.config, book) if self._forecast is not None else None
         request = dataclasses.replace(request, fresh_processes=fresh, expected_step_seconds=expected)

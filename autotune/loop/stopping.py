@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.loop.environment_stage import reserved_seconds, without_stage
+from autotune.loop.environment_stage import reserved_seconds
 from autotune.loop.failure_causes import kind_of_failure
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.session.session import Session
@@ -19,7 +19,6 @@ ALIKE = 3
 """Trials, the baseline first, after whose one and the same error no other configuration is expected to run."""
 BREAKING = (Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST)
 """Outcomes of which one cause may stop a job. What does not fit is a finding, and other configurations may."""
-HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def time_is_up(session: Session, book: JobSnapshot, reserved: float = 0.0) -> St
     seconds = _spent_seconds(session, book) + reserved
     if request.max_seconds is not None and seconds >= request.max_seconds:
         return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
-    if request.device_hours is not None and device_hours(session, seconds) >= request.device_hours:
+    if request.device_hours is not None and session.device_hours(seconds) >= request.device_hours:
         return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")
     return None
 
@@ -97,13 +96,8 @@ def outlook_of(session: Session, book: JobSnapshot) -> Outlook | None:
     """What the strategy expects of further trials; None: it does not predict, or nothing was measured."""
     margin = session.request.stop_margin or 0.0
     return session.strategy.outlook(
-        session.space, without_stage(session, book.searched), pending_layouts(session, book), margin
+        session.space, session.without_environment_stage(book.searched), pending_layouts(session, book), margin
     )
-
-
-def device_hours(session: Session, seconds: float) -> float:
-    """What seconds on every rank of the job cost."""
-    return seconds * session.world_size / HOUR
 
 
 def _spent_seconds(session: Session, book: JobSnapshot) -> float:
@@ -117,7 +111,7 @@ def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:
     if hours is None:
         return None
     saved = hours * expected.expected_gain / (1 + expected.expected_gain)
-    cost = device_hours(session, expected.trial_seconds)
+    cost = session.device_hours(expected.trial_seconds)
     if saved >= cost:
         return None
     told = f"the next trial costs {cost:.2g} device-hours and is expected to save {saved:.2g} of {hours:g}"
@@ -135,4 +129,4 @@ def _sure(session: Session, expected: Outlook) -> Stop | None:
 def pending_layouts(session: Session, book: JobSnapshot) -> Sequence[TrialConfig]:
     """What the strategy has proposed and has no outcome yet."""
     opened = [trial for trial in book.open if trial.purpose is Purpose.SEARCH]
-    return [trial.config for trial in without_stage(session, opened)]
+    return [trial.config for trial in session.without_environment_stage(opened)]

@@ -14,7 +14,8 @@ from autotune.loop.worker_heartbeat import WorkerHeartbeat
 from autotune.request.request import request_of
 from autotune.session.allowed import AllowList, is_from_outside
 from autotune.session.quick_calibration import calibrate_for
-from autotune.session.session import Session, on_ray, require_startable, session_of
+from autotune.session.resolve import require_startable, session_of
+from autotune.session.session import Session, on_ray
 from executor.errors import ExecutorError, RunnerError
 from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError

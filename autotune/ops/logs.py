@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from autotune.ops.visible_text import visible, visible_line
+from autotune.text.visible_text import visible, visible_line
 
 CHATTY = ("httpx2", "httpcore2", "alembic", "urllib3")
 """Libraries that tell of each request at INFO, with addresses that hold what is nobody's business."""

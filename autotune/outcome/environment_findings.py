@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.loop.environment_stage import is_of_stage
 from autotune.objective.ranking import rate
 from autotune.outcome.standings import Standings
 from autotune.session.session import Session
@@ -30,7 +29,7 @@ def environment_findings(session: Session, standings: Standings, winner: TrialCo
     """Each environment that was tried on the layout of the winner, in the order of the trials."""
     layout = winner.replace({ENVIRONMENT: session.environment})
     plain = standings.book.search_trial(layout)
-    tried = [trial for trial in standings.book.searched if is_of_stage(session, trial.config)]
+    tried = [trial for trial in standings.book.searched if session.tries_environment(trial.config)]
     same = [trial for trial in tried if trial.config.replace({ENVIRONMENT: session.environment}) == layout]
     return [_finding(standings, trial, plain) for trial in same]
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from autotune.loop.stopping import device_hours
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.request.request import Objective
@@ -14,7 +13,7 @@ def spent(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[str, An
 
     A run of H device-hours with the baseline takes H / gain with the best: H (1 - 1 / gain) less.
     """
-    hours = device_hours(session, book.job.active_seconds)
+    hours = session.device_hours(book.job.active_seconds)
     run = session.request.run_device_hours
     share = _saved_share(session, verdict)
     return {

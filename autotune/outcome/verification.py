@@ -13,8 +13,10 @@ from autotune.outcome.job_snapshot import repeat_of
 from autotune.request.command_field import with_command
 from autotune.request.engines import capability_of
 from autotune.request.request import JobRequest
-from autotune.session.script_files import carriers_of
-from autotune.session.session import Session, prepare
+from autotune.request.script_capability import carriers_of
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from executor.engines.command.capability import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
@@ -128,10 +130,10 @@ def verify(document: dict[str, Any], session: Session, best: Translation, runner
     mine, theirs = list[Repeat](), list[Repeat]()
     losses: tuple[float, ...] = ()
     for number in range(rounds):
-        result = runner.run(session.trial_request(f"verify-{number}", best.config, losses))
+        result = runner.run(trial_request(session, f"verify-{number}", best.config, losses))
         mine.append(_measured(result))
         losses = losses or result.losses
-        rival = None if baseline is None else runner.run(session.trial_request(f"verify-baseline-{number}", baseline, losses))
+        rival = None if baseline is None else runner.run(trial_request(session, f"verify-baseline-{number}", baseline, losses))
         repeat = None if rival is None else repeat_of(rival)
         if rival is not None and repeat is None:
             baseline, why = None, f"the baseline ends {rival.outcome.value} there: {rival.message}"

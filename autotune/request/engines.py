@@ -1,6 +1,7 @@
 """What each engine honours, by name: read from the files that engines keep free of torch."""
 
 from autotune.errors import RequestError
+from autotune.request.script_capability import capability_for
 from executor.engines.command.capability import COMMAND
 from executor.engines.ddp.capability import DDP
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
@@ -26,9 +27,6 @@ def capability_of(engine: str, command: CommandModel | None = None) -> Capabilit
             raise RequestError(
                 "command", "is missing", "write it after --, as in -- python train.py --batch {micro_batch_size}"
             )
-        # What renders files reads best-config documents, whose module needs this one.
-        from autotune.session.script_files import capability_for
-
         return capability_for(command)
     if engine not in CAPABILITIES:
         raise RequestError("engine", f"{engine!r} is not known", f"use one of {', '.join((*CAPABILITIES, COMMAND))}")

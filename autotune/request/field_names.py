@@ -1,7 +1,7 @@
 """One name for each field of a request, at every entry point, and the names that fields had before.
 
-A field has the name that `autotune.request.request.JobRequest` gives it: in Python, in the client, over HTTP, in a TOML file, in a
-job's row and in a best-config file. Its option is that name with dashes (`option_name`). Old names are accepted where they were
+A field has the name that `JobRequest` gives it: in Python, in the client, over HTTP, in a TOML file, in a job's row and in a
+best-config file. Its option is that name with dashes (`option_name`). Old names are accepted where they were
 names before; the command line, Python, the service and TOML files note them, rows and best-config files are read silently.
 """
 

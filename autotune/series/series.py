@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.request.request import Objective, request_from_fields
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from autotune.tuning import TuneResult
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
@@ -174,35 +175,14 @@ Sweep = Callable[[Session], TuneResult]
 """Runs a job to its end."""
 
 
-def run_series(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
-    """Run the jobs of a series, one after the other.
-
-    Raises:
-        RequestError, SearchSpaceError: a job cannot be opened; told before the first trial.
-        NothingFeasibleError: no length can fit.
-    """
-    match series.objective:
-        case SeriesObjective.COST:
-            return _cheapest(series, sweep, forecast)
-        case SeriesObjective.DEVICES:
-            return _fewest(series, sweep)
-        case SeriesObjective.SCALE:
-            from autotune.series.scaling import scale
-
-            return scale(series, sweep)
-        case SeriesObjective.SEQUENCE:
-            from autotune.series.longest import longest_sequence
-
-            return longest_sequence(series, sweep, forecast)
-
-
 def entry_of(series: SeriesRequest, session: Session, result: TuneResult) -> SeriesEntry:
     """What a job's end says of its size."""
     measured = result.best_config["best"]["measured"]["samples_per_second"] if result.best_config else None
     rate = Interval(**measured) if measured else None
     return SeriesEntry(
         ranks=session.world_size, sequence_length=session.request.sequence_length, nodes=session.cluster.nodes,
-        job_id=result.job_id, samples_per_second=rate, cost=_cost(series, session, rate), message=result.message, result=result,
+        job_id=result.job_id, samples_per_second=rate, cost=cost_of(series, session, rate), message=result.message,
+        result=result,
     )  # fmt: skip
 
 
@@ -215,56 +195,6 @@ def interrupted(series: SeriesRequest, entries: list[SeriesEntry]) -> SeriesResu
     return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=message, interrupted=True)
 
 
-def _fewest(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
-    """Ascending sizes, until the low edge of the best rate's interval reaches what is wanted."""
-    wanted, entries = series.rate or 0.0, list[SeriesEntry]()
-    for session in sizes(series, entries):
-        entries.append(entry_of(series, session, sweep(session)))
-        if stopped := interrupted(series, entries):
-            return stopped
-        reached = entries[-1].samples_per_second
-        if reached is not None and reached.low >= wanted:
-            message = f"{entries[-1].ranks} ranks reach {wanted:g} samples/s: {_text(reached)}"
-            return SeriesResult(objective=series.objective, entries=tuple(entries), answer=entries[-1], message=message)
-    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=_unreached(wanted, entries))
-
-
-def _unreached(wanted: float, entries: list[SeriesEntry]) -> str:
-    measured = [(entry.samples_per_second, entry) for entry in entries if entry.samples_per_second is not None]
-    if not measured:
-        return "no size has a configuration that may win; raise the memory limit, or add ranks"
-    rate, best = max(measured, key=lambda item: item[0].mean)
-    told = f"no size reaches {wanted:g} samples/s: the most is {_text(rate)} on {best.ranks} ranks"
-    if rate.mean >= wanted:
-        return f"{told}, whose interval is not above it; raise --confirm-repeats or --trial-seconds"
-    return f"{told}; add ranks, search a larger space or with more trials, or lower the rate"
-
-
-def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
-    """Every size from the one that is predicted cheapest on, but those whose band of prediction is above what was measured."""
-    entries = list[SeriesEntry]()
-    sessions = list(sizes(series, entries))
-    known = {session.world_size: _cost(series, session, forecast.rate(session)) for session in sessions}
-    best: SeriesEntry | None = None
-    for session in sorted(sessions, key=lambda each: (_mean(known[each.world_size]), each.world_size)):
-        # Anew, because predictions may have learned from the trials of the sizes before.
-        expected = _cost(series, session, forecast.rate(session)) if best is not None else None
-        if best is not None and best.cost is not None and expected is not None and expected.low > best.cost.high:
-            why = f"skipped: predicted to cost at least {expected.low:.4g}, over the {_text(best.cost)} of {best.ranks} ranks"
-            entries.append(_skipped(session.world_size, session.request.sequence_length, why))
-            continue
-        entries.append(entry_of(series, session, sweep(session)))
-        if stopped := interrupted(series, entries):
-            return stopped
-        if _mean(entries[-1].cost) < _mean(best.cost if best else None):
-            best = entries[-1]
-    if best is None or best.cost is None:
-        message = "no size has a configuration that may win; raise the memory limit, or add ranks"
-    else:
-        message = f"a million tokens cost least on {best.ranks} ranks: {_text(best.cost)}"
-    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=best, message=message)
-
-
 def sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session]:
     """The jobs, ascending, all checked before the first is given out; sizes at which the model cannot fit become entries."""
     sessions = []
@@ -272,15 +202,15 @@ def sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session
         try:
             sessions.append(series.session(ranks=count, objective=Objective.THROUGHPUT))
         except (DoesNotFitError, NothingFeasibleError) as error:
-            entries.append(_skipped(count, request_from_fields(series.fields).sequence_length, f"skipped: {error}"))
+            entries.append(skipped(count, request_from_fields(series.fields).sequence_length, f"skipped: {error}"))
     return iter(sessions)
 
 
-def _skipped(ranks: int, sequence_length: int, why: str) -> SeriesEntry:
+def skipped(ranks: int, sequence_length: int, why: str) -> SeriesEntry:
     return SeriesEntry(ranks=ranks, sequence_length=sequence_length, message=why)
 
 
-def _cost(series: SeriesRequest, session: Session, rate: Interval | None) -> Interval | None:
+def cost_of(series: SeriesRequest, session: Session, rate: Interval | None) -> Interval | None:
     """Of a million tokens at that rate: it falls as the rate rises, so that the edges change places."""
     if series.price is None or rate is None:
         return None
@@ -292,9 +222,5 @@ def _cost(series: SeriesRequest, session: Session, rate: Interval | None) -> Int
     return Interval(mean=mean, low=low, high=high)
 
 
-def _mean(cost: Interval | None) -> float:
-    return math.inf if cost is None else cost.mean
-
-
-def _text(interval: Interval) -> str:
+def interval_text(interval: Interval) -> str:
     return f"{interval.mean:.4g} [{interval.low:.4g}, {interval.high:.4g}]"

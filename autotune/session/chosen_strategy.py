@@ -6,7 +6,8 @@ from autotune.objective.ranking import Ranking
 from autotune.request.request import JobRequest, Objective
 from autotune.request.strategy_names import PREDICTING
 from autotune.strategies.fronts import FrontStrategy, at_share
-from autotune.strategies.strategy import Guide, Strategy, make_strategy
+from autotune.strategies.registry import make_strategy
+from autotune.strategies.strategy import Strategy
 from search_spaces.model import Model
 from search_spaces.space import SearchSpace
 
@@ -27,6 +28,7 @@ def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking
     if request.strategy not in PREDICTING:
         return make_strategy(request.strategy, ranking.score)
     # NumPy and the equations: loaded for those who predict alone.
+    from autotune.strategies.guided.described import Guide
     from autotune.strategies.guided.prior import shipped_prior
     from autotune.strategies.guided.setting import setting_of
     from autotune.strategies.guided.space_forecaster import SpaceForecaster

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.request.request import JobRequest
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from search_spaces.huggingface import is_factory_reference
 from search_spaces.model import ModelSpec
 from search_spaces.plain import to_plain

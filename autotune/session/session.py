@@ -1,57 +1,23 @@
-"""A request with everything resolved and checked: what a run of the job needs beside the database and a runner."""
+"""A job's session: everything that its request names, resolved and checked."""
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from autotune.cluster.machine import cluster_of, require_here, require_text
-from autotune.cluster.ray_cluster import address_of, found_cluster
-from autotune.errors import JobNotResumableError, RequestError
-from autotune.objective.intervals import CPU_SPREAD, Spread
+from autotune.objective.intervals import Spread
 from autotune.objective.ranking import Ranking
-from autotune.prediction.planning.layouts import layouts_of
-from autotune.request.engines import capability_of, require_usable
-from autotune.request.request import JobRequest, request_of
-from autotune.request.strategy_names import PREDICTING
-from autotune.session.baselines import baselines_of
-from autotune.session.chosen_strategy import strategy_of
-from autotune.session.environments import environments_of, search_environment
-from autotune.session.feasible import nothing_legal, require_fit, require_positions
-from autotune.session.nvme import require_folder
+from autotune.request.request import JobRequest
+from autotune.session.environments import search_environment
 from autotune.strategies.strategy import Strategy
-from search_spaces.adapters import VIRTUAL_TOKENS
-from search_spaces.capability import Capability
 from search_spaces.cluster import ClusterSpec
-from search_spaces.command import CommandModel
-from search_spaces.compression import INT8
-from search_spaces.environment import ENVIRONMENT
-from search_spaces.huggingface import is_factory_reference, resolve_model
-from search_spaces.knobs import value_text
-from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
-from search_spaces.packing_rules import PACK
-from search_spaces.plain import from_plain, to_plain
+from search_spaces.model import Model
 from search_spaces.space import SearchSpace
-from search_spaces.spaces import device_defaults, resolve_space
-from search_spaces.trial import TrialRequest
-from search_spaces.trial_config import SCRIPT, TrialConfig, Value
-from storage.records import BUDGET, LABELS, JobRecord, Lease
-from storage.store import Store
+from search_spaces.trial_config import TrialConfig
+from storage.records import BUDGET, LABELS, JobRecord, TrialRecord
 
 if TYPE_CHECKING:
-    from autotune.prediction.fitting.trial_history import Runs
     from autotune.session.extrapolation import Extrapolation
-
-DIVIDES_ALL = math.factorial(16)
-"""Divided by every number of ranks of a tensor-parallel group that is of any use."""
-ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
-"""Knobs that say what is trained beside a model that starts as it is."""
-OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
-"""Knobs with which a model computes something else from the start."""
-GPU_SPREAD = 0.01
-"""Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
-
 
 OPTIMIZER = "optimizer"
 """The knob of which a job has one value, unless it names several: losses differ from the first update on."""
@@ -84,262 +50,19 @@ class Session:
         """What the ranks' processes are started with in the whole search."""
         return search_environment(self.space)
 
-    def trial_request(
-        self,
-        attempt: str,
-        config: TrialConfig,
-        reference_losses: tuple[float, ...],
-        excluded_nodes: tuple[str, ...] = (),
-    ) -> TrialRequest:
-        """What a runner is asked for to measure `config` in full under this job's workload and limits."""
-        request = self.request
-        return TrialRequest(
-            attempt=attempt,
-            model=self.model,
-            config=config,
-            workload=request.workload,
-            world_size=self.world_size,
-            engine=request.engine,
-            fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None, most_layers=None),
-            memory_limit_bytes=request.memory_limit,
-            timeout_seconds=request.trial_timeout,
-            reference_losses=self._comparable(reference_losses),
-            peak_flops_per_device=self.cluster.device.peak_flops.get(config.precision),
-            excluded_nodes=excluded_nodes,
-            node_kinds=self.cluster.node_kinds,
-            device_kind=self.cluster.device.kind,
-            failures=request.failures,
-            files=self._files(config),
-        )
+    def tries_environment(self, config: TrialConfig) -> bool:
+        """Whether a search trial of this configuration belongs to the last stage, which tries environments."""
+        return config.environment in self.request.resolved_environments
 
-    def _comparable(self, losses: tuple[float, ...]) -> tuple[float, ...]:
-        """Of a job's reference those losses that hold for all of its trials.
+    def without_environment_stage(self, trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+        """The trials of layouts: what a strategy, whose space has one environment, learns from."""
+        if not self.request.resolved_environments:
+            return trials
+        return [trial for trial in trials if not self.tries_environment(trial.config)]
 
-        Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
-        loss, and are other models from the first update on. So they are where gradients are rounded to integers, in blocks that
-        another layout cuts otherwise. Weights of fewer bits, or gathered in fewer, virtual tokens, or attention to fewer
-        tokens, make another model from the start; of packed rows a step trains on other documents.
-        """
-        if any(self._varies(name) for name in OTHER_MODELS):
-            return ()
-        others = any(self._varies(name) for name in (OPTIMIZER, *ADAPTERS))
-        return losses[:1] if others or INT8 in self._values("reduce_dtype") else losses
-
-    def _varies(self, knob: str) -> bool:
-        """Whether the job's trials have several values of a knob."""
-        return len(self._values(knob)) > 1
-
-    def _values(self, knob: str) -> set[Value]:
-        """Those that the job's trials have of a knob."""
-        values = self.space.domains.get(knob, (getattr(self.space.base, knob),))
-        return {*values, *(getattr(config, knob) for config in self.baselines)}
-
-    def _files(self, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-        """What a user's command reads."""
-        if not isinstance(self.model, CommandModel):
-            return ()
-        # What renders files reads best-config documents, whose module needs this one.
-        from autotune.session.script_files import rendered_files
-
-        return rendered_files(self, config)
-
-
-def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
-    """Resolve and check everything that a request names. Starts no trial and touches no database.
-
-    Args:
-        request: what was asked for.
-        live: the cluster that was found, for `ray`; None: it is looked for.
-
-    Raises:
-        RunnerError: no Ray answers at the request's address.
-        RequestError: a path does not exist, the engine is not known or its package not installed, the baseline is illegal, the
-            cluster is not here, or the samples are longer than the text or than the model has positions for, or models of
-            fewer layers are predicted to rank configurations otherwise.
-        DoesNotFitError: the model's states exceed the host's memory in every configuration.
-        NothingFeasibleError: they exceed the stated limit in every configuration.
-        SearchSpaceError: model, cluster, space or a pin cannot be resolved.
-        FactoryError: a factory does not keep the Protocol.
-    """
-    if request.data_path is not None:
-        # Absolute, because a resume may come from another folder.
-        request = dataclasses.replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
-    if request.nvme_path is not None:
-        request = dataclasses.replace(request, nvme_path=str(Path(request.nvme_path).expanduser().absolute()))
-    if request.command is not None and not request.command.folder:
-        request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
-    require_text(request)
-    live = live or found_cluster(request)
-    session = _resolve(request, live)
-    if live is None:
-        require_here(session.cluster, address_of(request))
-        require_folder(request)
-        require_usable(request.engine)
-    require_positions(session.model, request.sequence_length)
-    require_fit(session.space)
-    if request.command is not None:
-        from autotune.session.script_files import require_script
-
-        require_script(request.command)
-    if request.fidelity.most_layers is not None:
-        # NumPy and the equations: loaded for those who ask for it alone.
-        from autotune.prediction.planning.depth import require_same_order
-
-        require_same_order(session.space, request.fidelity.most_layers, request.engine)
-    return session
-
-
-def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: int | None = None) -> Session:
-    """What the request names, whether or not this machine can run it now."""
-    capability = capability_of(request.engine, request.command)
-    cluster = request.resolved_cluster or cluster_of(request, live)
-    workload = request.workload
-    if request.resolved_model is None and is_factory_reference(request.model):
-        # What is refused whatever the module's size is told before a process is started to look at it.
-        unseen = FactoryModel(
-            reference=request.model, parameter_count=1, python_path=request.python_path, tensor_divisor=DIVIDES_ALL,
-            pipeline_stages=MOST_LAYERS,
-        )  # fmt: skip
-        resolve_space(request.space, unseen, cluster, workload, capability, request.pins)
-    model = request.resolved_model or _look_at(request)
-    space = (
-        _stored_space(request, model, cluster)
-        if request.resolved_domains is not None
-        else resolve_space(
-            request.space,
-            model,
-            cluster,
-            workload,
-            capability,
-            _pins(request, capability),
-            base=_base(request, cluster, capability, model),
-            most_steps=most_steps,
-            layouts=layouts_of(request.engine),
-        )
-    )
-    if request.simple is not None and request.resolved_domains is None:
-        # The exporters: loaded for those who ask for it alone.
-        from autotune.exports.lossless import expressible
-
-        space = expressible(space, request.simple, frozenset(request.pins))
-    if space.is_empty():
-        raise nothing_legal(space)
-    extrapolation = _extrapolation(request, space, model)
-    ranking = _ranking(request, cluster, extrapolation)
-    baselines = baselines_of(request.baseline, space, extrapolation)
-    resolved = dataclasses.replace(
-        request,
-        resolved_model=model,
-        resolved_cluster=cluster,
-        resolved_domains=dict(space.domains),
-        resolved_base=space.base,
-        resolved_environments=request.resolved_environments or environments_of(request, space, baselines),
-    )
-    return Session(
-        request=resolved,
-        model=model,
-        cluster=cluster,
-        space=space,
-        baselines=baselines,
-        ranking=ranking,
-        prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
-        strategy=strategy_of(request, space, model, ranking),
-        extrapolation=extrapolation,
-    )
-
-
-def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:
-    """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's own
-    configuration."""
-    given = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
-    return device_defaults(cluster, capability, model).replace(
-        {name: given[name] for name in (OPTIMIZER, ENVIRONMENT) if name in given}
-    )
-
-
-def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
-    """The request's; and all that a user's script may be told of its own knobs."""
-    if request.command is None:
-        return {**request.pins, **_stated_optimizer(request, capability)}
-    from autotune.session.script_files import require_carried
-
-    require_carried(request, capability)
-    own = {SCRIPT: request.command.variants} if request.command.variants else {}
-    return {**own, **request.pins, **_stated_optimizer(request, capability)}
-
-
-def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, Value]:
-    """The optimizer that the request states, where trials make it: a script makes its own, unless its command asks for it.
-
-    Raises:
-        RequestError: pins name another one, too.
-    """
-    if request.optimizer is None or (request.command is not None and OPTIMIZER not in capability.knobs):
-        return {}
-    pinned = request.pins.get(OPTIMIZER, request.optimizer)
-    if pinned not in (request.optimizer, [request.optimizer], (request.optimizer,)):
-        problem = f"is {request.optimizer}, and pins name {value_text(pinned)}"
-        raise RequestError(OPTIMIZER, problem, "leave one of them out")
-    return {OPTIMIZER: request.optimizer}
-
-
-def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
-    """The session with what is known before the job's first trial: learned when the job begins, then frozen. And in words.
-
-    It is frozen for strategies that do not predict, too: what was predicted of a job's trials is shown beside what they took.
-    """
-    predicts = session.request.strategy in PREDICTING
-    if not predicts and not isinstance(session.model, ModelSpec):
-        return session, ""
-    from autotune.strategies.guided.prior import Prior, learn_prior
-
-    kept = store.prior(lease.job_id)
-    if kept is None:
-        learned = learn_prior(store, session.cluster, session.request.engine, _earlier(session))
-        kept = store.set_prior(lease, to_plain(learned))
-    if not predicts:
-        return session, ""
-    try:
-        prior = from_plain(Prior, kept)
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        problem = f"{lease.job_id} has a damaged prior ({error})"
-        raise JobNotResumableError("job", problem, "see `autotune db check`, or clone it") from error
-    strategy = strategy_of(session.request, session.space, session.model, session.ranking, prior)
-    return dataclasses.replace(session, strategy=strategy), prior.note
-
-
-def _earlier(session: Session) -> "list[Runs]":
-    """What was measured outside of the database."""
-    from autotune.prediction.fitting.trial_history import earlier_runs
-
-    request, model = session.request, session.model
-    if not isinstance(model, ModelSpec):
-        return []
-    return earlier_runs(request.resolved_history, model, request.workload, session.cluster, request.engine)
-
-
-def session_of(job: JobRecord) -> Session:
-    """The session of a job from its row alone.
-
-    Raises:
-        JobNotResumableError: this version cannot read the row.
-    """
-    return _resolve(request_of(job))
-
-
-def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:
-    """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names, and,
-    where the request asks for what is at a Ray address, of that.
-
-    Args:
-        request: what was asked for.
-        model: what `request.model` names, where that is no preset.
-        most_steps: what counting the session's space may take; None: no bound.
-    """
-    named = dataclasses.replace(request, resolved_model=model) if model is not None else request
-    session = _resolve(named, found_cluster(named), most_steps)
-    require_positions(session.model, request.sequence_length)
-    return session
+    def device_hours(self, seconds: float) -> float:
+        """What `seconds` on every rank of the job cost, in device-hours."""
+        return seconds * self.world_size / 3600.0
 
 
 def with_changes_of(session: Session, job: JobRecord) -> Session:
@@ -357,58 +80,3 @@ def on_ray(session: Session, address: str | None) -> Session:
     if address is None or request.runner != "ray" or request.ray_address is not None:
         return session
     return dataclasses.replace(session, request=dataclasses.replace(request, ray_address=address))
-
-
-def require_startable(session: Session) -> None:
-    """Refuse, before ranks are started, a job whose data or devices are not here.
-
-    Raises:
-        RequestError, RunnerError: see `prepare`.
-    """
-    require_text(session.request)
-    require_here(session.cluster, address_of(session.request))
-
-
-def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":
-    if request.answer_for is None:
-        return None
-    # NumPy and the equations: loaded for those who predict alone.
-    from autotune.session.extrapolation import extrapolation_to
-
-    return extrapolation_to(request.answer_for, space, model, request.engine)
-
-
-def _look_at(request: JobRequest) -> Model:
-    if request.command is not None:
-        return request.command
-    if not is_factory_reference(request.model):
-        return resolve_model(request.model)
-    # Only factories need a rank process to be looked at.
-    from executor.runners.probe import describe_factory
-
-    return describe_factory(request.model, request.workload, request.python_path)
-
-
-def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:
-    return SearchSpace(
-        model=model,
-        cluster=cluster,
-        workload=request.workload,
-        world_size=cluster.world_size,
-        domains=request.resolved_domains or {},
-        base=request.resolved_base or TrialConfig(),
-        capability=capability_of(request.engine, request.command),
-        name=request.space,
-    )
-
-
-def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
-    # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
-    known = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
-    return Ranking(
-        objective=request.objective,
-        memory_limit_bytes=known,
-        headroom=request.headroom,
-        allow_unstable=request.allow_unstable,
-        efficiency=extrapolation.efficiency if extrapolation else None,
-    )

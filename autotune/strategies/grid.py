@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.strategies.strategy import Candidates, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from autotune.strategies.walk import Walk
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -13,7 +13,7 @@ class GridStrategy(Strategy):
 
     seeded = False
 
-    def __init__(self) -> None:
+    def __init__(self, score: Score | None = None) -> None:  # noqa: ARG002  nothing is learned
         self._walks: dict[str, Walk] = {}
 
     def propose(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 
-from autotune.strategies.strategy import Candidates, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from autotune.strategies.walk import Walk
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
@@ -22,7 +22,7 @@ class RandomStrategy(Strategy):
     tries the same set as one that is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, score: Score | None = None) -> None:  # noqa: ARG002  nothing is learned
         self._walks: dict[tuple[str, int], Walk] = {}
 
     def propose(

@@ -1,19 +1,14 @@
-"""The contract of a strategy, and strategies by name."""
+"""The contract of a strategy."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from autotune.errors import RequestError
-from autotune.request.strategy_names import PREDICTING, STRATEGIES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
-
-if TYPE_CHECKING:
-    from autotune.strategies.guided.described import Forecaster
 
 Score = Callable[[TrialRecord], float | None]
 """How good a finished trial is, more being better; None: it cannot win."""
@@ -142,77 +137,3 @@ class Strategy(ABC):
 def known_hashes(history: Sequence[TrialRecord], pending: Sequence[TrialConfig]) -> set[str]:
     """Hashes of the configurations that must not be proposed again."""
     return {trial.config_hash for trial in history} | {config.hash for config in pending}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guide:
-    """What strategies that predict need beside the score."""
-
-    forecaster: "Forecaster"
-    value: Callable[[TrialRecord], float]
-    """What the forecaster predicts, positive, also of trials that may not win; 0: not measured."""
-
-
-def make_strategy(name: str, score: Score, guide: Guide | None = None, choices: Collection[str] = STRATEGIES) -> Strategy:
-    """Return the strategy of that name.
-
-    Args:
-        name: which.
-        score: what it makes the most of.
-        guide: for those that predict.
-        choices: what a refusal lists.
-
-    Raises:
-        RequestError: there is none, the package that it asks is not installed, or it predicts and nothing guides it.
-    """
-    if name in PREDICTING and guide is None:
-        raise RequestError("strategy", f"{name} has nothing to predict with", "use tpe")
-    # Each is imported where it is asked for: optimizers take long to load, and some are not installed.
-    match name:
-        case "guided" if guide is not None:
-            from autotune.strategies.guided.strategy import GuidedStrategy
-
-            return GuidedStrategy(score, guide.forecaster, guide.value)
-        case "tpe-predicted" if guide is not None:
-            from autotune.strategies.guided.predicted_first import PredictedFirst
-            from autotune.strategies.tpe import TpeStrategy
-
-            return PredictedFirst(guide.forecaster, TpeStrategy(score))
-        case "tpe":
-            from autotune.strategies.tpe import TpeStrategy
-
-            return TpeStrategy(score)
-        case "random":
-            from autotune.strategies.random import RandomStrategy
-
-            return RandomStrategy()
-        case "grid":
-            from autotune.strategies.grid import GridStrategy
-
-            return GridStrategy()
-        case "gp":
-            from autotune.strategies.gp import GpStrategy
-
-            return GpStrategy(score)
-        case "nsga2":
-            from autotune.strategies.nsga2 import Nsga2Strategy
-
-            return Nsga2Strategy(score)
-        case "smac":
-            from autotune.evaluation.tuners.smac import SmacStrategy
-
-            return SmacStrategy(score)
-        case "deepspeed":
-            from autotune.evaluation.tuners.deepspeed import DeepSpeedStrategy
-
-            return DeepSpeedStrategy(score)
-        case "paddle":
-            from autotune.evaluation.tuners.paddle import PaddleStrategy
-
-            return PaddleStrategy(score)
-        case "expert":
-            from autotune.evaluation.tuners.expert import ExpertStrategy
-
-            return ExpertStrategy(score)
-        case _:
-            raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices)}")

@@ -14,7 +14,7 @@ from api.app import create_app
 from api.settings import Settings
 from autotune.outcome.job_snapshot import read_book
 from autotune.outcome.verdict import answer_summary, decide
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -25,7 +25,7 @@ from api.app import create_app
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
 from autotune.request.request import request_to_row
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState
 from storage.records import Ask, Submission
 from storage.store import Store

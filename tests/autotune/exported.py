@@ -7,7 +7,8 @@ import table
 
 from autotune.request.request import JobRequest, request_from_fields, request_to_row
 from autotune.session.placement import launch_of
-from autotune.session.session import Session, resolve
+from autotune.session.resolve import resolve
+from autotune.session.session import Session
 from search_spaces.model import FactoryModel
 from search_spaces.trial_config import TrialConfig
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.request.request import JobRequest
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, RankMeasurement, TrialRequest, TrialResult

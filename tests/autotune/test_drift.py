@@ -20,7 +20,8 @@ from autotune.outcome.job_snapshot import JobSnapshot, read_book
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import decide
 from autotune.request.request import request_to_row
-from autotune.session.session import GPU_SPREAD, Session
+from autotune.session.resolve import GPU_SPREAD
+from autotune.session.session import Session
 from autotune.strategies.grid import GridStrategy
 from autotune.strategies.strategy import known_hashes
 from executor.runners.replay import ReplayRunner

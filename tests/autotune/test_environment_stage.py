@@ -21,7 +21,8 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.environment_findings import environment_line
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import Session, session_of
+from autotune.session.resolve import session_of
+from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 from search_spaces.environment import standard_settings
 from search_spaces.outcome import JobState, Outcome, Purpose

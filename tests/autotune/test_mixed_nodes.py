@@ -7,6 +7,7 @@ import exported
 
 from autotune.request.request import request_from_row, request_to_row
 from autotune.session.placement import launch_of
+from autotune.session.trial_requests import trial_request
 from search_spaces.trial_config import TrialConfig
 
 MIXED = """
@@ -31,7 +32,7 @@ CONFIG = TrialConfig(precision="bf16", pipeline_parallel_size=2, tensor_parallel
 def test_trials_and_answers_know_what_each_rank_runs_on(tmp_path: Path) -> None:
     (tmp_path / "mixed.toml").write_text(MIXED)
     session = exported.large(cluster=str(tmp_path / "mixed.toml"))
-    asked = session.trial_request("attempt", CONFIG, ())
+    asked = trial_request(session, "attempt", CONFIG, ())
     assert asked.node_kinds == (("accelerator_type:H100", 4), ("accelerator_type:A100-40G", 4))
     ranks = launch_of(CONFIG, session)["placement"]["ranks"]
     assert [rank["device"] for rank in ranks] == ["h100"] * 4 + ["a100-40gb"] * 4
@@ -42,5 +43,5 @@ def test_trials_and_answers_know_what_each_rank_runs_on(tmp_path: Path) -> None:
 
 def test_nodes_that_are_alike_say_nothing_of_devices() -> None:
     session = exported.large()
-    assert session.trial_request("attempt", CONFIG, ()).node_kinds == ()
+    assert trial_request(session, "attempt", CONFIG, ()).node_kinds == ()
     assert all("device" not in rank for rank in launch_of(CONFIG, session)["placement"]["ranks"])

@@ -14,7 +14,7 @@ from ranks import ranks_are_gone
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_book
 from autotune.request.request import request_to_row
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Purpose
 from storage.records import AttemptRecord
 from storage.sql import open_store

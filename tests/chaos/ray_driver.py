@@ -12,7 +12,8 @@ from pathlib import Path
 
 from autotune.loop.loop import run_job
 from autotune.request.request import JobRequest, request_to_row
-from autotune.session.session import Session, prepare, session_of
+from autotune.session.resolve import prepare, session_of
+from autotune.session.session import Session
 from executor.runners.ray import RayRunner
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig

@@ -17,7 +17,7 @@ import pytest
 from autotune.outcome.job_snapshot import JobSnapshot, read_book
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import EQUAL
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Outcome
 from storage.records import AttemptState
 from storage.sql import open_store

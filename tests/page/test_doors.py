@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from autotune.client import Client
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from autotune.tuning import result_of
 from storage.sql import open_store
 from tests.autotune.served import start

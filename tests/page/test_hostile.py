@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, LogLines, Progress, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig

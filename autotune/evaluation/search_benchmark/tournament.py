@@ -18,7 +18,9 @@ from autotune.evaluation.search_benchmark.table_forecaster import Disturb, Table
 from autotune.evaluation.table_predictor import TablePredictor
 from autotune.evaluation.validation.folds import Calibration
 from autotune.objective.ranking import rate
-from autotune.strategies.strategy import Guide, Strategy, make_strategy
+from autotune.strategies.guided.described import Guide
+from autotune.strategies.registry import make_strategy
+from autotune.strategies.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]
 """Told what is counted, how many of them are done, and of how many."""

@@ -7,7 +7,8 @@ import numpy as np
 
 from autotune.evaluation.validation.contract import Floats
 from autotune.evaluation.validation.facts import Candidate, Facts, GroupKey
-from autotune.evaluation.validation.ranking import mid_ranks, timed_candidates
+from autotune.evaluation.validation.ranking import timed_candidates
+from autotune.prediction.fitting.rank_correlation import mid_ranks
 
 ASSUMED_NOISE = 0.01
 """Where a source repeats too little to tell its noise."""

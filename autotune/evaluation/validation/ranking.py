@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.evaluation.validation.contract import Flags, Floats, Forecast
+from autotune.evaluation.validation.contract import Flags, Forecast
 from autotune.evaluation.validation.facts import Candidate, Facts, GroupKey
 from autotune.evaluation.validation.outcomes import Fate
+from autotune.prediction.fitting.rank_correlation import spearman
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +84,6 @@ def rank_score(groups: Sequence[GroupScore]) -> RankScore:
         regret_mean=1 - float(np.mean(shares)) if shares else None,
         groups=len(groups),
     )
-
-
-def spearman(first: Floats, second: Floats) -> float | None:
-    """Rank correlation with middle ranks for ties; None: one of the two does not vary."""
-    if first.size < 2:
-        return None
-    ranks, others = mid_ranks(first), mid_ranks(second)
-    ranks, others = ranks - ranks.mean(), others - others.mean()
-    norm = float(np.sqrt((ranks @ ranks) * (others @ others)))
-    return float(ranks @ others) / norm if norm else None
-
-
-def mid_ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
-    ordered, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    del ordered
-    last = np.cumsum(counts)
-    middles: Floats = last - (counts - 1) / 2
-    return middles[inverse]
 
 
 def _group_score(facts: Facts, forecast: Forecast, key: GroupKey, candidates: Sequence[Candidate]) -> GroupScore:

@@ -16,7 +16,8 @@ from autotune.outcome.verdict import Verdict, decide
 from autotune.prediction.fitting.likeness import NOISE
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.question import Question
-from autotune.session.session import Session, session_of
+from autotune.session.resolve import session_of
+from autotune.session.session import Session
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.prior import Prior
 from search_spaces.trial import Interval

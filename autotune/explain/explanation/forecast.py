@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 
-from autotune.loop.environment_stage import without_stage
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.request.request import Objective
 from autotune.session.session import Session
@@ -28,7 +27,7 @@ class Forecast:
     def __init__(self, session: Session, book: JobSnapshot, prior: Prior) -> None:
         ranking = dataclasses.replace(session.ranking, objective=Objective.THROUGHPUT)
         self._setting = setting_of(session.model, session.space, session.request.engine, ranking, session.request.fidelity)
-        self._prior, self._searched = prior, without_stage(session, book.searched)
+        self._prior, self._searched = prior, session.without_environment_stage(book.searched)
         self._forecaster = SpaceForecaster(self._setting, prior)
 
     @cached_property

@@ -9,7 +9,8 @@ from autotune.forecast.initial_forecast import Foresight, foresight_of
 from autotune.outcome.job_snapshot import JobSnapshot, read_book
 from autotune.prediction.equations.rates import rates_for
 from autotune.request.request import Objective
-from autotune.session.session import Session, session_of
+from autotune.session.resolve import session_of
+from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
 from executor.errors import ExecutorError
 from search_spaces.command import CommandModel

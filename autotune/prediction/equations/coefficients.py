@@ -15,7 +15,7 @@ def _known(default: float, spread: float, quantity: str, *, shared: bool = True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """Defaults are those of a GPU with NCCL; `autotune/prediction/equations/fitted.toml` holds what measurements made of them."""
+    """Defaults are those of a GPU with NCCL; `fitted.toml` holds the values that were fitted to measurements."""
 
     matrix_efficiency: float = _known(0.85, 0.15, "time")
     """Share of the peak that the largest matrix products reach."""

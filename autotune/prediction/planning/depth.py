@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from autotune.errors import RequestError
-from autotune.evaluation.validation.ranking import spearman
+from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from search_spaces.fewer import at_full, fewer_layers

@@ -14,6 +14,7 @@ from autotune.prediction.cases.grid import Grid
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
 from search_spaces.errors import IllegalConfigError
@@ -73,7 +74,7 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
 def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
     """Whether a configuration of the question's space fits; buckets at their defaults."""
     try:
-        space = question.search_space()
+        space = space_of(question)
     except IllegalConfigError:  # what is pinned goes with other sizes alone
         return False
     count = 0

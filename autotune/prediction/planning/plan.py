@@ -16,6 +16,7 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, in_its_place, reasons_of
 from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.scan import Bounds, Leader, Scanned, require_within, scan
@@ -213,7 +214,7 @@ class _Counted:
 
 def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _Counted) -> list[Plan]:
     """The best on one cluster."""
-    space, room = question.search_space(), room_of(question, options.fit_probability)
+    space, room = space_of(question), room_of(question, options.fit_probability)
     if space.is_empty():
         return []
     scanned = _scanned(question, space, room, options, bounds, counted)

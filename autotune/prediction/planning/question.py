@@ -8,7 +8,6 @@ from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.fitting.lessons import Lesson
-from autotune.prediction.planning.layouts import layouts_of
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
@@ -20,7 +19,7 @@ from search_spaces.errors import IllegalConfigError
 from search_spaces.huggingface import is_factory_reference, resolve_model
 from search_spaces.model import ModelSpec, Position
 from search_spaces.space import SearchSpace
-from search_spaces.spaces import Pin, device_defaults, resolve_space, settled
+from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -102,19 +101,6 @@ class Question:
     def tokens(self) -> int:
         """Tokens in an optimizer step."""
         return self.global_batch_size * self.sequence_length
-
-    def search_space(self) -> SearchSpace:
-        """What a plan chooses from. Raises what `resolve_space` and `expressible` raise."""
-        space = resolve_space(
-            self.space, self.model, self.cluster, self.workload, capability_of(self.engine), self.pins,
-            most_steps=self.most_steps, layouts=layouts_of(self.engine, self.known),
-        )  # fmt: skip
-        if self.simple is None:
-            return space
-        # The exporters: loaded for those who ask for it alone.
-        from autotune.exports.lossless import expressible
-
-        return expressible(space, self.simple, frozenset(self.pins))
 
     def config(self) -> TrialConfig:
         """The one configuration that the pins say; other knobs stand at the device's defaults.

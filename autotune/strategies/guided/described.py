@@ -1,6 +1,6 @@
 """Configurations as arrays: what is predicted of each, and what tells them apart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -112,3 +112,12 @@ class Forecaster(Protocol):
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
         """Configurations that need not be of the pool; there may be none."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """What strategies that predict need beside the score."""
+
+    forecaster: Forecaster
+    value: Callable[[TrialRecord], float]
+    """What the forecaster predicts, positive, also of trials that may not win; 0: not measured."""

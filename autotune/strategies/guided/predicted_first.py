@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.strategies.guided.acquisition import LIKELY
-from autotune.strategies.guided.described import Forecaster, Pools
+from autotune.strategies.guided.described import Forecaster, Guide, Pools
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import nothing_told
 from autotune.strategies.guided.surrogate import prior
-from autotune.strategies.strategy import Candidates, Strategy, known_hashes
+from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
+from autotune.strategies.tpe import TpeStrategy
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -42,3 +43,8 @@ class PredictedFirst(Strategy):
         fits = Feasibility(nothing_told(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
         order = np.argsort(-np.where(fits < LIKELY, -np.inf, prior(described)), kind="stable")
         return [pool.config(int(place)) for place in order[:FIRST]]
+
+
+def make_tpe_predicted(score: Score, guide: Guide) -> PredictedFirst:
+    """What the registry calls."""
+    return PredictedFirst(guide.forecaster, TpeStrategy(score))

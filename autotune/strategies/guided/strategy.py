@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.acquisition import choose
-from autotune.strategies.guided.described import Forecaster, Pool, Pools, joined
+from autotune.strategies.guided.described import Forecaster, Guide, Pool, Pools, joined
 from autotune.strategies.guided.observations import Flags, Observations, Value, speaking, told_by
 from autotune.strategies.guided.outlook import outlook
 from autotune.strategies.random import RandomStrategy
@@ -34,8 +34,8 @@ class GuidedStrategy(Strategy):
     """Chooses by expected improvement over predictions that the trials so far correct.
 
     1. Describe every candidate once: predicted rate, memory by tag, features (`Forecaster.pool`).
-    2. Fit the equations' coefficients to the trials (`Forecaster.after`), and learn what they leave over, of rates (`Belief`)
-       and of memory (`Feasibility`).
+    2. Fit the equations' coefficients to the trials (`Forecaster.after`). Learn the residuals of rates (`Surrogate`) and of
+       memory (`Feasibility`).
     3. Once there are `SETTLED` rates, moves around the best join the candidates: knobs that the pool leaves where they stand.
     4. Choose (`choose`).
 
@@ -120,3 +120,8 @@ class GuidedStrategy(Strategy):
             return ()
         best = max(spoken, key=lambda trial: scores.get(trial.number, -np.inf))
         return forecaster.around(best.config, float(np.log(rate(best))))
+
+
+def make_guided(score: Score, guide: Guide) -> GuidedStrategy:
+    """What the registry calls."""
+    return GuidedStrategy(score, guide.forecaster, guide.value)

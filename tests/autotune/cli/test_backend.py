@@ -13,10 +13,11 @@ import pytest
 import served
 import table
 
-from autotune.cli.backend import JobBackend, open_backend
+from autotune.cli.backend import JobBackend
+from autotune.cli.open_backend import open_backend
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.explanation.explain import explain
-from autotune.explain.reports.formats import report_text
+from autotune.reports.formats import report_text
 from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
 from storage.records import Ask

@@ -13,8 +13,8 @@ import pytest
 from called import Command
 
 from autotune.request.request import request_from_fields
+from autotune.session.resolve import prepare
 from autotune.session.runners import make_runner
-from autotune.session.session import prepare
 from executor.runners.runner import Runner
 from search_spaces.command import CommandModel
 from search_spaces.placeholders import words_of

@@ -16,7 +16,8 @@ from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import Session, prepare, resolve
+from autotune.session.resolve import prepare, resolve
+from autotune.session.session import Session
 from storage.sql import open_store
 from tests.autotune.cli.test_bad_input import refused
 

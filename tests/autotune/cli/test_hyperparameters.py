@@ -12,7 +12,9 @@ from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
 from autotune.request.config_file import read_config_file
 from autotune.request.request import JobRequest, request_from_fields, request_from_row, request_to_row
-from autotune.session.session import Session, prepare, resolve
+from autotune.session.resolve import prepare, resolve
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from autotune.tuning import tune
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -27,7 +29,7 @@ PRESENT: dict[str, Any] = {
 
 def test_trials_train_with_them(tmp_path: Path) -> None:
     session = table.session(tmp_path, **STATED)
-    workload = session.trial_request("a", session.baselines[0], ()).workload
+    workload = trial_request(session, "a", session.baselines[0], ()).workload
     assert (workload.learning_rate, workload.weight_decay, workload.gradient_clipping) == (3e-4, 0.05, 0.5)
     assert {config.optimizer for config in session.space.enumerate()} == {"sgd"}
     assert {config.optimizer for config in session.baselines} == {"sgd"}

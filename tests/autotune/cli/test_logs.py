@@ -18,11 +18,12 @@ from called import Command
 from ranks import ranks_are_gone
 from rich.console import Console
 
-from autotune.cli.backend import JobBackend, open_backend
+from autotune.cli.backend import JobBackend
+from autotune.cli.open_backend import open_backend
 from autotune.cli.watch import Watch
 from autotune.loop.loop import run_job
 from autotune.request.request import request_to_row
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult

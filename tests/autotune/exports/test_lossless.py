@@ -7,8 +7,9 @@ from autotune.exports import MAKERS
 from autotune.exports.winner import Stated, Winner
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.request.request import SIMPLE_TARGETS, request_from_fields
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 
 
 def asked(simple: str | None, **pins: object) -> Question:
@@ -27,19 +28,19 @@ def test_the_targets_are_the_frameworks_that_are_exported_to() -> None:
 
 
 def test_domains_lose_what_the_export_cannot_say() -> None:
-    whole, simple = asked(None).search_space(), asked("megatron").search_space()
+    whole, simple = space_of(asked(None)), space_of(asked("megatron"))
     assert set(whole.domains["pipeline_schedule"]) > set(simple.domains["pipeline_schedule"]) == {"1f1b", "interleaved_1f1b"}
     assert simple.domains["offload_param"] == ("none",)
     assert simple.domains["tensor_parallel_size"] == whole.domains["tensor_parallel_size"]
     assert "prefetch_bucket_size" not in simple.domains
-    assert asked("torchtitan").search_space().domains["zero_stage"] == (0, 3)
-    assert asked("deepspeed").search_space().domains["tensor_parallel_size"] == (1,)
+    assert space_of(asked("torchtitan")).domains["zero_stage"] == (0, 3)
+    assert space_of(asked("deepspeed")).domains["tensor_parallel_size"] == (1,)
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) -> None:
     question = asked(target)
-    space = question.search_space()
+    space = space_of(question)
     found = plan(question, PlanOptions(top=3)).plans
     for config in [row.estimate.config for row in found] + [tie.config for row in found for tie in row.ties[:3]]:
         winner = Winner(
@@ -53,7 +54,7 @@ def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) ->
 
 def test_a_pin_that_has_no_place_there_is_refused() -> None:
     with pytest.raises(RequestError, match="torchtitan has no place for overlap_comm=false"):
-        asked("torchtitan", overlap_comm=False).search_space()
+        space_of(asked("torchtitan", overlap_comm=False))
 
 
 def test_a_sweep_searches_the_same_part_and_goes_on_with_it() -> None:

@@ -6,7 +6,7 @@ from autotune.forecast.job_forecast import expected
 from autotune.loop.job_cost import START_SECONDS, Measurements, job_seconds, most_measurements, seconds_left, trial_seconds_band
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.request import request_from_fields
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from search_spaces.trial import Fidelity
 from storage.store import Store
 

@@ -17,7 +17,8 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_book
 from autotune.request.request import request_to_row
 from autotune.session.placement import launch_of
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from search_spaces.mesh import make_mesh
 from search_spaces.model import FactoryModel
 from search_spaces.outcome import Outcome

@@ -17,6 +17,7 @@ from autotune.outcome.job_snapshot import read_book
 from autotune.outcome.verification import target_session, translated, verified, verify
 from autotune.request.engines import capability_of
 from autotune.request.request import request_to_row
+from autotune.session.trial_requests import trial_request
 from search_spaces.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
@@ -92,7 +93,7 @@ def test_a_script_of_the_users_own_is_told_the_configuration(
     found = verify(document, session, best, table.runner(), rounds=2)
     assert found.engine == "command"
     assert found.delivered_gain is not None
-    ((name, text),) = session.trial_request("a", best.config, ()).files
+    ((name, text),) = trial_request(session, "a", best.config, ()).files
     assert (name, json.loads(text)["zero_optimization"]["stage"]) == ("config.json", 2)
 
 

@@ -14,8 +14,9 @@ from autotune import tuning
 from autotune.errors import RequestError
 from autotune.request.request import request_from_fields
 from autotune.series.longest import Bracket
+from autotune.series.run import run_series
 from autotune.series.scaling import scaled
-from autotune.series.series import SeriesRequest, SeriesResult, run_series
+from autotune.series.series import SeriesRequest, SeriesResult
 from autotune.session.session import Session
 from autotune.tuning import TuneResult, run_new_job
 from search_spaces.outcome import JobState, Outcome

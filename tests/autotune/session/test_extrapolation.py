@@ -12,7 +12,6 @@ import table
 from played import run
 from rich.console import Console
 
-from autotune.cli.result import print_result
 from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH
 from autotune.objective.ranking import rate
@@ -21,7 +20,9 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.request.request import request_from_row, request_to_row
 from autotune.session.extrapolation import Extrapolation
-from autotune.session.session import Session, prepare
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.text.result import print_result
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialRequest, TrialResult

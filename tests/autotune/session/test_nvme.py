@@ -14,7 +14,8 @@ from autotune.loop.checks import refusal
 from autotune.loop.planned_trial import PlannedTrial
 from autotune.request.request import JobRequest, request_from_fields, request_from_row, request_to_row
 from autotune.session.nvme import slowness
-from autotune.session.session import prepare
+from autotune.session.resolve import prepare
+from autotune.session.trial_requests import trial_request
 from executor.errors import EngineRefusalError
 from search_spaces.errors import IllegalConfigError
 from search_spaces.offload_files import file_bytes
@@ -35,7 +36,7 @@ def test_the_folder_is_absolute_and_survives_the_database(tmp_path: Path, monkey
     session = prepare(request(nvme_path="fast"))
     assert session.request.nvme_path == str(tmp_path / "fast")
     assert request_from_row(request_to_row(session.request)).workload.nvme_path == str(tmp_path / "fast")
-    assert session.trial_request("attempt", FILES, ()).workload.nvme_path == str(tmp_path / "fast")
+    assert trial_request(session, "attempt", FILES, ()).workload.nvme_path == str(tmp_path / "fast")
 
 
 def test_a_folder_that_ranks_cannot_write_to_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from autotune.prediction.planning.question import Question, cluster_of, model_of
 from autotune.request.request import request_from_fields
 from autotune.session.calibrate import CalibrationRequest, prepare_calibration
 from autotune.session.quick_calibration import SWITCH, calibrate_for, calibrate_quickly, may_calibrate
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from executor.errors import RunnerError
 from executor.runners.quick import measure_processors
 from search_spaces.clusters import local_cluster, resolve_cluster

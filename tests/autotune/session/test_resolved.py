@@ -7,8 +7,8 @@ import pytest
 from autotune.errors import AutotuneError
 from autotune.request.request import request_from_fields
 from autotune.session import resolved
+from autotune.session.resolve import resolve
 from autotune.session.resolved import INDEPENDENT, KEPT, KEPT_SECONDS, Resolver
-from autotune.session.session import resolve
 from search_spaces.errors import SearchSpaceError
 
 FIELDS = {"model": "llama-tiny", "ranks": 2, "global_batch_size": 8, "sequence_length": 64}

@@ -8,8 +8,10 @@ import pytest
 
 from autotune.errors import RequestError
 from autotune.request.request import request_from_fields, request_from_row, request_to_row
+from autotune.session.resolve import prepare, resolve
 from autotune.session.script_files import notes_of
-from autotune.session.session import Session, prepare, resolve
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from autotune.strategies.guided.setting import setting_of
 from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
@@ -47,7 +49,7 @@ def test_a_file_carries_what_its_format_expresses() -> None:
     found = session(PLAIN)
     assert {config.zero_stage for config in found.space.enumerate()} == {0, 1, 2, 3}
     config = TrialConfig(zero_stage=2, micro_batch_size=2)
-    ((name, text),) = found.trial_request("a", config, ()).files
+    ((name, text),) = trial_request(found, "a", config, ()).files
     content = json.loads(text)
     assert (name, content["zero_optimization"]["stage"]) == ("config.json", 2)
     assert (content["train_batch_size"], content["gradient_accumulation_steps"]) == (8, 2)
@@ -57,7 +59,7 @@ def test_a_file_carries_what_its_format_expresses() -> None:
 def test_an_accelerate_file_carries_what_fsdp2_is_told() -> None:
     found = session(["python", "train.py", "{accelerate}", "{micro_batch_size}"])
     assert {config.zero_stage for config in found.space.enumerate()} == {0, 2, 3}
-    ((name, text),) = found.trial_request("a", TrialConfig(zero_stage=3, micro_batch_size=2), ()).files
+    ((name, text),) = trial_request(found, "a", TrialConfig(zero_stage=3, micro_batch_size=2), ()).files
     assert name == "accelerate.yaml"
     assert "distributed_type: FSDP\n" in text
     assert "fsdp_reshard_after_forward: true\n" in text
@@ -72,7 +74,7 @@ def test_a_part_is_offloaded_by_deepspeeds_own_adam() -> None:
 
 def test_a_trainer_is_left_what_its_arguments_say() -> None:
     found = session(TRAINER)
-    content = json.loads(found.trial_request("a", TrialConfig(zero_stage=3, micro_batch_size=2), ()).files[0][1])
+    content = json.loads(trial_request(found, "a", TrialConfig(zero_stage=3, micro_batch_size=2), ()).files[0][1])
     assert content["zero_optimization"]["stage"] == 3
     assert content["train_micro_batch_size_per_gpu"] == content["train_batch_size"] == content["gradient_clipping"] == "auto"
     assert "optimizer" not in content
@@ -105,7 +107,7 @@ def test_what_accelerate_is_told_reaches_the_script() -> None:
 
 
 def _file(found: Session, config: TrialConfig) -> str:
-    return found.trial_request("a", config, ()).files[0][1]
+    return trial_request(found, "a", config, ()).files[0][1]
 
 
 def test_knobs_of_the_scripts_own_are_searched_together() -> None:

@@ -12,7 +12,9 @@ from autotune.request import engines
 from autotune.request.engines import capability_of
 from autotune.request.request import request_from_fields, request_from_row, request_to_row
 from autotune.session.baselines import baselines_of
-from autotune.session.session import Session, prepare, session_of
+from autotune.session.resolve import prepare, session_of
+from autotune.session.session import Session
+from autotune.session.trial_requests import trial_request
 from search_spaces.clusters import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.huggingface import resolve_model
@@ -60,7 +62,7 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
 
     def held(**pins: str) -> tuple[float, ...]:
         session = table.session(tmp_path, pins=pins)
-        return session.trial_request("one", session.baselines[0], (4.0, 3.0, 2.0)).reference_losses
+        return trial_request(session, "one", session.baselines[0], (4.0, 3.0, 2.0)).reference_losses
 
     assert held() == held(lora_rank="4") == held(lora_rank="4", lora_targets="mlp") == (4.0, 3.0, 2.0)
     assert held(lora_rank="0,4") == held(lora_rank="4", lora_targets="mlp,both") == (4.0,)
@@ -75,7 +77,7 @@ def test_a_reference_holds_for_what_trains_the_same_parameters(tmp_path: Path) -
     assert held(reduce_dtype="int8") == held(reduce_dtype="fp32,int8") == held(optimizer="adamw,onebit_adam") == (4.0,)
     assert held(zero_stage="3", gather_dtype="same,int8") == ()
     documents = table.session(tmp_path, pins={"pack_sequences": "false,true"}, document_lengths=(64, 17))
-    assert documents.trial_request("one", documents.baselines[0], (4.0, 3.0)).reference_losses == ()
+    assert trial_request(documents, "one", documents.baselines[0], (4.0, 3.0)).reference_losses == ()
 
 
 def test_the_users_configuration_comes_first(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ LOSSES = (5.0, 4.5, 4.0)
 
 
 def _compared(session: Session) -> tuple[float, ...]:
-    return session.trial_request("a", session.baselines[0], LOSSES).reference_losses
+    return trial_request(session, "a", session.baselines[0], LOSSES).reference_losses
 
 
 def test_the_optimizer_of_the_users_configuration_is_the_jobs(tmp_path: Path) -> None:

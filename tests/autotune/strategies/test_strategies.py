@@ -18,12 +18,13 @@ from autotune.request.strategy_names import STRATEGIES
 from autotune.session.session import Session
 from autotune.strategies.adviser import Told
 from autotune.strategies.axes import Axes
-from autotune.strategies.guided.described import Forecaster
+from autotune.strategies.guided.described import Forecaster, Guide
 from autotune.strategies.guided.prior import shipped_prior
 from autotune.strategies.guided.setting import setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from autotune.strategies.random import RandomStrategy
-from autotune.strategies.strategy import Guide, Strategy, make_strategy
+from autotune.strategies.registry import make_strategy
+from autotune.strategies.strategy import Strategy
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialResult

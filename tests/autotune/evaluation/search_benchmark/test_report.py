@@ -20,7 +20,8 @@ from autotune.evaluation.search_benchmark.tournament import Rounds, predict_grou
 from autotune.evaluation.table_predictor import TablePredictor
 from autotune.evaluation.validation.folds import Calibration
 from autotune.evaluation.validation.table import read_table
-from autotune.strategies.strategy import Strategy, make_strategy
+from autotune.strategies.registry import make_strategy
+from autotune.strategies.strategy import Strategy
 
 TIMES = ("propose_ms_p95", "first_propose_ms")
 OOM = row("oom", micro_batch=16, dp=4, pp=2, outcome="oom", oom="true")

@@ -8,8 +8,8 @@ import pytest
 from autotune.evaluation.validation.ceiling import group_ceiling, noises
 from autotune.evaluation.validation.facts import Candidate, gather_facts
 from autotune.evaluation.validation.outcomes import NO_LABELS, Fate
-from autotune.evaluation.validation.ranking import spearman
 from autotune.evaluation.validation.row import Row, RowOutcome
+from autotune.prediction.fitting.rank_correlation import spearman
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -9,10 +9,10 @@ from measurements import row, sweep, write_table
 from roofline import Oracle, Roofline, oracle
 
 from autotune.evaluation.validation.outcomes import Fate, Labels
-from autotune.evaluation.validation.ranking import mid_ranks, spearman
 from autotune.evaluation.validation.report import validate
 from autotune.evaluation.validation.table import Table, read_table
 from autotune.evaluation.validation.validate import Protocol
+from autotune.prediction.fitting.rank_correlation import mid_ranks, spearman
 
 FAILED: dict[str, Any] = {"tokens_per_s_per_gpu": None, "peak_mem_gb": None}
 

@@ -14,7 +14,6 @@ import table
 from pydantic import TypeAdapter
 
 from autotune.cli.explain import document_of
-from autotune.cli.explain_markdown import markdown_of
 from autotune.errors import JobNotResumableError, NoBestError
 from autotune.explain.explanation.explain import SCHEMA_PATH, explain
 from autotune.explain.explanation.findings import Explanation, KnobFinding, Point, Source, Verdict
@@ -23,6 +22,7 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.request.request import request_to_row
 from autotune.session.session import Session
+from autotune.text.explain_markdown import markdown_of
 from search_spaces.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain

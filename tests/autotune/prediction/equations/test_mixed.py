@@ -16,6 +16,7 @@ from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import room_of
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
@@ -111,7 +112,7 @@ def test_a_grid_on_nodes_that_differ_is_what_its_configurations_are() -> None:
         "pipeline_layout": ",7-5,4f-4-2-2,2-2-1-7", "pipeline_schedule": "1f1b,zbv", "virtual_stages": "1,2",
         "zero_stage": "0,2", "rank_order": "tp-cp-dp-pp,tp-cp-pp-dp",
     })  # fmt: skip
-    space = question.search_space()
+    space = space_of(question)
     grid = Grid(space)
     maker, piped = GridCases(space, question.model, "native", grid), 0
     for rows in grid.blocks(5000):

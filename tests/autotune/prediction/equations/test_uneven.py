@@ -12,6 +12,7 @@ from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.step import Prediction, predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from search_spaces.pipeline import split_layers
 from search_spaces.stage_layout import Stage, layout_text
 from search_spaces.trial_config import TrialConfig
@@ -91,7 +92,7 @@ def test_a_grid_with_layouts_is_what_its_configurations_are(pins: dict[str, Any]
         "pipeline_schedule": "1f1b,interleaved_1f1b,zbv",
         "virtual_stages": "1,2", "zero_stage": "0,2", "tensor_parallel_size": "1,2", **pins,
     })  # fmt: skip
-    space = question.search_space()
+    space = space_of(question)
     grid = Grid(space)
     maker, seen = GridCases(space, question.model, "native", grid), 0
     for rows in grid.blocks(4000):

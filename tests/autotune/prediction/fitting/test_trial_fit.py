@@ -15,7 +15,7 @@ from autotune.prediction.fitting.trial_fit import fit_runs
 from autotune.prediction.fitting.trial_history import trial_history
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
 from search_spaces.cluster import ClusterSpec
 from search_spaces.clusters import local_cluster, resolve_cluster
 from search_spaces.outcome import JobState, Outcome, Purpose

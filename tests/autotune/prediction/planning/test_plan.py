@@ -15,6 +15,7 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest, scaled
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import PROBABILITY, fit_probability, room_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
 from search_spaces.errors import IllegalConfigError, SpaceTooLargeError
@@ -36,7 +37,7 @@ def asked(model: str = "llama-3-8b", cluster: str = "dgx-h100", **fields: Any) -
 
 def brute(question: Question) -> list[tuple[float, float, TrialConfig]]:
     """Seconds, bytes and configuration of all that fit, buckets at their defaults."""
-    space, room = without_buckets(question.search_space()), room_of(question)
+    space, room = without_buckets(space_of(question)), room_of(question)
     configs = list(space.enumerate())
     prediction = predict(
         cases_of(question.model, question.cluster, question.workload, configs, question.engine), question.rates
@@ -56,9 +57,9 @@ def fitting_when_asked() -> list[tuple[float, float, TrialConfig]]:
 def test_a_scan_finds_what_brute_force_finds() -> None:
     question = asked()
     fitting = fitting_when_asked()
-    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
     assert scanned.fitting == len(fitting) > 500
-    assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
+    assert scanned.count == len(list(without_buckets(space_of(question)).enumerate()))
     ordered = sorted((seconds, memory) for seconds, memory, _ in fitting)
     assert [leader.seconds for leader in scanned.leaders] == pytest.approx([seconds for seconds, _ in ordered[:1000]])
     assert scanned.fastest == pytest.approx(ordered[0][0])
@@ -80,9 +81,9 @@ def test_a_scan_tells_adapters_apart() -> None:
     }
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)
-    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
     assert scanned.fitting == len(fitting)
-    assert scanned.count == len(list(without_buckets(question.search_space()).enumerate()))
+    assert scanned.count == len(list(without_buckets(space_of(question)).enumerate()))
     assert {(config.lora_rank, config.prompt_length) for _, _, config in fitting} == {(0, 0), (16, 0), (0, 64)}
     by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
     for leader in scanned.leaders:
@@ -96,7 +97,7 @@ def test_a_scan_tells_ways_to_compress_apart() -> None:
     }  # fmt: skip
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)
-    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
     assert scanned.fitting == len(fitting)
     assert {config.secondary_shard_size for _, _, config in fitting} == {0, 2}
     by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
@@ -107,7 +108,7 @@ def test_a_scan_tells_ways_to_compress_apart() -> None:
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
     fitting = fitting_when_asked()
-    scanned = scan(question, question.search_space(), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
     assert {"tensor_parallel_size", "activation_checkpointing", "zero_stage"} <= set(scanned.at_best)
     for knob, values in scanned.at_best.items():
         for value, found in values.items():
@@ -143,7 +144,7 @@ def fastest(plans: Plans) -> float:
 def test_plans_are_legal_fit_and_are_ranked() -> None:
     question = asked()
     plans = plan(question, PlanOptions(top=20))
-    space = question.search_space()
+    space = space_of(question)
     assert 3 <= len(plans.plans) <= 20
     assert fastest(plans) <= min(seconds for seconds, _, _ in fitting_when_asked()) * 1.0001
     # Rows begin where the ones before end: their fastest members are in order.
@@ -159,7 +160,7 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
 
 def test_a_scan_does_not_rank_stage_3_by_gathers_that_nothing_hides() -> None:
     question = asked("llama-3-70b", pins={"prefetch_bucket_size": "0,5e7,1e9,2e9"})
-    standing = without_buckets(question.search_space()).base
+    standing = without_buckets(space_of(question)).base
     assert question.model.layer_parameters <= standing.prefetch_bucket_size == 1_000_000_000
 
 
@@ -176,7 +177,7 @@ def test_buckets_are_set_where_that_gains() -> None:
     assert found.configurations == 1
     assert found.bucket_settings == 4
     (best,) = found.plans
-    space = question.search_space()
+    space = space_of(question)
     tried = estimates(question, list(space.enumerate()))
     assert best.estimate.config.overlap_comm
     assert best.estimate.config.reduce_bucket_size == 500_000_000
@@ -194,7 +195,7 @@ def test_reasons_are_what_the_other_values_come_to() -> None:
     assert {"tensor_parallel_size", "pipeline_parallel_size", "zero_stage", "activation_checkpointing"} <= set(told)
     for reason in told.values():
         condition = KNOBS[reason.knob].condition
-        assert condition is None or condition.holds(best.estimate.config, question.search_space().context)
+        assert condition is None or condition.holds(best.estimate.config, space_of(question).context)
     for knob in ("tensor_parallel_size", "zero_stage", "activation_checkpointing", "micro_batch_size"):
         for other in told[knob].alternatives:
             pinned = dataclasses.replace(question, pins={**question.pins, knob: (other.value,)})

@@ -9,6 +9,7 @@ from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.buckets import Tuned
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Leader
 from autotune.prediction.planning.simplicity import DIMENSIONS, effort, grouped, plain_parts, resolution, unusual
 from search_spaces.space import SearchSpace
@@ -29,7 +30,7 @@ def asked(model: str = "llama-3-8b", cluster: str = "dgx-h100:1", **pins: object
 
 @pytest.fixture(scope="module")
 def space() -> SearchSpace:
-    return asked().search_space()
+    return space_of(asked())
 
 
 def found(seconds: float, **knobs: object) -> Tuned:
@@ -70,7 +71,7 @@ def test_unusual_values_come_first_only_for_more_than_the_stated_uncertainty(spa
 
 
 def test_what_a_user_asked_for_is_not_unusual() -> None:
-    pinned = asked(offload_optimizer="cpu", zero_stage=1).search_space()
+    pinned = space_of(asked(offload_optimizer="cpu", zero_stage=1))
     assert unusual(TrialConfig(zero_stage=1, offload_optimizer="cpu"), pinned) == []
 
 
@@ -82,7 +83,7 @@ def test_the_plain_parts_hold_the_plain_part_of_a_space_once() -> None:
     buckets = {"reduce_bucket_size": 5e8, "prefetch_bucket_size": 5e7, "allgather_bucket_size": 5e8}
     rest = {"param_persistence_threshold": 1e5, "max_live_parameters": 1e9, "contiguous_gradients": True, "overlap_comm": True}
     few = {"micro_batch_size": 1, "checkpoint_every_k": 1, "zero_stage": 1, "offload_param": "none"}
-    space = asked(**buckets, **rest, **few).search_space()
+    space = space_of(asked(**buckets, **rest, **few))
     plain = [config for config in space.enumerate() if not unusual(config, space)]
     parts = [config for part in plain_parts(space) for config in part.enumerate()]
     assert len(parts) == len(set(parts)) > 100
@@ -93,7 +94,7 @@ def test_the_plain_parts_hold_the_plain_part_of_a_space_once() -> None:
 def test_the_first_row_of_a_plan_is_plain_and_no_tie_is_simpler(model: str, cluster: str) -> None:
     question = asked(model, cluster)
     plans = plan(question, PlanOptions(top=5))
-    first, space = plans.plans[0], question.search_space()
+    first, space = plans.plans[0], space_of(question)
     config = first.estimate.config
     assert unusual(config, space) == []
     assert all(effort(config, space) <= effort(tie.config, space) for tie in first.ties)

@@ -16,6 +16,7 @@ from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.solved_layouts import solved_layouts
 from autotune.prediction.planning.stage_options import Menu
@@ -100,7 +101,7 @@ def test_no_layout_that_fits_is_faster(instance: tuple[Question, TrialConfig, Ro
     assert seconds(question, written(question, answer)) == pytest.approx(best, rel=1e-7)
     held = memory(cases_of(question.model, question.cluster, question.workload, [answer], "native"), question.rates)
     assert held.needed[0] <= room.device * (1 + 1e-9)
-    assert check_config(answer, question.search_space().context) == []
+    assert check_config(answer, space_of(question).context) == []
 
 
 def test_memory_decides_which_stages_compute_again() -> None:
@@ -127,7 +128,7 @@ def test_what_every_stage_does_is_said_by_the_knobs() -> None:
     answer = solved(question, config, Room(device=1e15, host=1e15), only_full)
     assert answer is not None
     assert (answer.activation_checkpointing, "f" in answer.pipeline_layout) in (("full", False), ("none", True))
-    assert check_config(answer, question.search_space().context) == []
+    assert check_config(answer, space_of(question).context) == []
 
 
 def test_nothing_fits_where_nothing_can() -> None:
@@ -145,7 +146,7 @@ def test_ranks_of_several_stages_share_their_layers_out(schedule: str, virtual: 
     )
     answer = solved(question, config, room_of(question))
     assert answer is not None
-    assert check_config(answer, question.search_space().context) == []
+    assert check_config(answer, space_of(question).context) == []
     even = [config.replace({"pipeline_split": split, "activation_checkpointing": policy})
             for split in ("even", "balanced") for policy in ("none", "selective", "full")]  # fmt: skip
     told = [told for told in estimates(question, even) if told.fit_probability >= 0.95]
@@ -168,7 +169,7 @@ def test_a_space_gets_the_layouts_that_beat_even_stages() -> None:
     question = asked("llama-3-8b", 32, sequence_length=8192, space="3d", pins={
         "pipeline_layout": "solved", "pipeline_parallel_size": "1,8", "virtual_stages": 1, "tensor_parallel_size": 1,
     })  # fmt: skip
-    space = question.search_space()
+    space = space_of(question)
     even, *layouts = space.domains["pipeline_layout"]
     assert even == ""
     assert layouts

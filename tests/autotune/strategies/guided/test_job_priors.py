@@ -7,7 +7,7 @@ import table
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import request_to_row
-from autotune.session.session import session_of
+from autotune.session.resolve import session_of
 from search_spaces.outcome import Purpose
 from storage.sql import open_store
 from storage.store import Store

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.cli.prediction_table import SPENT_ON, bar_text, seconds_text
-from autotune.cli.rows import rate_text
-from autotune.cli.sizes import bytes_text
 from autotune.explain.explanation.findings import Explanation, KnobFinding, MemoryUse, Point, Source, TimeUse, Verdict
 from autotune.explain.explanation.wording import percent, ratio_text, values_text
+from autotune.text.prediction_table import SPENT_ON, bar_text, seconds_text
+from autotune.text.rows import rate_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

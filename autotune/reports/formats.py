@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from autotune.errors import UnknownFormatError
-from autotune.explain.reports.report import report_of
+from autotune.reports.report import report_of
 from storage.store import Store
 
 WRITERS: Mapping[str, tuple[str, str]] = {
-    "html": ("autotune.explain.reports.page", "page_of"),
-    "md": ("autotune.explain.reports.markdown", "markdown_of"),
+    "html": ("autotune.reports.page", "page_of"),
+    "md": ("autotune.reports.markdown", "markdown_of"),
 }
 """Format -> the module and the function that write it; loaded when it is asked for, since the page needs the plots."""
 

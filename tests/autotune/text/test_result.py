@@ -7,12 +7,12 @@ import pytest
 import table
 from rich.console import Console
 
-from autotune.cli.result import print_result
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_book
 from autotune.request.request import request_from_fields, request_to_row
-from autotune.session.session import resolve
+from autotune.session.resolve import resolve
+from autotune.text.result import print_result
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store

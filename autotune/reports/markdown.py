@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 
-from autotune.cli.explain_sections import Rows, Section
-from autotune.cli.prediction_table import bar_text
 from autotune.explain.figures.figure import Figure, Table, Unit
 from autotune.explain.figures.units import cell_text
-from autotune.explain.reports.report import Pairs, Report
+from autotune.reports.report import Pairs, Report
+from autotune.text.explain_sections import Rows, Section
+from autotune.text.prediction_table import bar_text
 
 MOST_ROWS = 50
 """Of a table; the HTML report has more."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from autotune.cli.sizes import bytes_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult

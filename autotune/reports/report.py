@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.explain_sections import Section, sections_of
-from autotune.cli.show import place_text, state_text
 from autotune.errors import NoBestError
 from autotune.explain.explanation.explain import explained
 from autotune.explain.figures.all_figures import NAMES, figure_of
@@ -15,6 +13,8 @@ from autotune.explain.figures.units import bytes_text, rate_text, seconds_text, 
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
+from autotune.text.explain_sections import Section, sections_of
+from autotune.text.jobs import place_text, state_text
 from search_spaces.knobs import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store

@@ -11,9 +11,9 @@ import table
 from swept import swept, waiting
 
 from autotune.explain.figures.all_figures import NAMES
-from autotune.explain.reports.markdown import code, escaped, markdown_of
-from autotune.explain.reports.page import coded, page_of, plotly_source, script_json
-from autotune.explain.reports.report import Report, report_of
+from autotune.reports.markdown import code, escaped, markdown_of
+from autotune.reports.page import coded, page_of, plotly_source, script_json
+from autotune.reports.report import Report, report_of
 from search_spaces.outcome import Outcome
 from storage.store import Store
 

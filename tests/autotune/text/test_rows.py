@@ -4,7 +4,7 @@ import dataclasses
 
 import table
 
-from autotune.cli.rows import TrialRows, measured_text
+from autotune.text.rows import TrialRows, measured_text
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

@@ -1,7 +1,7 @@
 """An explanation in Markdown."""
 
-from autotune.cli.explain_sections import Rows, Section, head_lines, sections_of
 from autotune.explain.explanation.findings import Explanation
+from autotune.text.explain_sections import Rows, Section, head_lines, sections_of
 
 
 def markdown_of(told: Explanation) -> str:

@@ -15,7 +15,7 @@ from autotune import tuning
 from autotune.errors import MissingPackageError
 from autotune.loop import loop
 from autotune.loop.listener import LoopListener
-from autotune.series import progress
+from autotune.text import progress_bar as progress
 from autotune.tuning import TuneResult
 from search_spaces.outcome import JobState
 from search_spaces.trial_config import KNOB_NAMES

@@ -10,12 +10,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.cli.explain_sections import Rows
 from autotune.explain.figures.figure import Column, Table
 from autotune.explain.figures.palette import DARK, LIGHT
 from autotune.explain.figures.units import cell_text
-from autotune.explain.reports.report import Report
 from autotune.plots.drawing import drawn, thinning
+from autotune.reports.report import Report
+from autotune.text.explain_sections import Rows
 
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 """What the file may do besides running its two programs; plotly sets styles of its own."""
@@ -73,7 +73,7 @@ def coded(text: str) -> Markup:
 
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("autotune.explain.reports", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("autotune.reports", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _text(name: str) -> str:
-    return files("autotune.explain.reports").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+    return files("autotune.reports").joinpath(f"templates/{name}").read_text(encoding="utf-8")
 
 
 def _hash(source: str) -> str:

@@ -5,12 +5,12 @@ import sys
 import time
 from typing import TextIO
 
-from autotune.cli.rows import TrialRows, baseline_of
-from autotune.cli.sizes import duration_text
 from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
+from autotune.text.rows import TrialRows, baseline_of
+from autotune.text.sizes import duration_text
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord

@@ -2,10 +2,10 @@
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
 from autotune.prediction.planning.question import Question
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from search_spaces.knobs import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

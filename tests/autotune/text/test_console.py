@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from called import Command
 
-from autotune.cli.console import Console
 from autotune.ops.logs import TextLines
-from autotune.ops.visible_text import visible, visible_line
+from autotune.text.console import Console
+from autotune.text.visible_text import visible, visible_line
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -7,7 +7,7 @@ from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from autotune.ops.visible_text import visible
+from autotune.text.visible_text import visible
 
 
 class Console(RichConsole):

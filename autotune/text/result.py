@@ -4,14 +4,14 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.console import Console
-from autotune.cli.sizes import bytes_text
 from autotune.exports.launch import files_notes
 from autotune.exports.winner import winner_of
 from autotune.objective.front import BEYOND, front_over_baseline
 from autotune.outcome.environment_findings import environment_line
 from autotune.request.request import Objective
 from autotune.session.placement import launch_line
+from autotune.text.console import Console
+from autotune.text.sizes import bytes_text
 from executor.engines.command.capability import COMMAND
 from search_spaces.knobs import value_text
 from search_spaces.trial import COMPARABLE

@@ -1,21 +1,4 @@
-"""Sizes as people write and read them."""
-
-import typer
-
-from autotune.errors import RequestError
-from autotune.request.sizes import parse_size
-
-
-def parse_bytes(text: str | int) -> int:
-    """The value of an option as bytes; see `parse_size`.
-
-    Raises:
-        typer.BadParameter: the text is not a size, or out of range.
-    """
-    try:
-        return parse_size("", str(text))
-    except RequestError as error:
-        raise typer.BadParameter(f"{error.problem}; {error.remedy}") from None
+"""Sizes and durations as people read them."""
 
 
 def bytes_text(count: float | None) -> str:

@@ -1,0 +1,32 @@
+"""Opens the place where jobs are: a service or a database."""
+
+import os
+
+from autotune.cli.backend import JobBackend
+from autotune.errors import RequestError
+
+
+def open_backend(url: str | None, database: str | None) -> JobBackend:
+    """The service or the database that was named: an option wins, then AUTOTUNE_URL, then the default database.
+
+    Raises:
+        RequestError: both are named, or the address is none.
+        DatabaseUnavailableError: the database cannot be opened.
+    """
+    if url is not None and database is not None:
+        raise RequestError("url", "and --db are both given", "give the one that has the job")
+    address = os.environ.get("AUTOTUNE_URL") if url is None and database is None else url
+    # Each is imported where it is asked for: one needs SQLAlchemy, the other httpx2.
+    if address is not None and (address or url is not None):
+        try:
+            from autotune.cli.service_backend import ServiceBackend
+        except ModuleNotFoundError as error:
+            if error.name != "httpx2":
+                raise
+            problem = "the client of a service needs httpx2, which is not installed"
+            raise RequestError("url", problem, "pip install httpx2, or leave --url and AUTOTUNE_URL out") from error
+
+        return ServiceBackend(address, words=() if url is None else ("--url", url))
+    from autotune.cli.database_backend import DatabaseBackend
+
+    return DatabaseBackend(database, words=() if database is None else ("--db", database))

@@ -1,0 +1,25 @@
+"""Spearman's rank correlation: how alike two orders are."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def spearman(first: Floats, second: Floats) -> float | None:
+    """Rank correlation with middle ranks for ties; None: one of the two does not vary."""
+    if first.size < 2:
+        return None
+    ranks, others = mid_ranks(first), mid_ranks(second)
+    ranks, others = ranks - ranks.mean(), others - others.mean()
+    norm = float(np.sqrt((ranks @ ranks) * (others @ others)))
+    return float(ranks @ others) / norm if norm else None
+
+
+def mid_ranks(values: Floats) -> Floats:
+    """Ranks from 1; equal values share the mean of theirs."""
+    ordered, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    del ordered
+    last = np.cumsum(counts)
+    middles: Floats = last - (counts - 1) / 2
+    return middles[inverse]
