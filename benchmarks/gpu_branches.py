@@ -71,7 +71,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("(module)", ("tests/autotune/prediction/test_against_dry_run.py::test_allocated_memory",),
          "NCCL makes no hidden copies, and the allocator rounds so", ("correctness",)),
     ),
-    "dry/trial.py": (
+    "runners/dry_trial.py": (
         ("dry_nccl", _DRY, "the peak foretold is that of the allocator", ("correctness",)),
         ("trial_nccl", (), "the peak foretold is that of the allocator", ("correctness",)),
     ),
@@ -92,46 +92,46 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "engines/fsdp2/engine.py": (
         ("FullyShardedReplica._shard", (), "torch's offload runs from pinned memory", ()),
     ),
-    "engines/native/context.py": (
+    "parallel/context.py": (
         ("_up_to_the_end", (_FLEX,), "fused kernels take the mask", ("correctness",)),
     ),
-    "engines/native/copies.py": (
+    "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies run beside the computation, in both directions", ("correctness", "grid")),
     ),
-    "engines/native/float8.py": (
+    "parallel/float8.py": (
         ("_multiply", (f"{_NATIVE}test_float8.py::test_products_are_those_of_the_rounded_operands",),
          "the device's products, and that they are faster", ("by-hand",)),
     ),
-    "engines/native/fused/load.py": (
+    "parallel/fused/load.py": (
         ("load_operators", (f"{_NATIVE}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
          "the packages' kernels compute the same, and faster", ("by-hand",)),
     ),
-    "engines/native/graphs.py": (
+    "parallel/graphs.py": (
         ("CudaCapture", (f"{_NATIVE}test_graphs.py::test_a_device_without_graphs_is_refused",), _REPLAYED, ("grid",)),
         ("CudaCapture.graph",
          (*_GRAPHED, f"{_NATIVE}test_graphs.py::test_two_ranks_train_as_plain_torch_does", _STREAMED[0]), _REPLAYED, ("grid",)),
         ("CudaCapture.held", _GRAPHED, _REPLAYED, ("grid", "correctness")),
     ),
-    "engines/native/host_pool.py": (
+    "parallel/host_pool.py": (
         ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
         ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the bytes that its allocator takes", ("correctness",)),
     ),
-    "engines/native/packed.py": (
+    "parallel/packed.py": (
         ("documents_in", (_FLEX,), "flex attention passes by blocks that no query sees", ("by-hand",)),
         ("attend_in_documents", (_FLEX,), "the compiled kernel, forward and backward", ("by-hand",)),
         ("block_mask", (f"{_NATIVE}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
          "the mask is made without a wait for the device", ("by-hand",)),
     ),
-    "engines/native/selective.py": (
+    "parallel/selective.py": (
         ("(module)", (f"{_NATIVE}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
          "results of these kernels are kept", ("by-hand",)),
     ),
-    "engines/native/streams.py": (
+    "parallel/streams.py": (
         ("make_stream", _STREAMED, "streams run beside each other", ("correctness", "grid")),
         ("current_stream", _STREAMED, "backward's thread has the stream of forward", ("correctness",)),
         ("is_on_host", _STREAMED, "nothing beyond what the checker shows", ("correctness",)),
     ),
-    "engines/native/windowed.py": (
+    "parallel/windowed.py": (
         ("attend_to_window", (_FLEX,), "flex attention to a window is faster than a mask", ("by-hand",)),
         ("attend_by_flex", (_FLEX,), "the compiled kernel, forward and backward", ("by-hand",)),
         ("_plain_flex", (f"{_NATIVE}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
